@@ -1,51 +1,98 @@
 """What somebody who watches the Console costs, with 1,000 queues and 100 topics.
 
-A viewer is what the page does: the live stream, and the list of queues every two seconds. CPU is
-that of the broker and of PostgreSQL as the kernel counts it, with 0, 1 and 3 viewers in turn on a
-broker that is otherwise idle; what a viewer costs is the difference to none. The push rate is
-measured in turn with and without a viewer.
+A viewer is what the page does: the live stream, and the list of queues every two seconds, in a
+process of its own. CPU is that of the broker and of PostgreSQL as the kernel counts it, with 0, 1
+and 3 viewers in turn on a broker that is otherwise idle; what a viewer costs is the difference to
+none.
+
+The push rate is measured in many short rounds in turn, with and without a viewer, on one queue and
+on the same connections; what counts is the median of the ratios of neighbouring rounds. A single
+round says nothing: on a shared machine they differ by tens of percent.
 """
 
-import http.client
 import statistics
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import httpx
 
 from bench.harness import Contest, Figure, spread
-from bench.queues import Ground, Rounds
+from bench.queues import PARTITIONS, Ground, _close, produce
 from bench.queues_cost import _clocks
 
 QUEUES, TOPICS = 1000, 100
 ROUNDS = 3
 ROUND_SECONDS = 10.0
+PUSH_ROUNDS, PUSH_SECONDS = 21, 1.5
+TURNS_PER_ROUND = 100_000  # requests of a connection in a round: fewer
+CALM_SECONDS = 1.2  # after a viewer has come or gone
 LIST_SECONDS = 2.0  # between two requests of a viewer for the list
 TARGET_SHARE = 0.02  # of a core, for one viewer
 TARGET_RATIO = 0.98  # of the push rate
+VIEWER = f"""
+import http.client, sys, threading, time
+port = int(sys.argv[1])
+def listing():
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    while True:
+        time.sleep({LIST_SECONDS})
+        connection.request("GET", "/api/v1/queues?sort=-waiting&limit=50")
+        connection.getresponse().read()
+threading.Thread(target=listing, daemon=True).start()
+live = http.client.HTTPConnection("127.0.0.1", port)
+live.request("GET", "/api/v1/live")
+answer = live.getresponse()
+while answer.read1(1 << 20):
+    print("seen", flush=True)
+"""
 
 
 def contests() -> Iterator[Contest]:
     with ExitStack() as stack:
         ground = prepared(stack)
-        rounds = Rounds(ground)
-        push = partial(rounds.push, 16, 100)
+        pushes = Pushes(ground)
+        stack.callback(pushes.close)
 
         def watched() -> float:
             with viewers(ground, 1):
-                return ground.runner.run(push())
+                return pushes.round()
+
+        def alone() -> float:
+            return pushes.round()
 
         yield Contest(
             "console: push, 100 per request, with a viewer",
             "messages/s",
             watched,
-            lambda: ground.runner.run(push()),
+            alone,
             "nobody watching",
             at_least=TARGET_RATIO,
+            rounds=PUSH_ROUNDS,
+            warm_up=2,
         )
+
+
+class Pushes:
+    """Rounds of pushes to one queue, over the same connections."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._queue = ground.fresh()
+        self._turn = 0
+        ground.runner.run(ground.fill(self._queue, PARTITIONS, PARTITIONS, 1))
+        self._callers = ground.runner.run(ground.callers(16))
+
+    def round(self) -> float:
+        time.sleep(CALM_SECONDS)
+        self._turn += TURNS_PER_ROUND
+        pushing = produce(self._ground, self._callers, self._queue, 100, PUSH_SECONDS, self._turn)
+        return self._ground.runner.run(pushing)
+
+    def close(self) -> None:
+        _close(self._callers)
 
 
 def figures() -> Iterator[Figure]:
@@ -100,32 +147,18 @@ def share(ground: Ground, count: int) -> float:
 @contextmanager
 def viewers(ground: Ground, count: int) -> Iterator[None]:
     """So many pages open; they have their first answers when the block begins."""
-    ended = threading.Event()
-    watching = [threading.Event() for _ in range(count)]
-
-    def live(first: threading.Event) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", ground.port)
-        connection.request("GET", "/api/v1/live")
-        answer = connection.getresponse()
-        while not ended.is_set() and answer.read1(1 << 20):
-            first.set()
-        connection.close()
-
-    def listing() -> None:
-        with httpx.Client(base_url=ground.broker.url) as ask:
-            while not ended.wait(LIST_SECONDS):
-                ask.get("/api/v1/queues?sort=-waiting&limit=50").raise_for_status()
-
-    threads = [threading.Thread(target=live, args=(first,)) for first in watching]
-    threads += [threading.Thread(target=listing) for _ in range(count)]
-    for thread in threads:
-        thread.start()
+    watching = [
+        subprocess.Popen(
+            [sys.executable, "-c", VIEWER, str(ground.port)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(count)
+    ]
     try:
-        for first in watching:
-            if not first.wait(30):
+        for viewer in watching:
+            if viewer.stdout is None or not viewer.stdout.readline():
                 raise RuntimeError("a viewer got nothing")
         yield
     finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+        for viewer in watching:
+            viewer.kill()
+            viewer.communicate()

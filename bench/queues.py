@@ -249,11 +249,17 @@ async def rate(workers: list[Callable[[], Awaitable[int]]], seconds: float = SEC
 
 
 async def produce(
-    ground: Ground, callers: list[Caller], queue: str, batch: int, seconds: float = SECONDS
+    ground: Ground,
+    callers: list[Caller],
+    queue: str,
+    batch: int,
+    seconds: float = SECONDS,
+    turn: int = 0,
 ) -> float:
     """Messages pushed per second when each caller pushes again as soon as it is answered. The
     requests are prepared: a generator that shares the cores with what it measures should cost
-    little."""
+    little. `turn`: of the first request; those of another call to the same queue must be others.
+    """
     finished = asyncio.get_running_loop().create_future()
     done, busy = 0, len(callers)
     meter()
@@ -262,7 +268,7 @@ async def produce(
     def start(caller: Caller, place: int) -> None:
         mark = b"@@@@@@@@@@@@"
         prepared = ground.push_request(queue, place % PARTITIONS, batch, mark.decode())
-        turns = itertools.count()
+        turns = itertools.count(turn)
 
         def go() -> None:
             caller.tell(prepared.replace(mark, b"%03d-%08d" % (place, next(turns))), answered)

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 
+import psycopg
 import pytest
 from cryptography.hazmat.primitives import serialization
 from rich.console import Console
@@ -105,6 +106,22 @@ def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
     shell.run("tasks", "cancel", "nothing", code=1)
 
 
+def test_a_task_that_another_broker_works_on_is_shown_and_cancelled(shell, broker, name):
+    task = str(uuid.uuid4())
+    with psycopg.connect(broker.database_url) as connection:
+        connection.execute(
+            "INSERT INTO penstock.tasks (id, kind, what, which, who, total, exact, done, broker)"
+            " VALUES (%s, 'purge', %s, '{}', 'ana', 5, true, 2, 'elsewhere')",
+            (task, name),
+        )
+    (row,) = [row for row in shell.rows("tasks", "list") if row["id"] == task]
+    assert (row["state"], row["done"], row["of"], row["who"]) == ("running", "2", "5", "ana")
+    assert "is cancelled: 2 of 5 done" in shell.run("tasks", "cancel", task).stderr
+    assert ("cancelled", "2") in [
+        (row["state"], row["done"]) for row in shell.rows("tasks", "list")
+    ]
+
+
 def test_a_check_without_a_broker_is_neither_well_nor_wrong():
     done = CliRunner().invoke(app, ["status", "--check", "--url", "http://127.0.0.1:1"])
     assert (done.exit_code, "no broker answers" in done.stderr) == (3, True)
@@ -162,9 +179,15 @@ def test_groups_of_topics_are_shown_moved_and_forgotten(shell, name):
 def test_changes_are_in_the_audit_log(shell, name):
     shell.run("queue", "configure", name)
     shell.run("queue", "delete", name, "--yes")
+    for words in (("create", name), ("delete", name, "--yes")):
+        shell.run("topic", *words)  # over TCP
     entries = until(lambda: [row for row in shell.rows("audit", name) if row["object"]], 20)
     assert {"at", "who", "action", "object", "detail"} <= entries[0].keys()
     assert all(name in row["object"] for row in entries)
+    actions = {row["action"]: row for row in entries}
+    assert {"queue.delete", "topic.create", "topic.delete"} <= actions.keys()
+    assert actions["topic.delete"]["who"] == "127.0.0.1"
+    assert "TCP" in actions["topic.delete"]["detail"]
     assert shell.lines("audit", name, "--json", "-n", "1")[0][0]["object"] == entries[0]["object"]
     assert shell.rows("logs", "--limit", "5")
 

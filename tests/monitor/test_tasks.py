@@ -1,11 +1,13 @@
 """Dead letters are requeued and purged in the background, in steps that others see."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from penstock.errors import NotFound, Unavailable
-from penstock.monitor.tasks import Task, Tasks
+from penstock.monitor import tasks as task_module
+from penstock.monitor.tasks import STEP, Task, Tasks
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues import dead as dead_letters
@@ -23,6 +25,14 @@ async def make_letters(queues: Queues) -> None:
     await answer(queues, messages[6:], "failed", "bad address")
 
 
+async def nothing(_: Task) -> None:
+    pass
+
+
+async def has_done(tasks: Tasks, task: Task, count: int) -> bool:
+    return (await tasks.get(task.id)).done == count
+
+
 def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monkeypatch) -> None:
     monkeypatch.setattr(dead_letters, "STEP", 2)
 
@@ -33,20 +43,22 @@ def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monke
             ended.append(task)
 
         await make_letters(queues)
-        tasks = Tasks(queues, note)
+        tasks = Tasks(queues, "me", note)
         task = await tasks.start("requeue", Which(error="gateway TIME"), "q@g", "ana")
         assert (task.total, task.exact, task.state) == (6, True, "running")
         await eventually(lambda: bool(ended))
-        assert (tasks.get(task.id).done, task.state, task.who) == (6, "finished", "ana")
+        task = await tasks.get(task.id)
+        assert (task.done, task.state, task.who) == (6, "finished", "ana")
         assert values(await pop(queues, "q", group="g")) == list(range(6))
         (rest,) = (await queues.dead.listing(Which())).letters
         assert rest.error == "bad address"
         purge = await tasks.start("purge", Which(queue="q"), "q", "ana")
         await eventually(lambda: len(ended) == 2)
-        assert (purge.done, purge.state) == (1, "finished")
-        assert [one.id for one in tasks.all()] == [purge.id, task.id]
-        with pytest.raises(NotFound):
-            tasks.get("nobody")
+        assert (ended[1].done, ended[1].state) == (1, "finished")
+        assert [one.id for one in await tasks.all()] == [purge.id, task.id]
+        for nobody in ("nobody", "00000000-0000-0000-0000-000000000000"):
+            with pytest.raises(NotFound):
+                await tasks.get(nobody)
 
     run(database_url, body)
 
@@ -55,8 +67,10 @@ def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatc
     monkeypatch.setattr(dead_letters, "STEP", 2)
 
     async def body(queues: Queues) -> None:
-        async def note(_: Task) -> None:
-            pass
+        ended: list[Task] = []
+
+        async def note(task: Task) -> None:
+            ended.append(task)
 
         await make_letters(queues)
         put_back = queues.dead.requeue_steps
@@ -68,16 +82,17 @@ def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatc
                 yield count
 
         monkeypatch.setattr(queues.dead, "requeue_steps", failing)
-        tasks = Tasks(queues, note)
-        task = await tasks.start("requeue", Which(), "q", "ana")
-        await eventually(lambda: task.state != "running")
-        assert (task.state, task.done) == ("finished", 7)
+        await Tasks(queues, "me", note).start("requeue", Which(), "q", "ana")
+        await eventually(lambda: bool(ended))
+        assert (ended[0].state, ended[0].done) == ("finished", 7)
         assert await queues.dead.count(Which()) == 7
 
     run(database_url, body)
 
 
-def test_it_waits_for_the_database_and_can_be_cancelled(database_url, monkeypatch) -> None:
+def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
+    database_url, monkeypatch
+) -> None:
     monkeypatch.setattr(dead_letters, "STEP", 2)
 
     async def body(queues: Queues) -> None:
@@ -87,22 +102,61 @@ def test_it_waits_for_the_database_and_can_be_cancelled(database_url, monkeypatc
             ended.append(task)
 
         await make_letters(queues)
-        fetch, calls = queues.database.fetch, iter([1, 0])
+        purge, go_on = queues.dead.purge_steps, asyncio.Event()
+
+        async def slowly(which: Which) -> AsyncIterator[int]:
+            async for count in purge(which):
+                yield count
+                await go_on.wait()
+
+        monkeypatch.setattr(queues.dead, "purge_steps", slowly)
+        first, second = Tasks(queues, "first", nothing), Tasks(queues, "second", note)
+        task = await first.start("purge", Which(error="timeout"), "q", "ana")
+        await eventually(lambda: has_done(first, task, 2))
+        await second.all()  # somebody looks at the other one: it is not abandoned
+        assert await queues.dead.count(Which()) == 5
+        second.claim_abandoned()
+        monkeypatch.setattr(task_module, "ABANDONED_SECONDS", 0.05)
+        await first.stop()
+        await second.stop()
+        go_on.set()
+        second.claim_abandoned()
+        await eventually(lambda: bool(ended))
+        assert (ended[0].id, ended[0].state, ended[0].done) == (task.id, "finished", 6)
+        go_on.clear()
+        other = await second.start("purge", Which(), "q", "ana")
+        await eventually(lambda: has_done(second, other, 1))
+        assert (await first.cancel(other.id)).state == "cancelled"
+        go_on.set()
+        await eventually(lambda: len(ended) == 2)
+        assert (ended[1].state, ended[1].done) == ("cancelled", 1)
+        await second.stop()
+
+    run(database_url, body)
+
+
+def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
+    monkeypatch.setattr(dead_letters, "STEP", 2)
+
+    async def body(queues: Queues) -> None:
+        ended: list[Task] = []
+
+        async def note(task: Task) -> None:
+            ended.append(task)
+
+        await make_letters(queues)
+        fetch, lose = queues.database.fetch, {dead_letters.PURGE: [False, True], STEP: [True]}
 
         async def lost(sql: str, *args: object, timeout: float | None = None):
-            if sql == dead_letters.PURGE and not next(calls, 1):
+            if lose.get(sql) and lose[sql].pop(0):
                 raise Unavailable("the database is down")
             return await fetch(sql, *args, timeout=timeout)
 
         monkeypatch.setattr(queues.database, "fetch", lost)
-        tasks = Tasks(queues, note)
-        first = await tasks.start("purge", Which(error="timeout"), "q", "ana")
+        tasks = Tasks(queues, "me", note)
+        await tasks.start("purge", Which(error="timeout"), "q", "ana")
         await eventually(lambda: bool(ended))
-        assert (first.state, first.done) == ("finished", 6)
-        second = await tasks.start("purge", Which(), "q", "ana")
-        tasks.cancel(second.id)
-        await eventually(lambda: len(ended) == 2)
-        assert second.state == "cancelled"
+        assert (ended[0].state, ended[0].done) == ("finished", 6)
         await tasks.stop()
 
     run(database_url, body)

@@ -29,6 +29,7 @@ class BrokerProcess:
         self, data_dir: Path, *, database_url: str | None = None, env: Any = None, **settings: Any
     ) -> None:
         self.data_dir = data_dir
+        self.database_url = database_url
         self._postgres = (
             data_dir / ".penstock" / "postgres"
         )  # where the embedded one is, if it has one

@@ -17,7 +17,7 @@ commands = Commands(
 def list_tasks(
     as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
 ) -> None:
-    """Show how far each is, the newest first; those that ended too, until the broker restarts.
+    """Show how far each is, the newest first; also some of those that ended.
 
     Example: `penstock tasks list --watch`
     """

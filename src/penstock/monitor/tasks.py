@@ -1,21 +1,27 @@
-"""Work that goes on in the broker after whoever asked for it has left: requeue or purge all dead
+"""Work that goes on in a broker after whoever asked for it has left: requeue or purge all dead
 letters that match.
 
 A task works in the small steps of `DeadLetters`, with a pause between them, so that it takes no
 more than its share. It concerns the letters that were there when it began: one that is put back
 and fails again is not its business. While PostgreSQL is away it waits, and then goes on.
 
-Tasks live in the process that owns the data directory. If that dies, the letters that were not
-reached are still dead letters, and asking again does the rest.
+A task is a row in PostgreSQL: what it is about, how far it is, which process works on it and when
+that took its last step. All brokers of a database show it, and each of them can cancel it: whoever
+works on it sees that with its next step. When a process is gone, another one claims the row and
+does the rest; that is the same filter once more, for what was done are no dead letters any more.
+Claiming needs no timer at rest: a broker looks when it starts, and when somebody lists the tasks,
+and then again only for as long as others have tasks that run.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal, get_args
+from uuid import UUID
 
+import asyncpg
 import msgspec
 
 from penstock.errors import NotFound, PenstockError, Unavailable
@@ -26,10 +32,44 @@ from penstock.queues.engine import Queues
 log = logging.getLogger("penstock.monitor")
 
 STEP_GAP_SECONDS = 0.01
-KEPT_TASKS = 100  # that have ended
+ABANDONED_SECONDS = 15.0  # without a step: the process that worked on it is gone
+KEPT_TASKS = 100
 MAX_RUNNING = 20
 
 Kind = Literal["requeue", "purge"]
+State = Literal["running", "finished", "failed", "cancelled"]
+
+COLUMNS = "id, kind, what, which, who, total, exact, done, state, error, started_at, ended_at"
+INSERT = f"""
+INSERT INTO tasks (id, kind, what, which, who, total, exact, broker)
+SELECT $1, $2, $3, $4::text::jsonb, $5, $6, $7, $8
+ WHERE (SELECT count(*) FROM tasks WHERE state = 'running') < $9 RETURNING {COLUMNS}"""
+TRIM = """
+DELETE FROM tasks WHERE state <> 'running'
+   AND id NOT IN (SELECT id FROM tasks ORDER BY started_at DESC LIMIT $1)"""
+ALL = f"SELECT {COLUMNS} FROM tasks ORDER BY started_at DESC, id DESC LIMIT $1"
+ONE = f"SELECT {COLUMNS} FROM tasks WHERE id = $1"
+STEP = f"""
+UPDATE tasks SET done = done + $3, seen_at = clock_timestamp()
+ WHERE id = $1 AND broker = $2 RETURNING {COLUMNS}"""
+END = f"""
+UPDATE tasks SET state = CASE state WHEN 'running' THEN $3 ELSE state END, error = $4,
+       ended_at = clock_timestamp()
+ WHERE id = $1 AND broker = $2 RETURNING {COLUMNS}"""
+CANCEL = f"""
+UPDATE tasks SET state = 'cancelled', ended_at = clock_timestamp()
+ WHERE id = $1 AND state = 'running' RETURNING {COLUMNS}"""
+CLAIM = f"""
+UPDATE tasks SET broker = $1, seen_at = clock_timestamp()
+ WHERE id IN (SELECT id FROM tasks
+               WHERE state = 'running' AND NOT (broker = $1 AND id = ANY ($3))
+                 AND seen_at < clock_timestamp() - make_interval(secs => $2)
+                 FOR UPDATE SKIP LOCKED)
+RETURNING {COLUMNS}"""
+OTHERS = (
+    "SELECT count(*) FROM tasks WHERE state = 'running' AND NOT (broker = $1 AND id = ANY ($2))"
+)
+RELEASE = "UPDATE tasks SET seen_at = '-infinity' WHERE broker = $1 AND state = 'running'"
 
 
 class Task(msgspec.Struct, rename="camel"):
@@ -43,83 +83,171 @@ class Task(msgspec.Struct, rename="camel"):
     exact: bool  # False: there were at least `total`
     started_at: float  # milliseconds since 1970
     done: int = 0
-    state: Literal["running", "finished", "failed", "cancelled"] = "running"
+    state: State = "running"
     error: str | None = None
     ended_at: float | None = None
 
 
 class Tasks:
-    def __init__(self, queues: Queues, ended: Callable[[Task], Awaitable[None]]) -> None:
-        """`ended` is called with each task that has come to an end."""
+    def __init__(
+        self, queues: Queues, broker: str, ended: Callable[[Task], Awaitable[None]]
+    ) -> None:
+        """`broker`: the name of this process. `ended` is called with each task that it ended."""
         self._queues = queues
+        self._database = queues.database
+        self._broker = broker
         self._ended = ended
-        self._tasks: dict[str, Task] = {}  # in the order they began
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[UUID, asyncio.Task[None]] = {}  # those this process works on
+        self._claiming: asyncio.Task[None] | None = None  # while others have some that run
 
-    def all(self) -> list[Task]:
+    async def all(self) -> list[Task]:
         """The newest first."""
-        return list(reversed(self._tasks.values()))
+        tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]
+        if any(one.state == "running" and UUID(one.id) not in self._running for one in tasks):
+            self.claim_abandoned()
+        return tasks
 
-    def get(self, number: str) -> Task:
-        try:
-            return self._tasks[number]
-        except KeyError:
-            raise NotFound(f"there is no task {number[:60]!r}") from None
+    async def get(self, number: str) -> Task:
+        rows = await self._database.browse(ONE, _uuid(number))
+        if not rows:
+            raise _missing(number)
+        return _task(rows[0])
 
     async def start(self, kind: Kind, which: Which, what: str, who: str) -> Task:
-        if len(self._running) >= MAX_RUNNING:
-            raise Unavailable(f"{MAX_RUNNING} tasks are running: wait for one, or cancel it")
-        (row,) = await self._queues.database.browse("SELECT clock_timestamp() AS now")
+        (row,) = await self._database.browse("SELECT clock_timestamp() AS now")
         now = row["now"]
         mine = replace(which, until=min(which.until, now) if which.until else now)
         total = await self._queues.dead.count(mine)
-        task = Task(str(uuid7()), kind, what, who, total, total < COUNTED, time.time() * 1000)
-        self._tasks[task.id] = task
-        for old in [one.id for one in self._tasks.values() if one.state != "running"][:-KEPT_TASKS]:
-            del self._tasks[old]
-        self._running[task.id] = asyncio.create_task(self._run(task, mine))
-        return task
+        rows = await self._database.fetch(
+            INSERT,
+            uuid7(),
+            kind,
+            what,
+            msgspec.json.encode(mine).decode(),
+            who,
+            total,
+            total < COUNTED,
+            self._broker,
+            MAX_RUNNING,
+        )
+        if not rows:
+            raise Unavailable(f"{MAX_RUNNING} tasks are running: wait for one, or cancel it")
+        await self._database.fetch(TRIM, KEPT_TASKS)
+        self._work_on(rows[0])
+        return _task(rows[0])
 
-    def cancel(self, number: str) -> Task:
+    async def cancel(self, number: str) -> Task:
         """Stop after the step that is under way; what was done stays done."""
-        task = self.get(number)
-        if task.state == "running":
-            task.state = "cancelled"
-        return task
+        rows = await self._database.fetch(CANCEL, _uuid(number))
+        return _task(rows[0]) if rows else await self.get(number)
+
+    def claim_abandoned(self) -> None:
+        """Work on what processes left behind that are gone; also those that will be found gone."""
+        if self._claiming is None or self._claiming.done():
+            self._claiming = asyncio.create_task(self._claim())
 
     async def stop(self) -> None:
-        for running in self._running.values():
-            running.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        """Leave what is not done to the next process that looks."""
+        under_way = [*self._running.values(), *([self._claiming] if self._claiming else [])]
+        for one in under_way:
+            one.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        if under_way and self._database.healthy:
+            try:
+                await self._database.fetch(RELEASE, self._broker)
+            except (PenstockError, asyncpg.PostgresError) as error:
+                log.warning("tasks go on %.0f s later: %s", ABANDONED_SECONDS, error)
 
-    async def _run(self, task: Task, which: Which) -> None:
+    async def _claim(self) -> None:
+        while True:
+            try:
+                mine = list(self._running)
+                for row in await self._database.fetch(CLAIM, self._broker, ABANDONED_SECONDS, mine):
+                    log.info("task %s goes on here, at %d of %d", *_progress(row))
+                    self._work_on(row)
+                (others,) = await self._database.fetch(OTHERS, self._broker, list(self._running))
+                if not others[0]:
+                    return
+                await asyncio.sleep(ABANDONED_SECONDS)
+            except Unavailable:
+                await self._database.recovered()
+
+    def _work_on(self, row: Any) -> None:
+        self._running[row["id"]] = asyncio.create_task(self._run(row))
+
+    async def _run(self, row: Any) -> None:
+        number, error = row["id"], None
         try:
-            while not await self._work(task, which):
-                await self._queues.database.recovered()
-            if task.state == "running":
-                task.state = "finished"
-        except PenstockError as error:
-            task.state, task.error = "failed", str(error)
-        except Exception as error:  # a bug: the task says so, and nobody waits for it for ever
-            log.exception("task %s failed", task.id)
-            task.state, task.error = "failed", f"internal error: {type(error).__name__}"
+            try:
+                while not await self._work(row):
+                    await self._database.recovered()
+            except PenstockError as failure:
+                error = str(failure)
+            except Exception as failure:  # a bug: the task says so, nobody waits for it for ever
+                log.exception("task %s failed", number)
+                error = f"internal error: {type(failure).__name__}"
+            state = "failed" if error else "finished"
+            for ended in await self._insist(END, number, self._broker, state, error):
+                await self._ended(_task(ended))
         finally:
-            task.ended_at = time.time() * 1000
-            del self._running[task.id]
-        await self._ended(task)
+            del self._running[number]
 
-    async def _work(self, task: Task, which: Which) -> bool:
+    async def _work(self, row: Any) -> bool:
         """Go through the letters; False when the database went away meanwhile."""
+        which = msgspec.json.decode(row["which"], type=Which)
         dead = self._queues.dead
         steps: AsyncIterator[int] = (
-            dead.requeue_steps(which) if task.kind == "requeue" else dead.purge_steps(which)
+            dead.requeue_steps(which) if row["kind"] == "requeue" else dead.purge_steps(which)
         )
         try:
             async for count in steps:
-                task.done += count
-                if task.state != "running":
-                    return True
+                rows = await self._insist(STEP, row["id"], self._broker, count)
+                if not rows or rows[0]["state"] != "running":
+                    return True  # cancelled, or another process claimed it
                 await asyncio.sleep(STEP_GAP_SECONDS)
         except Unavailable:
             return False
         return True
+
+    async def _insist(self, sql: str, *args: Any) -> list[Any]:
+        """Write down what has happened, when the database is back if it is away."""
+        while True:
+            try:
+                return await self._database.fetch(sql, *args)
+            except Unavailable:
+                await self._database.recovered()
+
+
+def _task(row: Any) -> Task:
+    return Task(
+        id=str(row["id"]),
+        kind=row["kind"],
+        what=row["what"],
+        who=row["who"],
+        total=row["total"],
+        exact=row["exact"],
+        started_at=_millis(row["started_at"]),
+        done=row["done"],
+        state=row["state"] if row["state"] in get_args(State) else "failed",
+        error=row["error"],
+        ended_at=_millis(row["ended_at"]) if row["ended_at"] else None,
+    )
+
+
+def _progress(row: Any) -> tuple[UUID, int, int]:
+    return row["id"], row["done"], row["total"]
+
+
+def _millis(at: datetime) -> float:
+    return at.timestamp() * 1000
+
+
+def _uuid(number: str) -> UUID:
+    try:
+        return UUID(number)
+    except ValueError:
+        raise _missing(number) from None
+
+
+def _missing(number: str) -> NotFound:
+    return NotFound(f"there is no task {number[:60]!r}")

@@ -119,7 +119,7 @@ class Listeners:
         )
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
-        self._tasks = TasksApi(broker.queues, self._audit)
+        self._tasks = TasksApi(broker.queues, broker.presence.member, self._audit)
         self._state = None if worker else StateMetrics(broker)  # what all processes share, once
         self.sockets = sockets  # None: this process is the whole broker
         if sockets is None and broker.config.workers > 1:
@@ -151,6 +151,8 @@ class Listeners:
         if self._verifier:
             await self._verifier.start()
         broker, config = self._broker, self._broker.config
+        if not self._worker:
+            self._tasks.tasks.claim_abandoned()
         if config.http_server.enabled:
             self._http = HttpServer(
                 self._router(),
@@ -175,6 +177,7 @@ class Listeners:
                 certificate=self.certificates.tcp,
                 memory=self._memory,
             )
+            self._tcp.commands.record = self._audit.record
             with listening("tcp_server", config.tcp_server):
                 await self._tcp.start()
         if broker.logs and config.websocket_server.enabled:

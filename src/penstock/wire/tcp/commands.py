@@ -9,7 +9,7 @@ order by itself (the appends).
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failu
 
 T = TypeVar("T")
 Handler = Callable[[Connection, Body], Answer]
+Record = Callable[[str, str, str, dict[str, Any]], Awaitable[None]]  # who, action, object, detail
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 FETCH_BYTES = (
@@ -102,6 +103,7 @@ class Commands:
         not.
         """
         self.max_frame = max_frame
+        self.record: Record | None = None  # what writes changes to the audit log
         self._topics = topics
         self._groups = groups
         self._guard = TokenGuard(verifier, max_frame) if verifier is not None else None
@@ -330,17 +332,23 @@ class Commands:
         body.end()
         return [frames.names(sorted(self._topics.names()))]
 
-    async def create_topic(self, _: Connection, body: Body) -> Pieces:
+    async def create_topic(self, connection: Connection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.create(name)
+        await self._changed(connection, "topic.create", name)
         return [frames.answer(Command.CREATE_TOPIC)]
 
-    async def delete_topic(self, _: Connection, body: Body) -> Pieces:
+    async def delete_topic(self, connection: Connection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.delete(name)
+        await self._changed(connection, "topic.delete", name)
         return [frames.answer(Command.DELETE_TOPIC)]
+
+    async def _changed(self, connection: Connection, action: str, topic: str) -> None:
+        if self.record is not None:
+            await self.record(connection.who, action, topic, {"over": "TCP"})
 
     # Groups
 

@@ -136,6 +136,14 @@ class Connection(asyncio.Protocol):
         self.opened = 0.0
         self._frame_since = 0.0  # when the incomplete frame began
 
+    @property
+    def who(self) -> str:
+        """The token's subject, else the client's address."""
+        if self.identity is not None and self.identity.subject:
+            return self.identity.subject
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else "unknown"
+
     # What asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

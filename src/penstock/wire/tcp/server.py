@@ -47,7 +47,7 @@ class TcpServer:
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
         self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
-        self._commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
+        self.commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
         self._connections: set[Connection] = set()
         self._ended = asyncio.Event()  # a connection has ended
         self._server: Server | None = None
@@ -77,7 +77,7 @@ class TcpServer:
     async def start(self) -> None:
         keep_freed_memory()
         self._server = await listen(
-            lambda: Connection(self, self._commands),
+            lambda: Connection(self, self.commands),
             self._settings.host,
             self._settings.port,
             self._certificate,

@@ -17,7 +17,8 @@ const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when 
 function ledger(rows) {
   return html`<div class="card"><h2>Where everything is</h2>${rows.map((row) => html`<div class="ledger" data-key="${row.part}">
     <div class="sum"><b>${count(row.accepted)}</b> accepted by ${PARTS[row.part] ?? row.part} ${row.agrees ? html`<span class="good">✓ all accounted for</span>` : row.agrees === false ? html`<span class="bad">✗ the figures do not add up</span>` : ""}</div>
-    ${bars(TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name))).map(([name, label]) => ({ label, value: row[name] })), count, `Where the messages of ${row.part} are`)}</div>`)}
+    ${bars(TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name))).map(([name, label]) => ({ label, value: row[name] })), count, `Where the messages of ${row.part} are`)}
+    ${row.skipped ? html`<p><small>Skipped is what the other figures leave over, not a figure that is counted: with it this sum is no check.</small></p>` : ""}</div>`)}
     ${rows.length ? "" : html`<p>Nothing was accepted for a group, a route or a topic yet.</p>`}</div>`;
 }
 

@@ -23,22 +23,22 @@ class TaskList(msgspec.Struct):
 class TasksApi:
     tag = "dead letters"
 
-    def __init__(self, queues: Queues, audit: Audit) -> None:
+    def __init__(self, queues: Queues, broker: str, audit: Audit) -> None:
         self._audit = audit
-        self.tasks = Tasks(queues, self._ended)
+        self.tasks = Tasks(queues, broker, self._ended)
 
     @route(
         "GET",
         TASKS,
         answer=TaskList,
-        summary="Background tasks of this broker, the newest first",
+        summary="Background tasks of all brokers on this database, the newest first",
     )
-    def everything(self, _: Request) -> Response:
-        return json_response(TaskList(self.tasks.all()))
+    async def everything(self, _: Request) -> Response:
+        return json_response(TaskList(await self.tasks.all()))
 
     @route("GET", f"{TASKS}/{{id}}", answer=Task, summary="How far a background task is")
-    def one(self, request: Request) -> Response:
-        return json_response(self.tasks.get(request.params["id"]))
+    async def one(self, request: Request) -> Response:
+        return json_response(await self.tasks.get(request.params["id"]))
 
     @route(
         "POST",
@@ -72,8 +72,8 @@ class TasksApi:
         summary="Cancel a background task; what it did stays done",
         audit=Audited("task.cancel", answer=("kind", "what", "done")),
     )
-    def cancel(self, request: Request) -> Response:
-        return json_response(self.tasks.cancel(request.params["id"]))
+    async def cancel(self, request: Request) -> Response:
+        return json_response(await self.tasks.cancel(request.params["id"]))
 
     async def _begin(self, kind: Kind, request: Request) -> Response:
         args: Filter = request.args
