@@ -92,7 +92,7 @@ def test_a_group_is_shown_and_moved_after_a_look_at_what_that_means(shell, queue
     shell.run("pop", f"{queue}@g", "-n", "3", "--ack")
     (all_groups,) = shell.lines("groups", "--json")
     assert ("g", queue) in [(row["name"], row["queueName"]) for row in all_groups]
-    assert f"{queue}\tDefault\t0\t" in shell.run("groups", "g").stdout
+    assert f"{queue}\tDefault\t0\t" in shell.run("groups", f"{queue}@g").stdout
     (preview,) = shell.lines("seek", f"{queue}@g", "beginning", "--dry-run")
     assert (preview["redelivered"], preview["skipped"]) == (3, 0)
     assert (

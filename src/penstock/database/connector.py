@@ -51,7 +51,7 @@ class Connector:
             raise WrongServer("no database server is in use")
         connection = await self.dial(server.host, statement_timeout, **driver)
         try:
-            answering = await identify(connection, server.host, self._settings.acquire_timeout)
+            answering = await self.identify(connection, server.host)
             if answering != server or self.server != server:
                 raise WrongServer(f"{answering} answers instead of {server}")
         except BaseException:
@@ -132,24 +132,27 @@ class Connector:
             return Sighting(host, None, explain(error))
 
     async def _identify(self, host: Host) -> Server:
-        limit = self._settings.acquire_timeout
         connection = self._surveying.pop(host, None)
         try:
             if connection is not None and not connection.is_closed():
                 try:
-                    server = await identify(connection, host, limit)
+                    server = await self.identify(connection, host)
                     self._reuse(host, connection)
                     return server
                 except (*REFUSED, ConnectionError):
                     connection.terminate()  # the server may have been restarted: ask again
             connection = await self.dial(host)
-            server = await identify(connection, host, limit)
+            server = await self.identify(connection, host)
             self._reuse(host, connection)
             return server
         except BaseException:
             if connection is not None:
                 connection.terminate()
             raise
+
+    async def identify(self, connection: Any, host: Host) -> Server:
+        limit = self._settings.acquire_timeout
+        return await identify(connection, host, limit, self._search_path)
 
     def _reuse(self, host: Host, connection: Any) -> None:
         if len(self.hosts) > 1 and host not in self._surveying:
@@ -163,11 +166,6 @@ class Connector:
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",
-            # Every hot statement has its index; statistics of a table that grows by the second must
-            # not talk the planner into reading all of it.
-            "enable_seqscan": "off",
-            "enable_bitmapscan": "off",
-            "max_parallel_workers_per_gather": "0",
         }
         limit = self._settings.statement_timeout if statement_timeout is None else statement_timeout
         if limit:

@@ -32,12 +32,12 @@ SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        CASE WHEN NOT pg_is_in_recovery() THEN pg_walfile_name(pg_current_wal_lsn()) END AS wal,
        pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
-       current_setting('enable_seqscan') = 'off' AS session"""
+       current_setting('search_path') AS search_path"""
 # For a role that may not ask for those: two servers cannot be told apart then.
 ANONYMOUS = """
 SELECT 0::bigint AS system, NULL::text AS wal, pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
-       current_setting('enable_seqscan') = 'off' AS session"""
+       current_setting('search_path') AS search_path"""
 NOT_FOR_US = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.UndefinedFunctionError,
@@ -118,13 +118,13 @@ def _address(name: str) -> tuple[str, int | None]:
     return host, int(port) if port else None
 
 
-async def identify(connection: Any, host: Host, limit: float) -> Server:
-    """Ask the server behind a connection who it is."""
+async def identify(connection: Any, host: Host, limit: float, search_path: str) -> Server:
+    """Ask the server behind a connection that was opened with this search_path who it is."""
     try:
         row = await connection.fetchrow(IDENTITY, timeout=limit)
     except NOT_FOR_US:
         row = await connection.fetchrow(ANONYMOUS, timeout=limit)
-    if not row["session"]:  # what we asked for when we connected did not reach the server
+    if row["search_path"] != search_path:  # what we asked for did not reach the server
         raise Pooled
     timeline = int(row["wal"][:8], 16) if row["wal"] else 0
     return Server(host, row["system"], timeline, row["started"], row["writable"])

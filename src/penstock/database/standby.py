@@ -15,7 +15,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.browse import BrowsePool
 from penstock.database.connector import Connector, WrongServer
-from penstock.database.hosts import Server, identify
+from penstock.database.hosts import Server
 
 log = logging.getLogger("penstock.database")
 
@@ -77,7 +77,7 @@ class Standby:
             try:
                 connection = await self._connector.dial(host, **options)
                 try:
-                    server = await identify(connection, host, self._settings.acquire_timeout)
+                    server = await self._connector.identify(connection, host)
                     if primary is not None and server.system == primary.system:
                         return connection
                     raise WrongServer(f"{host.name} is no standby of {primary}")
