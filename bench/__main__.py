@@ -92,7 +92,9 @@ def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
 
 
 def write_page() -> None:
-    written = page.write(json.loads((HERE / "results.json").read_text()))
+    results = json.loads((HERE / "results.json").read_text())
+    written = page.write(results)
+    page.README.write_text(page.with_figures(page.README.read_text(), results))
     print(f"{written[0].relative_to(HERE.parent)} and {len(written) - 1} pictures")
 
 

@@ -31,6 +31,21 @@ text { font: 13px system-ui, sans-serif; fill: #1f2937 }
 }
 """
 
+README = DOCS.parent / "README.md"
+MARKS = "<!-- figures -->\n", "<!-- end of figures -->\n"
+CHOSEN = {  # for the README: benchmark, row, beside what, in a reader's words
+    "Push to a queue, 100 per request": (
+        "queues", "queues: push, 100 per request, 16 connections", "plain table, a statement per message",
+    ),
+    "Take and acknowledge, 100 per request": (
+        "queues", "queues: pop + ack, 100 per request, 8 connections", "plain table, a statement per message",
+    ),
+    "Append to a topic, 1,000 per batch": (
+        "topics", "PRODUCE_BATCH of 1000, fsync every 100 ms",
+        "bare Python loop over records: write, fdatasync every 100 ms",
+    ),
+}  # fmt: skip
+
 Row = dict[str, Any]
 
 
@@ -44,9 +59,15 @@ def write(results: dict[str, Any]) -> list[Path]:
     lines = [
         "# Benchmarks",
         "",
-        "The last runs of `make bench` (rows in `bench/results.json`; `make bench ARGS=--markdown` makes this page). Load, server and",
-        "peers share one machine. Read the ratios: ours and theirs alternate in one run, and the median of the rounds counts. CPU per",
-        "message is what all processes of a server use for it, without the load. What missed its target says so.",
+        "The last run of each benchmark. Read the ratios first: rates depend on the machine, ratios much",
+        "less. Penstock and what stands beside it take turns in one run, and the median of the rounds",
+        "counts. A target that was missed says **missed**.",
+        "",
+        "Load, broker and peer share one machine. CPU per message is what all processes of a server",
+        "use for a message, without the load.",
+        "",
+        "`make bench` measures everything again, `make bench B=queues` one part. The rows are in",
+        "`bench/results.json`; `make bench ARGS=--markdown` makes this page of them.",
     ]
     for name, found in sorted(results.items(), key=lambda item: (item[0] != "peers", item[0])):
         lines += ["", f"## {name.replace('_', ' ').capitalize()}", ""]
@@ -59,6 +80,22 @@ def write(results: dict[str, Any]) -> list[Path]:
         lines += [*_table(found["figures"]), "", caption]
     written[0].write_text("\n".join(lines) + "\n")
     return written
+
+
+def with_figures(text: str, results: dict[str, Any]) -> str:
+    """The README with its three figures as they are in the results."""
+    rows = ["| What | Penstock | Beside it | Ratio |", "|---|---|---|---|"]
+    for label, (name, row, against) in CHOSEN.items():
+        (figure,) = [
+            one
+            for one in results[name]["figures"]
+            if (one["name"], one.get("against")) == (row, against)
+        ]
+        theirs = f"{people(figure['against_value'], figure['unit'])}, {against}"
+        ours = people(figure["value"], figure["unit"])
+        rows.append(f"| {label} | {ours} | {theirs} | {times(figure['ratio'])} |")
+    head, rest = text.split(MARKS[0])
+    return head + MARKS[0] + "\n" + "\n".join(rows) + "\n\n" + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 def _caption(name: str, found: Row) -> str:

@@ -1,6 +1,7 @@
 """The page of benchmarks: figures as people write them, pictures that hide no miss."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,23 @@ def test_figures_read_as_people_write_them(value: float, unit: str, text: str) -
 
 def test_ratios_have_as_many_digits_as_they_deserve() -> None:
     assert [page.times(ratio) for ratio in (0.349, 4.21, 37.6)] == ["0.35x", "4.2x", "38x"]
+
+
+def test_the_page_and_the_readme_have_the_figures_of_the_last_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = json.loads((page.DOCS.parent / "bench" / "results.json").read_text())
+    readme = page.README.read_text()
+    again = "make bench ARGS=--markdown"
+    assert readme == page.with_figures(readme, results), again
+    assert len(re.findall(r"^\| .* \| [\d.,]+x \|$", readme, re.M)) == 3
+    written = (page.DOCS / "explanation" / "benchmarks.md").read_text()
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    monkeypatch.setattr(page, "IMAGES", tmp_path / "images")
+    made = page.write(results)
+    assert made[0].read_text() == written, again
+    drawn = {one.name for one in (page.README.parent / "docs" / "images").glob("bench-*.svg")}
+    assert {one.name for one in made[1:]} == drawn
 
 
 def test_a_miss_is_in_the_picture_and_in_the_table(

@@ -48,6 +48,13 @@ def test_links_lead_to_pages_and_to_their_headings() -> None:
     assert {page.name: links for page in pages if (links := broken(page))} == {}
 
 
+def test_tests_that_the_docs_name_exist() -> None:
+    for page in [*(ROOT / "docs").rglob("*.md"), *OUTSIDE]:
+        if "decisions" not in page.parts:
+            for name in re.findall(r"\btests/[\w/]+\.py\b", page.read_text()):
+                assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
 def test_a_link_to_a_missing_heading_is_broken(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One `x`\n\n[1](#one-x) [2](#two) [3](page.md#one-x) [4](other.md)\n")

@@ -1,5 +1,5 @@
-"""What README and docs/reference/pipelines.md tell people to type, typed: only addresses and
-directories are other ones.
+"""What README.md, docs/reference/pipelines.md and docs/start/tutorial.md tell people to type, typed:
+only addresses and directories are other ones. The tutorial's other steps are in tests/docs.
 """
 
 import re
@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.net.topic_link import TopicLink
+from penstock.pipeline.pipeline_file import parse
+from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
+from tests.docs.blocks import blocks, prints
 from tests.pipeline.support import batch_rows, patiently
 
 ROOT = Path(__file__).parents[2]
@@ -57,3 +60,28 @@ def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> N
 
     patiently(run)
     assert [row["payload"] for row in batch_rows(broker=tcp, topic="orders-copy")] == [b"a", b"b"]
+
+
+@pytest.mark.spark
+def test_the_tutorial_ends_with_a_pipeline(spark, server, tcp, tmp_path) -> None:
+    page = [
+        block for block in blocks(ROOT / "docs/start/tutorial.md") if block.adjacent or block.kind
+    ]
+    (file,) = [block.text for block in page if block.language == "yaml"]
+    expected = page[-1].text
+    replaced = {
+        "127.0.0.1:12345": tcp,
+        "http://127.0.0.1:6632": server.url,
+        "./checkpoints": str(tmp_path),
+        "topic: numbers": "topic: tutorial-numbers",
+        "topic: big-numbers": "topic: tutorial-big-numbers",
+    }
+    for old, new in replaced.items():
+        assert old in file
+        file = file.replace(old, new)
+    with TopicLink(tcp, 20) as link:
+        link.append(frames.produce_batch("tutorial-numbers", [b"%d" % n for n in range(1, 7)]))
+    for _ in range(2):  # and once more: nothing is written twice
+        patiently(lambda: Runner(parse(file), "local[2]").run(spark))
+        rows = batch_rows(broker=tcp, topic="tutorial-big-numbers")
+        assert prints(expected, "\n".join(row["payload"].decode() for row in rows))
