@@ -90,7 +90,7 @@ class PageRunner:
         if block.kind == "background":
             self._start(block, text, expected)
             return
-        printed = self._shell(block, text) if block.language == "bash" else self._python(text, loop)
+        printed = self._shell(block, text) if block.language == "bash" else self.python(text, loop)
         if expected is not None:
             assert prints(expected, printed), (
                 f"{block.name} prints\n{printed}\nand the page says\n{expected}"
@@ -133,7 +133,8 @@ class PageRunner:
         assert done.returncode == 0, f"{block.name} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout
 
-    def _python(self, text: str, loop: asyncio.Runner) -> str:
+    def python(self, text: str, loop: asyncio.Runner | None = None) -> str:
+        """Run it with the names of the page; what it prints."""
         code = compile(textwrap.dedent(text), "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         printed = io.StringIO()
         before = dict(os.environ)
@@ -142,6 +143,7 @@ class PageRunner:
             with contextlib.chdir(self.directory), contextlib.redirect_stdout(printed):
                 result = types.FunctionType(code, self._names)()
                 if asyncio.iscoroutine(result):
+                    assert loop is not None
                     loop.run(result)
         finally:
             os.environ.clear()

@@ -1,5 +1,6 @@
-"""What README.md, docs/reference/pipelines.md and docs/start/tutorial.md tell people to type, typed:
-only addresses and directories are other ones. The tutorial's other steps are in tests/docs.
+"""What README.md, docs/reference/pipelines.md, docs/how-to/exactly-once-with-spark.md and
+docs/start/tutorial.md tell people to type, typed: only addresses, names and directories are other
+ones. The tutorial's other steps are in tests/docs.
 """
 
 import re
@@ -41,13 +42,33 @@ def test_the_readme_counts_a_topic_with_spark(spark, server, tcp, capsys) -> Non
 
 
 @pytest.mark.spark
-def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("page", "checkpoint"),
+    [
+        ("docs/reference/pipelines.md", "/var/lib/shop/copier"),
+        ("docs/how-to/exactly-once-with-spark.md", "checkpoints/copier"),
+    ],
+)
+def test_the_guides_copy_a_topic_as_a_stream(
+    page, checkpoint, spark, server, tcp, tmp_path
+) -> None:
+    source, copy = f"orders-{tmp_path.name}", f"orders-copy-{tmp_path.name}"
     with TopicLink(tcp, 20) as link:
-        link.append(frames.produce_batch("orders", [b"a", b"b"]))
-    replaced = {"127.0.0.1:12345": tcp, "/var/lib/shop/copier": str(tmp_path / "checkpoint")}
-    code = compile(
-        snippet("docs/reference/pipelines.md", "orders-copy", replaced), "pipelines.md", "exec"
+        link.append(frames.produce_batch(source, [b"a", b"b"]))
+    text = "".join(
+        block.text
+        for block in blocks(ROOT / page)
+        if block.language == "python" and block.about == "tests/pipeline/test_docs.py"
     )
+    for old, new in {
+        "127.0.0.1:12345": tcp,
+        checkpoint: str(tmp_path / "checkpoint"),
+        '"orders"': f'"{source}"',
+        '"orders-copy"': f'"{copy}"',
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    code = compile(text, page, "exec")
 
     def run() -> None:
         before = {query.id for query in spark.streams.active}
@@ -59,7 +80,7 @@ def test_the_guide_copies_a_topic_as_a_stream(spark, server, tcp, tmp_path) -> N
             query.stop()
 
     patiently(run)
-    assert [row["payload"] for row in batch_rows(broker=tcp, topic="orders-copy")] == [b"a", b"b"]
+    assert [row["payload"] for row in batch_rows(broker=tcp, topic=copy)] == [b"a", b"b"]
 
 
 @pytest.mark.spark
