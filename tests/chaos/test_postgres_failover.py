@@ -17,7 +17,9 @@ import httpx
 import pytest
 
 from penstock import Client
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
+from penstock.pipeline.options import Options
+from penstock.pipeline.sources.queue import QueueOptions, QueueReader
 from tests.chaos.test_failover_broker import drained, pusher, stored
 from tests.conftest import SOAK
 from tests.support.broker import BrokerProcess
@@ -208,6 +210,22 @@ def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_sto
     run(body, limit=110)
 
 
+def spark_reader(pair, server: str) -> QueueReader:
+    """Spark's queue source on `primary` or on the standby."""
+    given = {
+        "database": pair.url(pair.primary),
+        "readDatabase": server,
+        "queue": "browsed",
+        "databaseTimeout": "0.1",
+    }
+    return QueueReader(QueueOptions(Options(given), ["payload"], streaming=False))
+
+
+def spark_rows(reader: QueueReader, tasks: Any) -> list[str]:
+    batches = [batch for task in tasks for batch in reader.read(task)]
+    return sorted(row["payload"] for batch in batches for row in batch.to_pylist())
+
+
 def test_stored_messages_are_browsed_on_a_standby_that_says_how_old_they_are(pair, scratch):
     settings = {
         "database_url": pair.url(pair.primary),
@@ -231,9 +249,17 @@ def test_stored_messages_are_browsed_on_a_standby_that_says_how_old_they_are(pai
             push(2)
             until(lambda: (listed()[1] or 0) > 0)
             assert listed()[0] == 1  # it has not replayed the second one
+            on_standby = spark_reader(pair, pair.url(pair.standby))
+            assert spark_rows(on_standby, on_standby.partitions()) == ["1"]
+            on_primary = spark_reader(pair, "primary")
+            tasks = on_primary.partitions()
+            assert spark_rows(on_primary, tasks) == ["1", "2"]
+            with pytest.raises(Unavailable, match="the standby has transactions up to"):
+                spark_rows(on_standby, tasks)  # a batch that this standby does not have yet
         finally:
             pair.standby.sql("SELECT pg_wal_replay_resume()")
         until(lambda: listed() == (2, 0.0))
+        assert spark_rows(on_standby, tasks) == ["1", "2"]
         pair.primary.synchronous("")
         pair.standby.kill()
         until(lambda: listed() == (2, None))  # the primary's, until it is back

@@ -23,7 +23,9 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import parse
-from penstock.pipeline.runner import Heartbeat, Report, Runner, failed_batch, lag_of
+from penstock.pipeline.progress import in_words, lag_of
+from penstock.pipeline.report import Heartbeat, Report
+from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_route
 from penstock.pipeline_registry import Pipelines
@@ -378,9 +380,31 @@ def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
     assert failed_batch(tmp_path) == expected
 
 
+def progress(start: str, end: str, latest: str) -> list[dict[str, str]]:
+    return [{"startOffset": start, "endOffset": end, "latestOffset": latest}]
+
+
 def test_lag_is_unknown_in_a_batch_that_is_run_again() -> None:
-    assert lag_of([{"latestOffset": "null", "endOffset": '{"t": {"next": 3}}'}]) is None
-    assert lag_of([{"latestOffset": '{"t": {"next": 9}}', "endOffset": '{"t": {"next": 3}}'}]) == 6
+    assert lag_of(progress("null", '{"t": {"next": 3}}', "null")) is None
+    assert lag_of(progress("null", '{"t": {"next": 3}}', '{"t": {"next": 9}}')) == 6
+
+
+def test_progress_names_topics_and_queues_with_their_offsets_and_lag() -> None:
+    three, nine = '{"t": {"next": 3}}', '{"t": {"next": 9}}'
+    assert in_words(progress(three, nine, nine)) == "topic t: offsets 3 to 8, up to date"
+    assert in_words(progress(nine, nine, '{"t": {"next": 10}, "u": {"next": 2}}')) == (
+        "topic t: up to offset 8, 1 record behind; topic u: nothing read yet, 2 records behind"
+    )
+    queue = '{"queue": "jobs", "xid": "812", "cuts": []'
+    assert in_words(progress("null", queue + "}", queue + ', "waiting": 42, "more": false}')) == (
+        "queue jobs: transactions up to 812, 42 messages behind"
+    )
+    stale = ', "waiting": 100000, "more": true, "behindSeconds": 1.25}'
+    assert in_words(progress("null", queue + "}", queue + stale)) == (
+        "queue jobs: transactions up to 812, at least 100,000 messages behind, "
+        "read from a standby 1.2 s behind"
+    )
+    assert in_words(progress("7", '{"logOffset": 3}', "null")) == ""  # another source's
 
 
 def test_the_cause_of_a_failure_is_told_without_sparks_stack() -> None:

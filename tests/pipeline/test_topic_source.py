@@ -344,6 +344,7 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
         "sources/topic_catalog": TOPIC_SOURCE,
         "sources/queue": QUEUE_SOURCE,
         "sources/postgres": QUEUE_SOURCE,
+        "sources/trigger_delay": TOPIC_SOURCE & QUEUE_SOURCE,
         "sinks/topic": TOPIC_SINK,
         "sinks/queue": QUEUE_SINK,
         "sinks/identity": TOPIC_SINK,
@@ -352,7 +353,8 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
         text = (package / f"{module}.py").read_text()
         read = set(
             re.findall(
-                r'options\.(?:text|names|whole|seconds|flag|positions|moment|require)\(\s*"(\w+)"',
+                r"options\.(?:text|names|whole|seconds|duration|flag|positions|moments?|require)"
+                r'\(\s*"(\w+)"',
                 text,
             )
         )
@@ -370,12 +372,20 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
 
 @spark_test
 def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
-    spark, tmp_path, write_topic
+    spark, tmp_path, write_topic, capsys
 ) -> None:
     write_topic("orders", [b"a", b"b"])
     other = spark.newSession()
+    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")  # as where it is not set
     reader = other.read.format("penstock").options(directory=tmp_path, topic="orders")
-    assert reader.load().count() == 2
+    assert reader.load().where("offset > 0").count() == 1
+    today = spark.read.format("penstock").options(directory=tmp_path, topic="orders").load()
+    day = batch_rows(directory=tmp_path, topic="orders")[0]["timestamp"].date()
+    today = today.where(f"date(timestamp) = DATE '{day}' AND length(payload) > 0")
+    today.explain("formatted")
+    pushed = r"PushedFilters: \[.*GreaterThanOrEqual\(timestamp.*LessThan\(timestamp"
+    assert re.search(pushed, capsys.readouterr().out)
+    assert today.count() == 2
     with ThreadPoolExecutor(1) as pool:  # one that has not met a session before
         assert pool.submit(lambda: reader.load().count()).result() == 2
     other.sql(
@@ -387,8 +397,9 @@ def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
         .options(directory=tmp_path, topic="orders", startingOffset="latest")
         .load()
     )
-    with pytest.raises(Exception, match="did you mean 'startingOffsets'"):
+    with pytest.raises(Exception, match="did you mean 'startingOffsets'") as failure:
         wrong.count()
+    assert "Traceback" not in str(failure.value)  # one sentence
     sink = (
         spark.read.format("penstock")
         .options(directory=tmp_path, topic="orders")
@@ -410,5 +421,6 @@ def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
         .option("checkpointLocation", str(tmp_path / "c"))
         .queryName("named")
     )
-    with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'"):
+    with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'") as failure:
         started.trigger(availableNow=True).start().awaitTermination()
+    assert "Traceback" not in str(failure.value)

@@ -202,7 +202,8 @@ def run_file(
     """
     with _reporting():
         from penstock.pipeline.pipeline_file import load
-        from penstock.pipeline.runner import Heartbeat, Runner
+        from penstock.pipeline.report import Heartbeat
+        from penstock.pipeline.runner import Runner
         from penstock.pipeline.validation import check
 
         pipeline = load(file)
@@ -238,14 +239,14 @@ class _Show:
         if not self._live:
             typer.echo(json.dumps(report.fields()))
             return
-        lag = "" if report.lag is None else f", {report.lag:,} behind"
+        position = f"; {report.position}" if report.position else ""
         bar = ""
         if report.progress is not None:
             done = round(BAR * report.progress)
             bar = f" [{'█' * done}{'·' * (BAR - done)}] {report.progress:4.0%}"
         text = (
             f"{report.name}:{bar} {report.state}, batch {report.batch}, {report.rows:,} rows, "
-            f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{lag}"
+            f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{position}"
         )
         sys.stderr.write(
             f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else "")
@@ -473,6 +474,7 @@ COLUMNS = (
     Column("rows", format=count),
     Column("rows/s", "rows_per_second", rate),
     Column("behind", "lag", count),
+    Column("position", prose=True, optional=True),
     Column("host", optional=True),
     Column("error", prose=True),
 )

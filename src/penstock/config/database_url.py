@@ -7,6 +7,7 @@ directory can read it there.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from penstock.config.load import default_file, load
@@ -69,12 +70,19 @@ def url_here(config: Config) -> str:
     return socket_url(sockets)
 
 
-def database_here() -> tuple[str, str]:
-    """URL and schema, for a program that has no configuration: those of a broker that would be
-    started here.
-    """
+class DatabaseHere(NamedTuple):
+    """How the broker of this machine reaches its database."""
+
+    url: str
+    schema: str
+    read_url: str  # a standby to read from; empty for none
+
+
+def database_here() -> DatabaseHere:
+    """For a program that has no configuration: that of a broker that would be started here."""
     try:
         config = load(default_file()).config
     except ConfigError as error:
         raise NotFound(f"the configuration here is wrong: {error}") from error
-    return url_here(config), config.database.db_schema
+    database = config.database
+    return DatabaseHere(url_here(config), database.db_schema, database.read_url)

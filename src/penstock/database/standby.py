@@ -16,17 +16,12 @@ from penstock.config import schema
 from penstock.database.browse import BrowsePool
 from penstock.database.connector import Connector, WrongServer
 from penstock.database.hosts import Server
+from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.database")
 
 RETRY_SECONDS = 10.0  # until a standby that could not be used is tried again
 LAG_SECONDS = 1.0  # for which a measured lag holds
-# A standby that has replayed all it received is as fresh as it can know, however long ago that was.
-LAG = """
-SELECT CASE WHEN NOT pg_is_in_recovery() THEN 0
-            WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0
-            ELSE extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())
-       END::double precision"""
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
@@ -56,7 +51,7 @@ class Standby:
             return None
         try:
             if time.monotonic() - self._measured_at >= LAG_SECONDS:
-                self._lag = (await self._pool.fetch(LAG))[0][0]
+                self._lag = (await self._pool.fetch(STANDBY_LAG))[0][0]
                 self._measured_at = time.monotonic()
             return await self._pool.fetch(sql, *args), self._lag
         except asyncpg.DataError:

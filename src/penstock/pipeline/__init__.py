@@ -23,6 +23,23 @@ def register(spark: Any) -> None:
     register(spark)
 
 
+def watch(spark: Any, url: str | None = None, token: str | None = None) -> Any:
+    """Log where the session's streaming queries stand, in words, and show them on the broker at
+    `url`. Returns the listener, for `spark.streams.removeListener`."""
+    from penstock.pipeline.query_listener import QueryListener
+
+    listener = QueryListener(spark, url, token)
+    spark.streams.addListener(listener)
+    return listener
+
+
+def cause(error: BaseException) -> str:
+    """What went wrong, in a line or two, of an error that Spark raised."""
+    from penstock.pipeline.failure import cause
+
+    return cause(error)
+
+
 def session(name: str = "penstock", master: str = "local[*]", **settings: str) -> "SparkSession":
     """A Spark session set up for pipelines, with our source registered. Settings use `__` for the
     dots.

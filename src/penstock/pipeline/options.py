@@ -5,6 +5,7 @@ what it may be.
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from penstock.protocol.times import utc_time
 
 BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts (option brokerTimeout)
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 Positions = int | dict[str, int]  # one for all topics, or per topic
 
 # How to reach a broker and its database: the same for every source and sink, so that a program
@@ -54,18 +57,26 @@ TOPIC_SOURCE = REACH | {
         "endingOffsets",
         "startingTimestamp",
         "endingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
         "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
     ),
     *("maxBytesPerTrigger", "minPartitions", "maxRecordsPerPartition"),
 }
 QUEUE_SOURCE = REACH | {
     *(
         "queue",
+        "assign",
         "startingOffsets",
         "startingTimestamp",
         "endingTimestamp",
         "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
         "minPartitions",
+        "readDatabase",
     ),
     *("group", "encrypted", "failOnDataLoss", "fromXid", "toXid", "waitForTransactions"),
 }
@@ -140,6 +151,18 @@ class Options:
                 f"the option {name!r} is a number of seconds, not {value!r}"
             ) from None
 
+    def duration(self, name: str, default: float) -> float:
+        """Seconds, given with a unit as Spark takes them: 500ms, 30s, 15m, 2h."""
+        value = self._given.get(name.lower())
+        if value is None:
+            return default
+        match = DURATION.fullmatch(value.strip().lower())
+        if match is None:
+            raise InvalidRequest(
+                f"the option {name!r} is a time with its unit such as 30s or 15m, not {value!r}"
+            )
+        return float(match[1]) * UNIT_SECONDS[match[2]]
+
     def flag(self, name: str, default: bool) -> bool:
         """true or false."""
         value = self._given.get(name.lower())
@@ -179,17 +202,46 @@ class Options:
         zone).
         """
         value = self._given.get(name.lower())
+        return None if value is None else _milliseconds(name, value)
+
+    def moments(self, name: str) -> dict[str, int] | None:
+        """JSON with a moment per topic. Kafka's form, which has a moment per partition of a topic,
+        is taken too: a topic here is what a partition is there, and has the number 0."""
+        value = self._given.get(name.lower())
         if value is None:
             return None
-        if value.lstrip("-").isdecimal():
-            return int(value)
         try:
-            return round(utc_time(value).timestamp() * 1000)
+            given: Any = json.loads(value)
         except ValueError:
+            given = None
+        if not isinstance(given, dict) or not given:
             raise InvalidRequest(
-                f"the option {name!r} is milliseconds since 1970 or a time such as "
-                f"2026-01-31T12:00:00Z, not {value!r}"
-            ) from None
+                f"the option {name!r} is JSON such as "
+                f'{{"orders": "2026-01-31T12:00:00Z"}}, not {value!r}'
+            )
+        moments = {}
+        for topic, at in given.items():
+            if isinstance(at, dict):
+                if set(at) != {"0"}:
+                    raise InvalidRequest(
+                        f"the option {name!r} names partitions of topic {topic!r}: a topic has "
+                        'one, "0"'
+                    )
+                at = at["0"]
+            moments[topic] = _milliseconds(name, str(at))
+        return moments
+
+
+def _milliseconds(name: str, value: str) -> int:
+    if value.lstrip("-").isdecimal():
+        return int(value)
+    try:
+        return round(utc_time(value).timestamp() * 1000)
+    except ValueError:
+        raise InvalidRequest(
+            f"the option {name!r} is milliseconds since 1970 or a time such as "
+            f"2026-01-31T12:00:00Z, not {value!r}"
+        ) from None
 
 
 def topic_path(*names: str) -> str:

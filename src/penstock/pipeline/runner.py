@@ -7,23 +7,20 @@ not answer never disturbs the pipeline.
 
 import json
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from penstock.errors import PenstockError
-from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
+from penstock.pipeline.progress import in_words, lag_of, rows_of
+from penstock.pipeline.report import Listener, Report
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
@@ -32,63 +29,9 @@ from penstock.pipeline.validation import resolve_route
 log = logging.getLogger("penstock.pipeline")
 
 POLL_SECONDS = 0.25
-HEARTBEAT_SECONDS = 2.0
 STOP_SECONDS = 120.0  # for the batch it is in to end
 MAX_ATTEMPTS = 5
 WORKER_TOO_SLOW = "Python worker failed to connect back"
-
-
-@dataclass
-class Report:
-    """Where a pipeline stands."""
-
-    name: str
-    state: str = "starting"  # starting, running, idle, stopping, finished, failed
-    batch: int = -1
-    rows: int = 0  # read since the start
-    rows_per_second: float = 0.0
-    batch_ms: int = 0
-    lag: int | None = None  # records or None when the source does not count
-    progress: float | None = (
-        None  # of a run that ends by itself: from 0 to 1, as far as it is known
-    )
-    error: str | None = None
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-    started_at: float = field(default_factory=time.time)
-    master: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """All of it with the time, as the broker and readers of the JSON lines get it."""
-        return {"at": round(time.time(), 3), **asdict(self)}
-
-
-Listener = Callable[[Report], None]
-
-
-class Heartbeat:
-    """Reports to the broker, and learns from its answer whether to stop."""
-
-    def __init__(self, url: str, name: str, token: str | None = None) -> None:
-        self._caller = BrokerCaller(url, token=token, timeout=HEARTBEAT_SECONDS)
-        self._path = f"/api/v1/pipelines/{quote(name, safe='')}"
-        self._last = 0.0
-        self._state = ""
-        self._warned = False
-        self.stop_wanted = False
-
-    def __call__(self, report: Report) -> None:
-        """Send the report if its state is new, or the last one was sent a while ago."""
-        if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
-            return
-        self._last, self._state = time.monotonic(), report.state
-        try:
-            answer = self._caller.json("PUT", self._path, report.fields())
-            self.stop_wanted |= isinstance(answer, dict) and bool(answer.get("stop"))
-        except PenstockError as error:
-            if not self._warned:
-                log.warning("the broker does not take this pipeline's status: %s", error)
-                self._warned = True
 
 
 class Runner:
@@ -220,7 +163,7 @@ class Runner:
                 if self._stop.is_set():
                     self._report("stopping")
                     for query in queries:
-                        _stop_after_batch(query)
+                        stop_after_batch(query)
                     break
                 try:
                     queries[0].awaitTermination(POLL_SECONDS)
@@ -255,6 +198,7 @@ class Runner:
         last = query.lastProgress
         if last is not None:
             report.lag = lag_of(last["sources"])
+            report.position = in_words(last["sources"]) or report.position
             if self.pipeline.trigger == "availableNow" and report.lag is not None:
                 report.progress = report.rows / max(1, report.rows + report.lag)
         state = (
@@ -270,37 +214,6 @@ class Runner:
             listener(self.report)
             if getattr(listener, "stop_wanted", False):
                 self._stop.set()
-
-
-def rows_of(progress: Any) -> int:
-    """What a batch read. Spark Connect leaves the sum to its reader."""
-    known = progress["numInputRows"]
-    return int(
-        known
-        if known is not None
-        else sum(source["numInputRows"] or 0 for source in progress["sources"])
-    )
-
-
-def lag_of(sources: Any) -> int | None:
-    """Records behind, over all topics of all sources; None when no source counts records."""
-    total: int | None = None
-    for source in sources:
-        try:
-            latest, end = (
-                json.loads(source["latestOffset"] or "null"),
-                json.loads(source["endOffset"] or "null"),
-            )
-        except (TypeError, ValueError):
-            continue
-        if not isinstance(latest, dict):  # not known yet in a batch that is run again
-            continue
-        for topic, at in latest.items():
-            if isinstance(at, dict) and "next" in at:
-                known = end.get(topic) if isinstance(end, dict) else None
-                done = known["next"] if isinstance(known, dict) else 0
-                total = (total or 0) + max(0, at["next"] - done)
-    return total
 
 
 def failed_batch(checkpoint: Path) -> str:
@@ -346,7 +259,8 @@ def _offsets(file: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _stop_after_batch(query: Any) -> None:
+def stop_after_batch(query: Any) -> None:
+    """Stop a query once the batch it is in has ended, or it took too long."""
     deadline = time.monotonic() + STOP_SECONDS
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(0.05)

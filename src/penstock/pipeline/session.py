@@ -5,6 +5,9 @@ is run again.
 exactly-once sink must meet the same rows in the same task when a batch is repeated. The rest keeps
 a small machine usable: no web page, no progress bar over ours, few shuffle partitions, loopback
 addresses for a local master, temporary files out of the way.
+
+Spark says a lot when it starts, and logs as an error what it then raises. Both are left out; with
+PENSTOCK_SPARK_LOG set to a level (warn, info, ...) all of it is shown from that level on.
 """
 
 import importlib.util
@@ -26,13 +29,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOG4J = """\
-rootLogger.level = error
+rootLogger.level = %s
 rootLogger.appenderRef.stderr.ref = console
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex{short}
+appender.console.layout.pattern = %%d{HH:mm:ss} %%p %%c{1}: %%m%%n%%ex{short}
 """
 # These log the failure of a task that is then raised, and reported with its cause.
 SILENCED_LOGGERS = (
@@ -42,8 +45,20 @@ SILENCED_LOGGERS = (
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
     "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
 )
-LOG4J += "".join(
+SILENCE = "".join(
     f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENCED_LOGGERS)
+)
+# Else this one, the main class, "sets the default log level" and says so.
+SILENCE += "logger.main.name = org.apache.spark.api.python.PythonGatewayServer\n"
+SILENCE += "logger.main.level = error\n"
+QUIET = "error"
+LEVELS = ("off", "error", "warn", "info", "debug", "trace", "all")
+# What the JVM and its start script print, past any logger.
+START_UP_NOISE = (
+    b"WARNING: Using incubator modules",
+    b"Using Spark's default log4j profile",
+    b"Setting default log level to",
+    b"To adjust logging level use",
 )
 
 COMMON = {
@@ -89,15 +104,54 @@ def build(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         _start_python_fast()
         builder = builder.master(master)
-        own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files()}
-        for key, value in {**own, **(settings or {})}.items():
+        level = log_level()
+        own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files(level)}
+        own |= settings or {}
+        for key, value in own.items():
             builder = builder.config(key, value)
         with _own_interrupts():
+            if level == QUIET:
+                _start_jvm_quietly({"spark.master": master, **own})
             spark = builder.getOrCreate()
     for name in NOISY_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     register(spark)
     return spark
+
+
+def log_level() -> str:
+    """From which level on Spark's own log is shown."""
+    level = os.environ.get("PENSTOCK_SPARK_LOG", "").strip().lower() or QUIET
+    if level not in LEVELS:
+        raise ConfigError(f"PENSTOCK_SPARK_LOG is one of {', '.join(LEVELS)}, not {level!r}")
+    return level
+
+
+def _start_jvm_quietly(settings: Mapping[str, str]) -> None:
+    """Start the JVM of a first session, with all it writes to standard error passed on but for the
+    start-up noise. A JVM that runs already stays as it is."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    conf = SparkConf()
+    for key, value in settings.items():
+        conf.set(key, value)
+    reading, writing = os.pipe()
+    threading.Thread(target=_pass_on, args=(reading,), name="spark-stderr", daemon=True).start()
+    try:
+        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"stderr": writing}))  # type: ignore[no-untyped-call]
+    finally:
+        os.close(writing)
+
+
+def _pass_on(reading: int) -> None:
+    with open(reading, "rb") as lines:
+        for line in lines:
+            if not line.startswith(START_UP_NOISE):
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
 
 
 def find_java() -> str | None:
@@ -176,7 +230,7 @@ def _start_python_fast() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([site, *paths])
 
 
-def _files() -> dict[str, str]:
+def _files(level: str) -> dict[str, str]:
     """Keeps Spark's logs, warehouse and metadata out of the working directory."""
     directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -184,10 +238,11 @@ def _files() -> dict[str, str]:
         directory.stat().st_uid != os.getuid()
     ):  # made by somebody else, who could then choose our logging
         directory = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
-    log4j = directory / "log4j2.properties"
-    if not log4j.exists() or log4j.read_text() != LOG4J:
+    log4j = directory / f"log4j2-{level}.properties"
+    text = LOG4J % level + (SILENCE if level == QUIET else "")
+    if not log4j.exists() or log4j.read_text() != text:
         beside = directory / f"log4j2.{os.getpid()}"
-        beside.write_text(LOG4J)
+        beside.write_text(text)
         beside.rename(log4j)
     return {
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -39,6 +39,7 @@ from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import (
     Written,
     claimed,
@@ -268,6 +269,7 @@ def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(place, HEADERS, pa.array(texts, pa.binary()))
 
 
+@plain_errors
 class _QueueWriter:
     """What the batch and the streaming writer share."""
 
@@ -407,6 +409,7 @@ class _QueueWriter:
             yield encoded[begin:]
 
 
+@plain_errors
 class QueueWriter(_QueueWriter, DataSourceArrowWriter):
     """`df.write.format("penstock").option("queue", ...)`."""
 
@@ -415,6 +418,7 @@ class QueueWriter(_QueueWriter, DataSourceArrowWriter):
         self._commit(messages)
 
 
+@plain_errors
 class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
     """`df.writeStream.format("penstock").option("queue", ...)`."""
 

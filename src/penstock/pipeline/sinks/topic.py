@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import (
     Writer,
     Written,
@@ -145,6 +146,7 @@ class _Appender:
         self.rows += len(lengths)
 
 
+@plain_errors
 class _TopicWriter:
     """What the batch and the streaming writer share."""
 
@@ -210,6 +212,7 @@ class _TopicWriter:
             commit_batch(messages, self._topic or "", link)
 
 
+@plain_errors
 class TopicWriter(_TopicWriter, DataSourceArrowWriter):
     """`df.write.format("penstock").option("topic", ...)`."""
 
@@ -218,6 +221,7 @@ class TopicWriter(_TopicWriter, DataSourceArrowWriter):
         self._commit(messages)
 
 
+@plain_errors
 class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     """`df.writeStream.format("penstock").option("topic", ...)`."""
 

@@ -11,14 +11,17 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 
 
+@plain_errors
 class PenstockSource(DataSource):
     """Topics and queues as tables and streams. See docs/reference/pipelines.md for the options."""
 
@@ -32,10 +35,8 @@ class PenstockSource(DataSource):
         name.
         """
         options = Options(self.options)
-        queue, topic = (
-            options.text("queue"),
-            options.text("topic", "topics", "subscribe", "topicPattern"),
-        )
+        queue = options.text("queue", "assign")
+        topic = options.text("topic", "topics", "subscribe", "topicPattern", "subscribePattern")
         if queue and topic:
             raise InvalidRequest("give the option 'queue' or 'topic', not both")
         return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
@@ -73,6 +74,12 @@ class PenstockSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
+        try:
+            return self._stream_reader(schema)
+        except PenstockError as error:
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         options, queue = self._source_options()
         if queue:
             from penstock.pipeline.sources.queue import QueueOptions, QueueStreamReader
@@ -103,6 +110,21 @@ class PenstockSource(DataSource):
         from penstock.pipeline.sinks.topic import TopicStreamWriter
 
         return TopicStreamWriter(options, schema)
+
+
+@plain_errors
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be read. Spark's own process stumbles over a reader that could not be
+    made, and tells of that; what the first call of a reader raises is handed on."""
+
+    def __init__(self, error: PenstockError) -> None:
+        self._error = error
+
+    def _refuse(self, *_: object) -> Any:
+        raise self._error
+
+    initialOffset = getDefaultReadLimit = latestOffset = reportLatestOffset = _refuse  # noqa: N815
+    partitions = prepareForTriggerAvailableNow = read = _refuse  # noqa: N815
 
 
 def _append_only(overwrite: bool) -> None:

@@ -7,6 +7,7 @@ middle is its reader's affair.
 """
 
 import atexit
+import copy
 import json
 import logging
 import re
@@ -20,12 +21,16 @@ import pyarrow as pa
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.retry import Backoff
 from penstock.pipeline.options import Options
+from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.pipeline")
 
 PATIENCE_SECONDS = 60.0
-# What a server says that stops, starts, fails over or has no connection to spare: it will pass.
-AWAY = ("57P01", "57P02", "57P03", "53300", "25006", "08000", "08003", "08006", "08001", "08004")
+PRIMARY = "primary"
+# What a server says that stops, starts, fails over or has no connection to spare, and a standby
+# whose replay got in the way of a query (40001): it will pass.
+AWAY = {"57P01", "57P02", "57P03", "53300", "25006", "08000", "08003", "08006", "08001", "08004"}
+AWAY |= {"40001"}
 
 # The same in words, where libpq has no code for it, and what it says of settings that would be
 # wrong again.
@@ -57,6 +62,7 @@ class Postgres:
         self.patience = options.seconds("databaseTimeout", PATIENCE_SECONDS)
         self.schema = options.text("databaseSchema") or "penstock"
         self.url = options.text("database") or ""
+        self._read_url = options.text("readDatabase") or ""
         if self.url:
             return
         from penstock.config.database_url import (
@@ -64,7 +70,7 @@ class Postgres:
         )  # executors are given a URL and need no configuration
 
         try:
-            self.url, schema = database_here()
+            self.url, schema, read_url = database_here()
         except NotFound as error:
             raise InvalidRequest(
                 f"queues are read from PostgreSQL, and its address is not known: {error}. Or "
@@ -73,6 +79,21 @@ class Postgres:
                 "machine, prints it"
             ) from error
         self.schema = options.text("databaseSchema") or schema
+        self._read_url = self._read_url or read_url
+
+    def standby(self) -> "Postgres | None":
+        """The standby that `readDatabase` or the configuration here names (`database.read_url`);
+        None for none, or for the word `primary`. What is written or leased never goes there.
+        """
+        if self._read_url in ("", PRIMARY):
+            return None
+        standby = copy.copy(self)
+        standby.url = self._read_url
+        return standby
+
+    def behind_seconds(self) -> float:
+        """How old a standby's rows may be."""
+        return float(self.rows(STANDBY_LAG)[0][0] or 0.0)
 
     def connect(self, *, autocommit: bool = False) -> Any:
         """A new connection. Away when the server may answer later, Unavailable otherwise."""

@@ -26,6 +26,8 @@ What can be made here is not sent by PostgreSQL: the queue's name, ids and trace
 partitions' names (asked for once per task and partition).
 """
 
+import copy
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +36,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -44,11 +46,14 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.options import EARLIEST, LATEST, Options
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import HEADERS, QUEUE_COLUMNS, TIMESTAMP
 from penstock.pipeline.sources import packed_messages as packed
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres
+from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
 from penstock.pipeline.sources.topic import DataLoss
+from penstock.pipeline.sources.trigger_delay import TriggerDelay
 from penstock.pipeline.sources.uuid_texts import message_ids, uuid_texts
 from penstock.protocol import headers
 
@@ -86,6 +91,8 @@ _SQL = {
     "h": packed.HEADERS,
 }
 
+NEVER_NULL = ("queue", "partition", "seq", "id", "transactionId", "createdAt")
+
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
 _PACKED = """CASE WHEN current_setting('server_encoding') <> 'UTF8' THEN ''
                   WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all'
@@ -121,8 +128,10 @@ class QueueOptions:
     """Everything the source needs to know, checked. Picklable."""
 
     def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
-        self.postgres = Postgres(options)
-        self.queue = options.require("queue", "the queue's name")
+        self.primary = Postgres(options)
+        self.postgres = self.primary.standby() or self.primary  # what messages are read from
+        self.queue, assigned = _queue_of(options)
+        self.partitions = Names(assigned)
         self.streaming = streaming
         self.group = options.text("group")
         self.starting = options.positions("startingOffsets", EARLIEST)
@@ -131,11 +140,16 @@ class QueueOptions:
                 "for a queue the option 'startingOffsets' is earliest or latest; use "
                 "startingTimestamp"
             )
-        self.since = options.moment("startingTimestamp")
-        self.before = options.moment("endingTimestamp")
+        self.created = Interval(  # microseconds since 1970
+            *(
+                None if moment is None else moment * 1000
+                for moment in map(options.moment, ("startingTimestamp", "endingTimestamp"))
+            )
+        )
         self.from_xid = options.whole("fromXid", 0, least=0) or 0
         self.to_xid = options.whole("toXid")
         self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.delay = TriggerDelay(options)
         self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
         self.tasks = options.whole("minPartitions", TASKS) or TASKS
         self.fail_on_loss = options.flag("failOnDataLoss", True)
@@ -189,6 +203,8 @@ class QueueOptions:
 
     def name_holder(self, state: QueueState) -> None:
         """Log which transaction holds committed messages back, if any are."""
+        if self.postgres is not self.primary:
+            return  # who writes is known to the primary alone
         short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
         age = "extract(epoch FROM clock_timestamp() - {})::float8"
         rows = self.postgres.rows(
@@ -201,10 +217,7 @@ class QueueOptions:
             f"WHERE transaction::text = '{short}'"
         )
         who, age_seconds = rows[0] if rows else ("one that this database user may not see", None)
-        ((held,),) = self.postgres.rows(
-            f"SELECT count(*) FROM (SELECT 1 FROM messages m WHERE m.queue_id = {state.id} "
-            f"AND m.xid >= '{state.horizon}'::xid8 LIMIT {COUNTED}) x"
-        )
+        held = self.count(state, state.horizon)
         if held:
             log.warning(
                 "queue %s: %s%d committed messages are not read yet, since an older "
@@ -214,13 +227,34 @@ class QueueOptions:
                 "" if age_seconds is None else f", for {age_seconds:.0f} s",
             )
 
+    def among(self, id: int, column: str = "m.partition_id") -> list[str]:
+        """The condition that a message's partition is one of those asked for, if any are."""
+        if self.partitions.allowed is None:
+            return []
+        rows = self.postgres.rows(
+            "SELECT id FROM partitions WHERE queue_id = $1 AND name IN "
+            "(SELECT jsonb_array_elements_text($2::jsonb))",
+            (id, json.dumps(self.partitions.allowed)),
+        )
+        ids = ",".join(str(row[0]) for row in rows)
+        return [f"{column} = ANY('{{{ids}}}'::bigint[])"]
+
+    def count(self, state: QueueState, low: int) -> int:
+        """Messages from this transaction on, up to COUNTED of them."""
+        wanted = " AND ".join([f"m.queue_id = {state.id}", *self.among(state.id)])
+        ((count,),) = self.postgres.rows(
+            f"SELECT count(*) FROM (SELECT 1 FROM messages m WHERE {wanted} "
+            f"AND m.xid >= '{low}'::xid8 LIMIT {COUNTED}) x"
+        )
+        return int(count)
+
     def nth_xid(self, id: int, low: int, n: int) -> int | None:
         """The xid of the n-th message from `low` on, counted from 0; None when there are not that
         many.
         """
         rows = self.postgres.rows(
-            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {id} AND m.xid >= "
-            f"'{low}'::xid8 "
+            "SELECT m.xid::text FROM messages m WHERE "
+            f"{' AND '.join([f'm.queue_id = {id}', *self.among(id)])} AND m.xid >= '{low}'::xid8 "
             # not `xid`, which would be the text: 9 after 10, and no index
             f"ORDER BY m.xid OFFSET {n} LIMIT 1"
         )
@@ -237,17 +271,18 @@ class QueueOptions:
         rows = self.postgres.rows(
             f"SELECT unnest(percentile_disc(ARRAY[{shares}]) WITHIN GROUP (ORDER BY id)), "
             "count(*) FROM partitions "
-            f"WHERE queue_id = {id}"
+            f"WHERE {' AND '.join([f'queue_id = {id}', *self.among(id, 'id')])}"
         )
         if self.streaming or not rows or rows[0][1] >= self.tasks:
             return [
                 [cut, 0] for cut in sorted({int(row[0]) + 1 for row in rows if row[0] is not None})
             ]
         # A batch read promises no order: few partitions are cut within.
+        own = " AND ".join([f"p.queue_id = {id}", *self.among(id, "p.id")])
         ends = self.postgres.rows(
             "SELECT p.id, (SELECT min(seq) FROM messages m WHERE m.partition_id = p.id), "
             "(SELECT max(seq) FROM messages m WHERE m.partition_id = p.id) "
-            f"FROM partitions p WHERE p.queue_id = {id} ORDER BY 1"
+            f"FROM partitions p WHERE {own} ORDER BY 1"
         )
         ranges: list[list[int]] = []
         for partition, first, last in ends:
@@ -269,7 +304,9 @@ class QueueOptions:
             f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid "
             "= 'messages'::regclass"
         )
-        wanted = self.postgres.estimate(f"SELECT 1 FROM messages m WHERE {_within(id, low, high)}")
+        wanted = self.postgres.estimate(
+            f"SELECT 1 FROM messages m WHERE {' AND '.join(self._conditions(id, low, high))}"
+        )
         if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
             return []
         cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
@@ -278,11 +315,8 @@ class QueueOptions:
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
         """A task's messages, in the columns asked for."""
-        conditions = [_within(state.id, int(task.low), int(task.high))]
-        if self.since is not None:
-            conditions.append(f"m.created_at >= to_timestamp({self.since} / 1000.0)")
-        if self.before is not None:
-            conditions.append(f"m.created_at < to_timestamp({self.before} / 1000.0)")
+        self._wait_for_standby(int(task.high))
+        conditions = self._conditions(state.id, int(task.low), int(task.high))
         # A stream's ranges have an order: one that breaks off can be resumed, if it is known where
         # that was.
         place = "ps" if self.streaming else ""
@@ -306,6 +340,51 @@ class QueueOptions:
                 "the messages were moved (VACUUM FULL, CLUSTER) while they were read by "
                 "blocks: read again"
             )
+
+    def _conditions(self, id: int, low: int, high: int) -> list[str]:
+        """Which messages are wanted of those between the two horizons."""
+        conditions = [_within(id, low, high), *self.among(id)]
+        for sign, moment in ((">=", self.created.low), ("<", self.created.high)):
+            if moment is not None:
+                conditions.append(
+                    f"m.created_at {sign} 'epoch'::timestamptz + '{moment} microseconds'::interval"
+                )
+        return conditions
+
+    def check_standby(self) -> None:
+        """That a standby follows the primary, and how far it is behind, if one is read."""
+        if self.postgres is self.primary:
+            return
+        log.warning(
+            "queue %s is read from a standby, %.1f s behind",
+            self.queue,
+            self.postgres.behind_seconds(),
+        )
+        primary = copy.copy(self.primary)
+        primary.patience = 0.0
+        installation = "SELECT id FROM installation"
+        try:
+            expected = primary.rows(installation)
+        except Unavailable as error:
+            log.warning("the primary cannot be asked whether the standby is its own: %s", error)
+            return
+        if self.postgres.rows(installation) != expected:
+            raise InvalidRequest(
+                "the standby (readDatabase, or database.read_url) belongs to another database "
+                "than the primary"
+            )
+
+    def _wait_for_standby(self, horizon: int) -> None:
+        """A batch may have been planned on another server than the one that is read now, which has
+        to have all of it."""
+        if self.postgres is self.primary:
+            return
+        patience = Patience(self.postgres.patience)
+        while (now := self.state().horizon) < horizon:
+            patience.wait(
+                Away(f"the standby has transactions up to {now}, the batch those up to {horizon}")
+            )
+        patience.end()
 
     def _resumed(
         self, task: QueueRange, needed: list[str], conditions: list[str]
@@ -393,6 +472,25 @@ def _within(id: int, low: int, high: int) -> str:
     return f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
 
 
+def _queue_of(options: Options) -> tuple[str, list[str] | None]:
+    """The queue, and the partitions that `assign` names: JSON as for Kafka, {"queue": [names]}."""
+    assign = options.text("assign")
+    if assign is None:
+        return options.require("queue", "the queue's name"), None
+    try:
+        ((queue, names),) = json.loads(assign).items()
+    except (ValueError, AttributeError):
+        queue, names = "", None
+    if not queue or not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise InvalidRequest(
+            "the option 'assign' is a queue and some of its partitions, such as "
+            f'{{"orders": ["eu", "us"]}}, not {assign!r}'
+        )
+    if options.text("queue") not in (None, queue):
+        raise InvalidRequest("the options 'queue' and 'assign' name different queues")
+    return queue, names
+
+
 class PartitionNames:
     """The names of partitions, asked for when they are first met."""
 
@@ -413,13 +511,18 @@ class PartitionNames:
         return pa.array([self._names[one] for one in ids], pa.string()).take(met.indices)
 
 
-class QueueReader(DataSourceReader):
+@plain_errors
+class QueueReader(FilteredReader):
     """`spark.read.format("penstock").option("queue", ...)`: what is committed when the read is
     planned.
     """
 
     def __init__(self, options: QueueOptions) -> None:
+        super().__init__(
+            {"createdAt": options.created, "partition": options.partitions}, NEVER_NULL
+        )
         self.options = options
+        options.check_standby()
         self.state = options.state() if options.to_xid else options.committed_state()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -434,13 +537,16 @@ class QueueReader(DataSourceReader):
         return self.options.read(self.state, partition)
 
 
+@plain_errors
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("queue", ...)`."""
 
     def __init__(self, options: QueueOptions) -> None:
         self.options = options
+        options.check_standby()
         self.state = options.state()
         self._target: int | None = None
+        self._planned = 0  # the transaction up to which the last batch goes
         self._held: tuple[int, float] | None = (
             None  # a horizon that holds messages back, and when to say so
         )
@@ -479,7 +585,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.commit(
             start
         )  # all before is done; Spark itself says so only when there is a next batch
-        low = int(start["xid"])
+        low = self._planned = int(start["xid"])
         high = now.horizon if self._target is None else min(now.horizon, self._target)
         o = self.options
         first = o.nth_xid(now.id, low, 0)
@@ -487,12 +593,17 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if first is not None and self._target is None:
                 self._name_holder(now)
             return start  # nothing new: the horizon alone moving is no batch
+        if self._target is None and o.delay.at_least:
+            last = o.nth_xid(now.id, low, o.delay.at_least - 1)
+            if o.delay.holds(last is not None and last < high):
+                return start
         if isinstance(limit, ReadMaxRows):
             # Whole transactions: the batch ends before the one that would go over, but holds at
             # least one.
             past = o.nth_xid(now.id, low, limit.max_rows)
             if past is not None:
                 high = min(high, past if past > first else past + 1)
+        self._planned = high
         return self._offset(high, o.cuts(now.id, low, high))
 
     def _name_holder(self, now: QueueState) -> None:
@@ -526,8 +637,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.state = now
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """How far it could go, for Spark's progress."""
-        return self._offset(self.options.state().horizon, [])
+        """How far it could go, for Spark's progress, and how many messages that is from the end
+        of the batch planned last."""
+        o, now = self.options, self.options.state()
+        waiting = o.count(now, self._planned)
+        latest = {**self._offset(now.horizon, []), "waiting": waiting, "more": waiting >= COUNTED}
+        if o.postgres is not o.primary:
+            latest["behindSeconds"] = o.postgres.behind_seconds()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the read."""
@@ -545,7 +662,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Show the position as a consumer group on the broker."""
         if self.options.group:
             self._mirror = self._mirror or Mirror(
-                self.options.postgres, self.options.queue, self.options.group
+                self.options.primary, self.options.queue, self.options.group
             )
             self._mirror.move(int(end["xid"]))
 

@@ -13,23 +13,14 @@ into the same tasks: sinks that write exactly once rely on it.
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -47,8 +38,11 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import TOPIC_COLUMNS, topic_batch
+from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
 from penstock.pipeline.sources.topic_catalog import Topics, TopicState
+from penstock.pipeline.sources.trigger_delay import TriggerDelay
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -59,6 +53,7 @@ RECORDS_PER_TASK = 500_000
 GROUP_FROM = 32  # topics with something to read; fewer are a task each
 GROUP_TOPICS = 64  # of one task at most
 GROUP_RECORDS = 100_000  # of one task at most, over all its topics
+ALL_NAMES = Names()
 REMEDY = (
     "Records were lost to this query. To go on with what is left, start it once with "
     "failOnDataLoss=false; to begin "
@@ -107,9 +102,11 @@ class TopicOptions:
         self.named = list(dict.fromkeys(named))
         self.starting = options.positions("startingOffsets", EARLIEST)
         self.ending = options.positions("endingOffsets", LATEST)
-        self.starting_at = options.moment("startingTimestamp")
-        self.ending_at = options.moment("endingTimestamp")
+        self.starting_at = _moments(options, "startingTimestamp", "startingOffsetsByTimestamp")
+        self.ending_at = _moments(options, "endingTimestamp", "endingOffsetsByTimestamp")
+        self.times = Interval()  # microseconds; what a filter on `timestamp` leaves
         self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.delay = TriggerDelay(options)
         self.max_bytes = options.whole("maxBytesPerTrigger")
         self.min_partitions = options.whole("minPartitions", 1) or 1
         self.per_task = (
@@ -136,14 +133,22 @@ class TopicOptions:
         """The topics that are read: as named, or those that match the pattern now."""
         return self.named or [name for name in self.topics.names() if self._matches(name)]
 
-    def states(self) -> dict[str, TopicState]:
+    def states(self, among: Names = ALL_NAMES) -> dict[str, TopicState]:
         """The state of each of them."""
-        return {name: self.topics.state(name) for name in self.names()}
+        return {name: self.topics.state(name) for name in self.names() if name in among}
 
-    def resolve(
-        self, topic: str, state: TopicState, asked: Positions, at: int | None, missing: int
+    def start_of(self, topic: str, state: TopicState) -> int:
+        """Where reading begins, by the options."""
+        return self._resolve(topic, state, self.starting, self.starting_at, EARLIEST)
+
+    def end_of(self, topic: str, state: TopicState) -> int:
+        """Where a batch read ends, by the options."""
+        return self._resolve(topic, state, self.ending, self.ending_at, LATEST)
+
+    def _resolve(
+        self, topic: str, state: TopicState, asked: Positions, times: Positions | None, missing: int
     ) -> int:
-        """The offset an option means for this topic."""
+        at = times.get(topic) if isinstance(times, dict) else times
         if at is not None:
             return min(max(self.topics.offset_at(topic, at), state.first), state.next)
         offset = asked.get(topic, missing) if isinstance(asked, dict) else asked
@@ -193,7 +198,7 @@ class TopicOptions:
         while True:
             try:
                 for batch in self.topics.read(task.topic, task.incarnation, start, task.end):
-                    yield topic_batch(task.topic, batch, self.columns)
+                    yield self._timely(topic_batch(task.topic, batch, self.columns), batch.times)
                     start = int(batch.offsets[-1]) + 1
                 return
             except InvalidOffset as error:
@@ -214,6 +219,27 @@ class TopicOptions:
                     raise DataLoss(f"{error}. {REMEDY}") from error
                 return
 
+    def _timely(self, rows: pa.RecordBatch, times: np.ndarray) -> pa.RecordBatch:
+        """The rows that a filter on `timestamp` leaves."""
+        if not self.times:
+            return rows
+        low, high = self.times.low, self.times.high
+        wanted = np.ones(len(times), bool)
+        if low is not None:
+            wanted &= times >= low
+        if high is not None:
+            wanted &= times < high
+        return rows if wanted.all() else rows.filter(pa.array(wanted))
+
+
+def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
+    """Milliseconds since 1970: one for all topics, or by topic."""
+    moments = options.moments(by_topic)
+    at = options.moment(for_all)
+    if moments is not None and at is not None:
+        raise InvalidRequest(f"give the option {for_all!r} or {by_topic!r}, not both")
+    return at if moments is None else moments
+
 
 def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
     """The ranges of neighbouring topics together, up to the limits of one task. Nothing but their
@@ -232,40 +258,45 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
     return tasks
 
 
-class TopicReader(DataSourceReader):
+@plain_errors
+class TopicReader(FilteredReader):
     """`spark.read.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
-        self._low, self._high = 0, 1 << 63
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Bounds on the offset narrow what is read; Spark still applies every filter."""
-        for bound in filters:
-            value = getattr(bound, "value", None)
-            if getattr(bound, "attribute", None) == ("offset",) and isinstance(value, int):
-                if isinstance(bound, EqualTo | GreaterThanOrEqual):
-                    self._low = max(self._low, value)
-                if isinstance(bound, GreaterThan):
-                    self._low = max(self._low, value + 1)
-                if isinstance(bound, EqualTo | LessThanOrEqual):
-                    self._high = min(self._high, value + 1)
-                if isinstance(bound, LessThan):
-                    self._high = min(self._high, value)
-            yield bound
+        self._offsets = Interval()
+        self._names = Names()
+        filters: dict[str, Interval | Names] = {
+            "offset": self._offsets,
+            "timestamp": options.times,
+            "topic": self._names,
+        }
+        super().__init__(filters, TOPIC_COLUMNS.names)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks of the read."""
         o = self.options
         spans = {}
-        for topic, state in o.states().items():
-            start = o.resolve(topic, state, o.starting, o.starting_at, EARLIEST)
-            end = o.resolve(topic, state, o.ending, o.ending_at, LATEST)
-            start, end = max(start, self._low), min(end, self._high)
+        for topic, state in o.states(self._names).items():
+            start = o.start_of(topic, state)
+            end = o.end_of(topic, state)
+            start, end = self._narrowed(topic, start, end)
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
         return o.tasks(spans)
+
+    def _narrowed(self, topic: str, start: int, end: int) -> tuple[int, int]:
+        """The part of the range that can have records of the offsets and times asked for. Times
+        never decrease along a topic; the broker finds them by whole milliseconds."""
+        topics, times = self.options.topics, self.options.times
+        if times.low is not None:
+            start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
+        if times.high is not None:
+            end = min(end, topics.offset_at(topic, max(0, -(-times.high // 1000))))
+        return max(start, self._offsets.low or 0), (
+            end if self._offsets.high is None else min(end, self._offsets.high)
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's rows."""
@@ -273,13 +304,14 @@ class TopicReader(DataSourceReader):
         return self.options.read(partition)
 
 
+@plain_errors
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
         if options.ending != LATEST or options.ending_at is not None:
             raise InvalidRequest(
-                "a stream has no end: 'endingOffsets' and 'endingTimestamp' are for batch reads"
+                "a stream has no end: options that begin with 'ending' are for batch reads"
             )
         self.options = options
         self._target: dict[str, TopicState] | None = None
@@ -290,7 +322,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o = self.options
         offsets = {}
         for topic, state in o.states().items():
-            start = o.resolve(topic, state, o.starting, o.starting_at, EARLIEST)
+            start = o.start_of(topic, state)
             offsets[topic] = {"incarnation": state.incarnation, "next": start}
         return offsets
 
@@ -318,6 +350,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, state in now.items():
             begins[topic] = self._begin(topic, start.get(topic), state)
             lags[topic] = max(0, state.next - begins[topic])
+        if self._target is None and self._waits_for_more(sum(lags.values())):
+            return start
         takes = self._admit(now, lags, limit)
         offsets = {
             topic: {"incarnation": state.incarnation, "next": begins[topic] + takes[topic]}
@@ -326,6 +360,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A topic that matched a pattern and is gone stays where it was: there is nothing more to
         # read from it.
         return {**{topic: at for topic, at in start.items() if topic not in now}, **offsets}
+
+    def _waits_for_more(self, waiting: int) -> bool:
+        delay = self.options.delay
+        return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
         """Where reading goes on in the topic as it is now; DataLoss when that is not where it

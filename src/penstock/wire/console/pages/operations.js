@@ -78,6 +78,7 @@ const PIPELINES = [
   { name: "minute", title: "Rows/min", number: true, cell: (p) => html`${count(p.minutes.at(-1)?.rows)}${sparkline(perMinute(p, "rows"), "out", `rows of ${p.name} per minute`)}` },
   { name: "rows", title: "Rows", number: true, cell: (p) => html`${count(p.rows)}${p.batch >= 0 ? html`<br><small>${plural(p.batch, "batch", "batches")}</small>` : ""}` },
   { name: "lag", title: "Lag", number: true, cell: (p) => html`${count(p.lag)}${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)}` },
+  { name: "position", title: "Position", kind: "text", cell: (p) => visible(p.position ?? "") },
   { name: "seen", title: "Seen", number: true, cell: (p) => since(p.reported_at * 1000) },
   { name: "error", title: "Last error", kind: "text", cell: (p) => (p.error ? html`<span class="bad">${visible(String(p.error))}</span>` : "") },
 ];

@@ -26,6 +26,7 @@ class Report(msgspec.Struct):
     rows_per_second: float = 0.0
     batch_ms: int = 0
     lag: int | None = None
+    position: str = ""
     error: str | None = None
     host: str = ""
     pid: int = 0

@@ -1,0 +1,107 @@
+"""Where a streaming query stands, in words: which topic or queue, its offsets, how far behind.
+
+Spark's progress has the offsets of sources as JSON. For ours these say, per topic, the next offset;
+for a queue, the transaction up to which it was read, and with the latest offset how many messages
+wait (up to a limit) and how old a standby's answer is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Position:
+    """In one topic or queue, after a batch."""
+
+    name: str  # "topic orders"
+    place: str  # "offsets 0 to 99"
+    lag: int | None = None  # records or messages behind; None when it is not known
+    unit: str = "records"
+    at_least: bool = False  # the lag was counted up to a limit
+    standby_seconds: float | None = None  # how old a standby's answer may be
+
+    def __str__(self) -> str:
+        behind = ""
+        if self.lag is not None:
+            more = "at least " if self.at_least else ""
+            unit = self.unit.removesuffix("s") if self.lag == 1 else self.unit
+            behind = f", {more}{self.lag:,} {unit} behind" if self.lag else ", up to date"
+        stale = self.standby_seconds
+        standby = "" if stale is None else f", read from a standby {stale:.1f} s behind"
+        return f"{self.name}: {self.place}{behind}{standby}"
+
+
+def positions(sources: Iterable[Any]) -> list[Position]:
+    """Of all topics and queues that a query's progress tells of."""
+    result: list[Position] = []
+    for source in sources:
+        start, end, latest = (
+            _decoded(source[key]) for key in ("startOffset", "endOffset", "latestOffset")
+        )
+        result += [_queue(end, latest)] if "xid" in end else _topics(start, end, latest)
+    return result
+
+
+def in_words(sources: Iterable[Any]) -> str:
+    """One sentence for all sources; empty when none of them is ours."""
+    return "; ".join(str(position) for position in positions(sources))
+
+
+def lag_of(sources: Iterable[Any]) -> int | None:
+    """Records and messages behind, over all sources; None when none of them counts."""
+    known = [position.lag for position in positions(sources) if position.lag is not None]
+    return sum(known) if known else None
+
+
+def rows_of(progress: Any) -> int:
+    """What a batch read. Spark Connect leaves the sum to its reader."""
+    known = progress["numInputRows"]
+    return int(
+        known
+        if known is not None
+        else sum(source["numInputRows"] or 0 for source in progress["sources"])
+    )
+
+
+def _decoded(text: Any) -> dict[str, Any]:
+    """An offset; empty when there is none yet, or it is another source's."""
+    try:
+        offset = json.loads(text or "null") if isinstance(text, str) else text
+    except ValueError:
+        return {}
+    return offset if isinstance(offset, dict) else {}
+
+
+def _topics(
+    start: dict[str, Any], end: dict[str, Any], latest: dict[str, Any]
+) -> Iterator[Position]:
+    for topic in {**end, **latest}:
+        first, last, newest = (_next(offset, topic) for offset in (start, end, latest))
+        if last is None and newest is None:
+            continue  # another source's offsets
+        lag = None if newest is None else max(0, newest - (last or 0))
+        if last is None:
+            place = "nothing read yet"
+        elif first is not None and first < last:
+            place = f"offsets {first} to {last - 1}"
+        else:
+            place = f"up to offset {last - 1}" if last else "no record yet"
+        yield Position(f"topic {topic}", place, lag)
+
+
+def _next(offset: dict[str, Any], topic: str) -> int | None:
+    at = offset.get(topic)
+    return int(at["next"]) if isinstance(at, dict) and "next" in at else None
+
+
+def _queue(end: dict[str, Any], latest: dict[str, Any]) -> Position:
+    return Position(
+        f"queue {end['queue']}",
+        f"transactions up to {end['xid']}",
+        latest.get("waiting"),
+        "messages",
+        at_least=bool(latest.get("more")),
+        standby_seconds=latest.get("behindSeconds"),
+    )

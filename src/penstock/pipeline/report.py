@@ -1,0 +1,73 @@
+"""What a pipeline reports of itself, and how the broker gets it: for the Console, `penstock
+pipeline list`, and the wish of an operator that it should stop.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from penstock.errors import PenstockError
+from penstock.net.broker_caller import BrokerCaller
+
+log = logging.getLogger("penstock.pipeline")
+
+HEARTBEAT_SECONDS = 2.0
+
+
+@dataclass
+class Report:
+    """Where a pipeline stands."""
+
+    name: str
+    state: str = "starting"  # starting, running, idle, stopping, finished, failed
+    batch: int = -1
+    rows: int = 0  # read since the start
+    rows_per_second: float = 0.0
+    batch_ms: int = 0
+    lag: int | None = None  # records or messages; None when no source counts
+    position: str = ""  # of each source, in words
+    progress: float | None = (
+        None  # of a run that ends by itself: from 0 to 1, as far as it is known
+    )
+    error: str | None = None
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    started_at: float = field(default_factory=time.time)
+    master: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """All of it with the time, as the broker and readers of the JSON lines get it."""
+        return {"at": round(time.time(), 3), **asdict(self)}
+
+
+Listener = Callable[[Report], None]
+
+
+class Heartbeat:
+    """Reports to the broker, and learns from its answer whether to stop."""
+
+    def __init__(self, url: str, name: str, token: str | None = None) -> None:
+        self._caller = BrokerCaller(url, token=token, timeout=HEARTBEAT_SECONDS)
+        self._path = f"/api/v1/pipelines/{quote(name, safe='')}"
+        self._last = 0.0
+        self._state = ""
+        self._warned = False
+        self.stop_wanted = False
+
+    def __call__(self, report: Report) -> None:
+        """Send the report if its state is new, or the last one was sent a while ago."""
+        if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
+            return
+        self._last, self._state = time.monotonic(), report.state
+        try:
+            answer = self._caller.json("PUT", self._path, report.fields())
+            self.stop_wanted |= isinstance(answer, dict) and bool(answer.get("stop"))
+        except PenstockError as error:
+            if not self._warned:
+                log.warning("the broker does not take this pipeline's status: %s", error)
+                self._warned = True

@@ -1,0 +1,145 @@
+"""Filters that a batch read takes over from Spark: what they exclude is not read.
+
+Spark offers a read the comparisons of a WHERE clause, `date(timestamp) = d` as a range of times. A
+reader takes those over that it applies exactly, row by row; `explain("formatted")` shows them as
+PushedFilters, and Spark does not apply them again. Streams are offered none.
+
+Spark offers filters where `spark.sql.python.filterPushdown.enabled` is true (our sessions set it).
+Its default is false, and then it refuses every reader that has a `pushFilters` of its own, instead
+of applying the filters itself. `FilteredReader` is accepted by such sessions too, and reads all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass
+class Interval:
+    """Whole numbers from `low` up to, not including, `high`; None where there is no bound."""
+
+    low: int | None = None
+    high: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.low is not None or self.high is not None
+
+    def narrow(self, bound: Filter) -> bool:
+        """Take a comparison over; whether it could be."""
+        number = _whole(getattr(bound, "value", None))
+        if number is None:
+            return False
+        match bound:
+            case EqualTo() | EqualNullSafe():
+                self.at_least(number)
+                self.below(number + 1)
+            case GreaterThanOrEqual():
+                self.at_least(number)
+            case GreaterThan():
+                self.at_least(number + 1)
+            case LessThan():
+                self.below(number)
+            case LessThanOrEqual():
+                self.below(number + 1)
+            case _:
+                return False
+        return True
+
+    def at_least(self, low: int | None) -> None:
+        """Nothing below it."""
+        if low is not None:
+            self.low = low if self.low is None else max(self.low, low)
+
+    def below(self, high: int | None) -> None:
+        """Nothing from it on."""
+        if high is not None:
+            self.high = high if self.high is None else min(self.high, high)
+
+
+@dataclass
+class Names:
+    """The texts a column may have; None for any."""
+
+    allowed: list[str] | None = None
+
+    def narrow(self, bound: Filter) -> bool:
+        """Take `=` or `IN` over; whether it could be."""
+        match bound:
+            case EqualTo() | EqualNullSafe():
+                values = [bound.value]
+            case In():
+                values = list(bound.value)
+            case _:
+                return False
+        if not all(isinstance(value, str) for value in values):
+            return False
+        self.restrict(values)
+        return True
+
+    def restrict(self, names: Iterable[str] | None) -> None:
+        """None but these."""
+        if names is not None:
+            given = list(dict.fromkeys(names))
+            self.allowed = (
+                given if self.allowed is None else [one for one in self.allowed if one in given]
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return self.allowed is None or name in self.allowed
+
+
+class FilteredReader(DataSourceReader):
+    """A batch reader with filters by column. `columns` are those that are never NULL."""
+
+    def __init__(self, filters: dict[str, Interval | Names], columns: Iterable[str]) -> None:
+        self._filters = filters
+        self._columns = set(columns)
+        self.pushFilters = _Offer(self.take_filters)  # type: ignore[method-assign]
+
+    def take_filters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Take what can be taken, and hand the rest back."""
+        for bound in filters:
+            path: tuple[str, ...] = getattr(bound, "attribute", ())
+            column = path[0] if len(path) == 1 else ""
+            if isinstance(bound, IsNotNull) and column in self._columns:
+                continue
+            if column not in self._filters or not self._filters[column].narrow(bound):
+                yield bound
+
+
+class _Offer:
+    """`pushFilters`, called like a method. To the check of sessions without filter pushdown it is
+    the one that every reader inherits."""
+
+    def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
+        self._take = take
+
+    @property
+    def __func__(self) -> Any:
+        return DataSourceReader.pushFilters
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        return self._take(filters)
+
+
+def _whole(value: object) -> int | None:
+    """A number, or a moment in microseconds since 1970."""
+    if isinstance(value, datetime):
+        return (value - EPOCH) // timedelta(microseconds=1) if value.tzinfo else None
+    return value if type(value) is int else None
