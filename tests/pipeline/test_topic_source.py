@@ -25,7 +25,7 @@ from penstock.pipeline.sources.topic import (
 )
 from penstock.wire.tls import Certificate
 from tests.pipeline.conftest import ServedTopics
-from tests.pipeline.support import Driver, batch_rows, rows_of, topic_options
+from tests.pipeline.support import Driver, batch_rows, patiently, rows_of, topic_options
 from tests.support.certificates import Authority
 
 spark_test = pytest.mark.spark
@@ -422,5 +422,5 @@ def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
         .queryName("named")
     )
     with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'") as failure:
-        started.trigger(availableNow=True).start().awaitTermination()
+        patiently(lambda: started.trigger(availableNow=True).start().awaitTermination())
     assert "Traceback" not in str(failure.value)

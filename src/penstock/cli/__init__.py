@@ -160,7 +160,7 @@ MODULES = {"restore": "backup"}  # of words that have none of their own
 EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is not `server`
 # Imported when a command runs, by what an extra brings.
 LIBRARIES = (
-    *("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "plotly", "pyarrow"),
+    *("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "pyarrow"),
     *("pyspark", "sqlglot", "yaml"),
 )
 

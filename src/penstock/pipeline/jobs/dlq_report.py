@@ -251,9 +251,11 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
 
 def build(figures: Letters) -> Report:
     """The report for people."""
-    until = minute_of(figures.until) + MINUTE
-    step, called = html_report.bins(figures.since, until)
-    times = html_report.times_of(figures.since, until, step)
+    window = (figures.since, minute_of(figures.until) + MINUTE)
+    minutes = [minute for counts in figures.times.values() for minute in counts]
+    since, until = html_report.fit(*window, minutes)
+    step, called = html_report.bins(since, until)
+    times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
 
     def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:
@@ -294,7 +296,7 @@ def build(figures: Letters) -> Report:
     none = "no dead letters"
     return Report(
         "Penstock: dead letters",
-        figures.since,
+        since,
         until,
         times,
         [
@@ -331,4 +333,5 @@ def build(figures: Letters) -> Report:
         ],
         ["Put them back with `penstock queue dlq requeue` once the cause is gone. Times are UTC."],
         step=called,
+        window=window,
     )

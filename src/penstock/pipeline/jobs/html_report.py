@@ -1,22 +1,30 @@
-"""Reports for people: tiles, panels over time and tables as one HTML file. It holds plotly.js
-itself, so it opens anywhere, without a network.
+"""Reports for people: tiles, panels over time and tables as one HTML file of some kilobytes. It
+needs nothing but itself, so it opens anywhere, without a network, also on a phone.
+
+A thing (a queue, a group, a percentile) has one colour in all panels. The panels' axis is the part
+of the time asked for in which something happened (`fit`). Figures under the pointer are shown by a
+few lines of script; everything else is there without it.
 """
 
-import importlib.util
+import colorsys
+import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
 from typing import Literal
 
 from penstock.errors import Unavailable
+from penstock.pipeline.jobs.svg_chart import Chart, Line
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 GREY = "#94a3b8"
 OTHERS = "all others"
-MOST = len(COLORS)  # series of a panel; the rest is added up
-INK, FAINT, GRID = "#0f172a", "#64748b", "#e2e8f0"
+MOST = 8  # series of a panel; the rest is added up
+HUE_STEP = 0.381966  # of the circle: what follows is far from what was there
+SHORTEST = timedelta(minutes=10)  # that an axis shows
 
 
 @dataclass
@@ -25,7 +33,6 @@ class Series:
 
     label: str
     values: list[float | None]  # one per time of the report; None = not known
-    color: str
 
 
 @dataclass
@@ -69,15 +76,19 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     step: str = ""  # "per minute"
+    window: tuple[datetime, datetime] | None = None  # what was asked for, if more than is shown
 
     @property
     def subtitle(self) -> str:
         """The time it covers, and its step."""
-        window = (
-            f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M} to "
-            f"{self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        )
+        window = _span(self.since, self.until)
+        if self.window is not None and self.window != (self.since, self.until):
+            window += f" (of {_span(*self.window)}: before and after, nothing happened)"
         return f"{window}, {self.step}" if self.step else window
+
+
+def _span(since: datetime, until: datetime) -> str:
+    return f"{since.astimezone(UTC):%Y-%m-%d %H:%M} to {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def write(report: Report, html: str | Path) -> None:
@@ -89,116 +100,115 @@ def write(report: Report, html: str | Path) -> None:
 
 
 def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
-    """The first of the ranks, the rest added up: nobody can read forty lines. A label has one color
-    in all panels.
-    """
-    shown = [
-        Series(label, series[label], color)
-        for label, color in zip(ranks, COLORS, strict=False)
-        if label in series
-    ]
+    """The first of the ranks, the rest added up: nobody can read forty lines."""
+    shown = [Series(label, series[label]) for label in ranks[:MOST] if label in series]
     rest = [series[label] for label in series if label not in ranks[:MOST]]
     if rest:
         shown.append(
             Series(
                 OTHERS,
                 [sum(value or 0 for value in values) for values in zip(*rest, strict=True)],
-                GREY,
             )
         )
     return shown
 
 
+def colors(panels: Iterable[Panel]) -> dict[str, str]:
+    """A colour for each label, the same in all panels."""
+    labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
+    chosen = {OTHERS: GREY}
+    for label in labels:
+        if label not in chosen:
+            chosen[label] = _color(len(chosen) - 1)
+    return chosen
+
+
+def _color(number: int) -> str:
+    if number < len(COLORS):
+        return COLORS[number]
+    red, green, blue = colorsys.hls_to_rgb(number * HUE_STEP % 1, 0.42, 0.65)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[datetime, datetime]:
+    """The part of the time in which something happened, with some room; all of it if nothing did
+    or if that is most of it anyway."""
+    inside = [at for at in moments if since <= at <= until]
+    if not inside:
+        return since, until
+    first, last = min(inside), max(inside) + timedelta(minutes=1)
+    room = max((last - first) / 20, (SHORTEST - (last - first)) / 2)
+    first, last = max(since, first - room), min(until, last + room)
+    return (first, last) if (last - first) < (until - since) * 0.8 else (since, until)
+
+
 def to_html(report: Report) -> str:
     """One page with everything in it."""
-    from plotly.offline import get_plotlyjs
-
     tiles = "".join(
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
     )
-    panels = "".join(_section(report, panel) for panel in report.panels)
+    chosen = colors(report.panels)
+    panels = "".join(_section(report, panel, chosen) for panel in report.panels)
     tables = "".join(_table(table) for table in report.tables)
     notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     return (
         "<!doctype html><html lang=en><head><meta "
         f"charset=utf-8><title>{escape(report.title)}</title>"
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
+        f"<style>{STYLE}</style></head><body>"
         f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
         f"<div class=tiles>{tiles}</div><main>{panels}</main>{tables}<footer>{notes}"
         f"<p>Made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by Penstock.</p></footer>"
-        f"<script>{FIT}</script></body></html>"
+        f"<script type=application/json id=figures>{_figures(report)}</script>"
+        f"<script>{POINTER}</script></body></html>"
     )
 
 
-def _section(report: Report, panel: Panel) -> str:
-    import plotly.graph_objects as go
+def _figures(report: Report) -> str:
+    """The values for the pointer, by panel. Text of users cannot end the script element."""
+    figures = {
+        "times": [f"{at.astimezone(UTC):%b %d %H:%M}" for at in report.times],
+        "panels": [
+            []
+            if panel.is_empty
+            else [
+                {
+                    "label": series.label,
+                    "values": [
+                        None if value is None else float(f"{value:.4g}") for value in series.values
+                    ],
+                }
+                for series in panel.series
+            ]
+            for panel in report.panels
+        ],
+    }
+    return json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
 
+
+def _section(report: Report, panel: Panel, chosen: dict[str, str]) -> str:
     about = f"<h2>{escape(panel.title)} <small>{escape(panel.unit)}</small></h2>"
     if panel.is_empty:
         return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
-    figure = go.Figure()
-    for series in panel.series:
-        hover = f"%{{y:,.4~g}} {panel.unit}"
-        if panel.kind == "bar":
-            figure.add_bar(
-                x=report.times,
-                y=series.values,
-                name=escape(series.label),
-                marker_color=series.color,
-                hovertemplate=hover,
-            )
-        else:
-            alone = (
-                {"mode": "lines+markers", "marker": {"size": 4, "color": series.color}}
-                if _sparse(series)
-                else {"mode": "lines"}
-            )
-            figure.add_scatter(
-                x=report.times,
-                y=series.values,
-                name=escape(series.label),
-                line={"color": series.color, "width": 2},
-                hovertemplate=hover,
-                **alone,
-            )
-    figure.update_layout(
-        template="plotly_white",
-        height=320,
-        margin={"l": 64, "r": 16, "t": 8, "b": 40},
-        barmode="stack",
-        hovermode="x unified",
-        showlegend=True,
-        legend={"orientation": "h", "y": -0.18, "x": 0},
-        font={"family": "system-ui, sans-serif", "size": 12, "color": INK},
+    times = report.times
+    chart = Chart(
+        times,
+        [Line(series.values, chosen[series.label]) for series in panel.series],
+        panel.kind,
+        panel.log,
+        f"{panel.title}, {panel.unit}",
+        times[1] - times[0] if len(times) > 1 else timedelta(minutes=1),
     )
-    figure.update_xaxes(range=[report.since, report.until], gridcolor=GRID)
-    figure.update_yaxes(
-        title_text=panel.unit,
-        gridcolor=GRID,
-        rangemode="tozero",
-        type="log" if panel.log else "linear",
+    legend = "".join(
+        f"<li><i style='background:{chosen[series.label]}'></i>{escape(series.label)}"
+        for series in panel.series
     )
-    if panel.log:
-        ticks = _ticks(panel)
-        figure.update_yaxes(tickvals=ticks, ticktext=[number(tick) for tick in ticks])
-    config = {"displayModeBar": False, "responsive": True}
-    drawn = figure.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return f"<section>{about}{drawn}</section>"
-
-
-def _ticks(panel: Panel) -> list[float]:
-    """1, 2, 5, 10, ... around the values: what plotly chooses for logarithms is hard to read."""
-    values = [value for series in panel.series for value in series.values if value]
-    low, high = min(values) / 2.5, max(values) * 2.5
-    steps = [digit * 10.0**power for power in range(-4, 10) for digit in (1, 2, 5)]
-    return [step for step in steps if low <= step <= high]
-
-
-def _sparse(series: Series) -> bool:
-    """A value between gaps has no line to show it."""
-    return any(value is None for value in series.values) or len(series.values) < 3
+    number = report.panels.index(panel)
+    return (
+        f"<section data-panel={number}>{about}<div class=plot>{chart.svg()}"
+        f"<output></output></div><ul>{legend}</ul></section>"
+    )
 
 
 def _table(table: Table) -> str:
@@ -279,36 +289,67 @@ def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
 
 
 def check_target(html: str | Path | None) -> None:
-    """Before the long work: may the file be written, is the library there?"""
+    """Before the long work: may the file be written?"""
     if html is None:
         return
     if not Path(html).parent.is_dir():
         raise Unavailable(f"{html} cannot be written: there is no directory {Path(html).parent}")
-    if importlib.util.find_spec("plotly") is None:
-        raise Unavailable("reports need plotly: pip install 'penstock[pipeline]'")
 
 
-# The first plots are drawn before the page knows how many go side by side.
-FIT = """addEventListener("load",()=>{
-for(const plot of document.querySelectorAll(".js-plotly-plot"))
-Plotly.Plots.resize(plot)})"""
+POINTER = """
+const {times, panels} = JSON.parse(document.getElementById("figures").textContent);
+for (const section of document.querySelectorAll("section[data-panel]")) {
+  const series = panels[section.dataset.panel], svg = section.querySelector("svg");
+  const output = section.querySelector("output");
+  const show = (event) => {
+    const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * 640;
+    const at = Math.floor((x - 56) / 576 * times.length);
+    if (at < 0 || at >= times.length) return hide();
+    const rows = series.filter((one) => one.values[at] != null)
+      .map((one) => one.label + ": " + one.values[at].toLocaleString("en"));
+    output.textContent = [times[at], ...rows].join("\\n");
+    output.style.display = "block";
+    output.style[x < 320 ? "right" : "left"] = "0";
+    output.style[x < 320 ? "left" : "right"] = "auto";
+  };
+  const hide = () => { output.style.display = "none"; };
+  svg.addEventListener("pointermove", show);
+  svg.addEventListener("pointerdown", show);
+  svg.addEventListener("pointerleave", hide);
+}"""
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#0f172a;background:#f8fafc;
+:root{--ink:#0f172a;--faint:#64748b;--line:#e2e8f0;--page:#f8fafc;--card:#fff;
+color-scheme:light dark}
+@media(prefers-color-scheme:dark){
+:root{--ink:#e2e8f0;--faint:#94a3b8;--line:#334155;--page:#0f172a;--card:#1e293b}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);
 margin:0 auto;max-width:1400px;padding:24px}
-header h1{margin:0;font-size:26px}header p{margin:2px 0 18px;color:#64748b}
+header h1{margin:0;font-size:26px}header p{margin:2px 0 18px;color:var(--faint)}
 .tiles{display:flex;flex-wrap:wrap;gap:12px;margin-bottom:16px}
-.tile{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:10px 18px;min-width:110px}
-.tile b{display:block;font-size:22px}.tile span{color:#64748b;font-size:13px}
-main{display:grid;grid-template-columns:repeat(auto-fit,minmax(520px,1fr));gap:16px}
-section{background:#fff;border:1px solid #e2e8f0;border-radius:10px;padding:12px 16px;min-width:0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 18px;
+min-width:110px}
+.tile b{display:block;font-size:22px}.tile span{color:var(--faint);font-size:13px}
+main{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:16px}
+section{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px;
+min-width:0}
 section.wide{margin-top:16px;overflow-x:auto}
-h2{font-size:16px;margin:0 0 4px}h2 small{color:#64748b;font-weight:400}
-.empty{color:#64748b;text-align:center;padding:70px 0;margin:0}.wide .empty{padding:20px}
+h2{font-size:16px;margin:0 0 4px}h2 small{color:var(--faint);font-weight:400}
+.plot{position:relative}svg{display:block;width:100%}
+svg text{font-size:11px;fill:var(--faint)}.grid{stroke:var(--line);fill:none}
+output{display:none;position:absolute;top:0;white-space:pre;pointer-events:none;font-size:12px;
+background:var(--card);border:1px solid var(--line);border-radius:6px;padding:4px 8px;
+max-width:60%;overflow:hidden;text-overflow:ellipsis}
+ul{list-style:none;display:flex;flex-wrap:wrap;gap:2px 14px;margin:6px 0 0;padding:0;font-size:13px}
+li{overflow-wrap:anywhere}li i{display:inline-block;width:10px;height:10px;border-radius:2px;
+margin-right:6px}
+.empty{color:var(--faint);text-align:center;padding:70px 0;margin:0}.wide .empty{padding:20px}
 table{border-collapse:collapse;width:100%;font-size:14px}th,td{padding:5px 10px;text-align:right;
-border-bottom:1px solid #e2e8f0;vertical-align:top;font-variant-numeric:tabular-nums}
-th{color:#64748b;font-weight:500}
-.text{text-align:left;overflow-wrap:anywhere}footer{color:#64748b;font-size:13px;margin-top:16px}
+border-bottom:1px solid var(--line);vertical-align:top;font-variant-numeric:tabular-nums}
+th{color:var(--faint);font-weight:500}
+.text{text-align:left;overflow-wrap:anywhere}footer{color:var(--faint);font-size:13px;
+margin-top:16px}
 footer p{margin:2px 0}
-@media(max-width:640px){main{grid-template-columns:1fr}}
+@media(max-width:640px){body{padding:12px}svg text{font-size:20px}section{padding:10px}
+.wide .text{min-width:9em}}
 """

@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.pipeline.jobs import html_report
 from penstock.pipeline.jobs.html_report import (
-    COLORS,
     Panel,
     Report,
     Series,
@@ -31,7 +30,7 @@ SQL = (
     "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', "
     "NULL, NULL, {most})"
 )
-PERCENTILES = {50: COLORS[0], 95: COLORS[1], 99: COLORS[4]}
+PERCENTILES = (50, 95, 99)
 
 
 def write_report(
@@ -44,13 +43,13 @@ def write_report(
     html: str | Path,
 ) -> Report:
     """Draw what the table says of the time from `since` to `until`."""
-    made = build(
-        load(Postgres(Options({"database": database} if database else {})), since, until),
-        since,
-        until,
-        queues,
-        topics,
-    )
+    postgres = Postgres(Options({"database": database} if database else {}))
+    points = load(postgres, since, until)
+    shown = html_report.fit(since, until, (point.at for point in points))
+    if shown != (since, until):  # in finer steps
+        points = load(postgres, *shown)
+    made = build(points, *shown, queues, topics)
+    made.window = (since, until)
     html_report.write(made, html)
     return made
 
@@ -106,10 +105,7 @@ def build(
         Panel(
             "Latency from push to ack, all groups",
             "ms",
-            [
-                Series(f"p{p}", [_ms(one.percentile(p)) for one in overall], color)
-                for p, color in PERCENTILES.items()
-            ],
+            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES],
             log=True,
             empty="nothing was acknowledged in this time",
         ),
@@ -202,9 +198,8 @@ def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) ->
                 _ms(each[label][i].percentile(99)) if i in each[label] else None
                 for i in range(count)
             ],
-            color,
         )
-        for label, color in zip(ranks, COLORS, strict=False)
+        for label in ranks[: html_report.MOST]
         if any(one.total for one in each[label].values())
     ]
 

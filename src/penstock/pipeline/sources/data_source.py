@@ -120,11 +120,16 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, error: PenstockError) -> None:
         self._error = error
 
-    def _refuse(self, *_: object) -> Any:
+    def _refuse(self, *_: Any) -> Any:
         raise self._error
 
-    initialOffset = getDefaultReadLimit = latestOffset = reportLatestOffset = _refuse  # noqa: N815
-    partitions = prepareForTriggerAvailableNow = read = _refuse  # noqa: N815
+    initialOffset: Any = _refuse  # noqa: N815
+    getDefaultReadLimit: Any = _refuse  # noqa: N815
+    prepareForTriggerAvailableNow: Any = _refuse  # noqa: N815
+    latestOffset: Any = _refuse  # noqa: N815
+    reportLatestOffset: Any = _refuse  # noqa: N815
+    partitions: Any = _refuse
+    read: Any = _refuse
 
 
 def _append_only(overwrite: bool) -> None:
