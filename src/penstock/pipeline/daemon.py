@@ -15,6 +15,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 ZIP = "pyspark.zip"
@@ -40,12 +41,28 @@ def preload(worker: str) -> None:
 
     importlib.import_module(worker)
     importlib.import_module("pandas")  # pyarrow imports it when it is there
-    import adbc_driver_postgresql.dbapi  # noqa: F401
+    with _without("polars"):
+        import adbc_driver_postgresql.dbapi  # noqa: F401
 
     import penstock.pipeline.sinks.queue
     import penstock.pipeline.sinks.topic
     import penstock.pipeline.sources.queue
     import penstock.pipeline.sources.topic  # noqa: F401
+
+
+@contextlib.contextmanager
+def _without(module: str) -> Iterator[None]:
+    """As if it were not installed: ADBC imports polars where it can, which starts threads, and has
+    no need of it beside pyarrow. Workers may import it all the same.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def threads() -> list[str]:
