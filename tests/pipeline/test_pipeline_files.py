@@ -162,7 +162,7 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         (
             "{topic: orders,",
             "{topic: orders, options: {endingTimestamp: 5},",
-            "a stream has no end: 'endingOffsets'",
+            "a stream has no end: options that begin",
         ),
         (
             "{topic: orders,",
