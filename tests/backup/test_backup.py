@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
 from penstock.cli import app
@@ -17,6 +16,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
+from tests.support.object_stores import CREDENTIALS, s3_server
 from tests.support.wait import until
 
 
@@ -174,18 +174,8 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before_and_nothing_ha
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
     """A real S3 endpoint, and what finds it."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    httpx.put(f"{endpoint}/bucket").raise_for_status()
-    yield {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "me",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }
-    server.stop()
+    with s3_server() as endpoint:
+        yield {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
 
 
 def test_a_backup_goes_to_an_object_store_and_comes_back_with_every_offset(

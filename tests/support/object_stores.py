@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-import boto3
+import httpx
 from moto.server import ThreadedMotoServer
 
 BUCKET = "bucket"
@@ -29,13 +29,7 @@ def s3_server() -> Iterator[str]:
     try:
         host, port = server.get_host_and_port()
         url = f"http://{host}:{port}"
-        boto3.client(
-            "s3",
-            endpoint_url=url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        ).create_bucket(Bucket=BUCKET)
+        httpx.put(f"{url}/{BUCKET}").raise_for_status()
         yield url
     finally:
         server.stop()

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from penstock.config.schema import LocalRetention
-from penstock.errors import Damaged
+from penstock.errors import Damaged, StorageFailed
 from penstock.log.layout import DATA, sealed_name
 from penstock.log.tier import cache as tier_cache
 from penstock.object_store import ObjectStore
 from penstock.topics.store import TopicStore
 from penstock.topics.tier import tier as tier_module
+from penstock.topics.tier.verify import verify_tier
 from penstock.topics.topic import Topic
 from tests.support.object_stores import (
     BUCKET,
@@ -453,3 +454,74 @@ def test_a_lost_copy_of_the_manifest_is_read_from_the_tier(tmp_path: Path) -> No
             assert (await read_all(topic))[: len(before)] == before
 
     run(body())
+
+
+def test_a_crash_between_the_manifest_and_its_copy_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest is one write ahead: of an upload, of retention, and of a swap."""
+    address = f"file://{tmp_path}/store"
+
+    async def crash(*_: object) -> None:
+        raise StorageFailed("killed here")
+
+    async def body() -> None:
+        limits = {"retention_bytes": 8_000, "local_retention": LocalRetention()}
+        async with tiered(tmp_path / "data", address, **limits) as store:
+            topic = await store.create("t")
+            await fill(topic, batches=14)
+            before = everything(topic)
+            assert store.tier is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(store.tier, "_write_local", crash)
+                assert not await store.tier.synchronize()
+            assert topic.tier is None
+        async with tiered(tmp_path / "data", address, **limits) as store:
+            topic = store.require("t")
+            await pass_through(store)
+            assert await read_all(topic) == before
+            assert store.tier is not None
+            with monkeypatch.context() as patch:
+                patch.setattr(store.tier, "_write_local", crash)
+                await store.maintain()
+            assert topic.first_offset == 0, "the local files are still there"
+        async with tiered(tmp_path / "data", address, **limits) as store:
+            topic = store.require("t")
+            assert await read_all(topic) == before
+            await store.tier.synchronize()  # type: ignore[union-attr]
+            await store.maintain()
+            assert topic.first_offset > 0
+            remaining = await read_all(topic)
+            assert remaining == before[-len(remaining) :]
+            await pass_through(store)
+
+    run(body())
+
+
+def test_verify_finds_what_is_missing_and_what_was_changed(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with tiered(tmp_path / "data", f"file://{tmp_path}/store") as store:
+            await fill(await store.create("t"))
+            await fill(await store.create("u"))
+            await pass_through(store)
+
+    run(body())
+    store = ObjectStore(f"file://{tmp_path}/store")
+    reports = verify_tier(store, set(), lambda _: None)
+    assert [(one.topic, one.sound, one.unnamed) for one in reports] == [
+        ("t", True, 0),
+        ("u", True, 0),
+    ]
+    directory = tmp_path / "store/topics" / reports[0].incarnation
+    first, second, *_ = sorted(directory.glob("*.log"))
+    first.unlink()
+    data = bytearray(second.read_bytes())
+    data[100] ^= 1
+    second.write_bytes(data)
+    (report,) = verify_tier(store, {"t"}, lambda _: None)
+    assert [finding.file.rpartition("/")[2] for finding in report.findings] == [
+        first.name,
+        second.name,
+    ]
+    assert report.findings[0].what == "is missing"
+    assert "checksum" in report.findings[1].what

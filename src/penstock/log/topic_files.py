@@ -34,6 +34,7 @@ from penstock.log.layout import (
     INDEX_TYPE,
     METADATA,
     SWAP_PREFIX,
+    TIER,
     parse_metadata,
     parse_sealed,
     sealed_name,
@@ -205,6 +206,11 @@ class TopicFiles:
             return (self.directory / INCARNATION).read_text().split(" ")[0]
         except FileNotFoundError:
             return "0" * 32
+
+    @property
+    def tiered(self) -> bool:
+        """Whether some of its segments may lie in a tier only."""
+        return (self.directory / TIER).exists()
 
     def bounds(self) -> tuple[int, int]:
         """The first offset and the one after the last."""

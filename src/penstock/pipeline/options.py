@@ -49,6 +49,7 @@ TOPIC_SOURCE = REACH | {
         "topicPattern",
         "subscribePattern",
         "directory",
+        "tier",
         "group",
         "failOnDataLoss",
     ),

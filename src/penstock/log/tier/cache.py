@@ -1,26 +1,24 @@
-"""Blocks of the tier's files on the local disk: at most so many bytes, the longest unused go first.
+"""A cache of blocks of the tier's files: at most so many bytes, the longest unused go first.
 
 A file in the tier is read in whole blocks, each checked against its checksum. Whoever reads in a
 thread waits for the blocks it lacks; a read on the event loop is refused with `NotCached` instead
 and is repeated in a thread (`Topic.read_or_wait`). Reading in order is noticed and read ahead of,
 the further the longer it lasts.
 
-The cache is emptied when it is opened: nothing on disk has to be trusted, and nothing is synced.
+It is emptied when it is opened: nothing on disk has to be trusted, and nothing is synced.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import NotFound, StorageFailed, StorageFull, Unavailable
-from penstock.log.fs import Fs
 from penstock.log.pool import in_pool
+from penstock.log.tier.blocks import Blocks, Key
 from penstock.log.tier.manifest import StoredObject
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
@@ -33,7 +31,6 @@ MAX_BLOCKS_AHEAD = 8
 STREAMS_REMEMBERED = 256
 
 T = TypeVar("T")
-Key = tuple[str, int]  # object, number of the block
 
 
 class NotCached(Unavailable):
@@ -44,23 +41,18 @@ class NotCached(Unavailable):
 
 
 class BlockCache:
-    def __init__(
-        self, store: ObjectStore, directory: Path, limit: int, *, fs: Fs, metrics: Metrics
-    ) -> None:
+    def __init__(self, store: ObjectStore, blocks: Blocks, limit: int, metrics: Metrics) -> None:
         self.store = store
-        self._directory = directory
+        self._blocks = blocks
         self._limit = limit  # bytes
-        self._fs = fs
         self._readers = ThreadPoolExecutor(READERS, "tier-read")
         self._loaders = ThreadPoolExecutor(LOADERS, "tier-load")
         self._lock = threading.Lock()  # guards what follows
-        self._sizes: OrderedDict[Key, int] = OrderedDict()  # on disk, the longest unused first
+        self._sizes: OrderedDict[Key, int] = OrderedDict()  # of those there are, by last use
         self._total = 0
-        self._files: dict[Key, Path] = {}
         self._loading: dict[Key, Future[bytes]] = {}
         # The block that a reader in order wants next, and how far ahead of it is read.
         self._streams: OrderedDict[Key, int] = OrderedDict()
-        self._numbers = 0
         counter = metrics.counter
         self._hits = counter("penstock_topic_tier_cache_hits_total", "Blocks read from the cache")
         self._misses = counter(
@@ -75,8 +67,7 @@ class BlockCache:
 
     def open(self) -> None:
         """Blocks: empty it."""
-        self._fs.remove_tree(self._directory)
-        self._fs.make_dir(self._directory)
+        self._blocks.clear()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -97,7 +88,7 @@ class BlockCache:
             number: (max(0, position - number * size), min(size, end - number * size))
             for number in numbers
         }
-        parts = {number: self._from_disk(stored, number, *spans[number]) for number in numbers}
+        parts = {number: self._cached(stored, number, *spans[number]) for number in numbers}
         missing = [number for number, part in parts.items() if part is None]
         if missing and _on_event_loop():
             raise NotCached
@@ -110,18 +101,13 @@ class BlockCache:
             parts[number] = _result(future)[start:stop]
         return b"".join(part for part in parts.values() if part is not None)
 
-    def _from_disk(self, stored: StoredObject, number: int, start: int, stop: int) -> bytes | None:
+    def _cached(self, stored: StoredObject, number: int, start: int, stop: int) -> bytes | None:
         key = (stored.name, number)
         with self._lock:
-            path = self._files.get(key)
-            if path is None:
+            if key not in self._sizes:
                 return None
             self._sizes.move_to_end(key)
-        try:
-            with contextlib.closing(self._fs.open(path, write=False)) as file:
-                return file.read_at(start, stop - start)
-        except FileNotFoundError:
-            return None  # it had to go since
+        return self._blocks.get(key, start, stop)
 
     def _load(self, stored: StoredObject, number: int) -> "Future[bytes]":
         key = (stored.name, number)
@@ -143,24 +129,21 @@ class BlockCache:
                 self._loading.pop(key, None)
 
     def _put(self, key: Key, data: bytes) -> None:
-        with self._lock:
-            self._numbers += 1
-            path = self._directory / str(self._numbers)
         try:
-            self._fs.replace(path, data, sync=False)
+            self._blocks.put(key, data)
         except (StorageFull, StorageFailed) as error:
             log.warning("a block of the tier is not cached: %s", error)
             return
         gone = []
         with self._lock:
-            self._files[key], self._sizes[key] = path, len(data)
-            self._total += len(data)
+            self._total += len(data) - self._sizes.pop(key, 0)
+            self._sizes[key] = len(data)
             while self._total > self._limit and len(self._sizes) > 1:
                 oldest, size = self._sizes.popitem(last=False)
                 self._total -= size
-                gone.append(self._files.pop(oldest))
+                gone.append(oldest)
         for other in gone:
-            self._fs.remove(other)
+            self._blocks.remove(other)
 
     def _read_ahead(self, stored: StoredObject, numbers: range) -> None:
         """A read that begins where one ended, or within its last block, is one in order."""
@@ -180,7 +163,7 @@ class BlockCache:
             wanted = [
                 number
                 for number in range(following, min(following + ahead, stored.count))
-                if (stored.name, number) not in self._files
+                if (stored.name, number) not in self._sizes
             ]
         for number in wanted:
             self._load(stored, number)

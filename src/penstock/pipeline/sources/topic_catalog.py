@@ -3,8 +3,9 @@ both.
 
 With a broker, the broker says what exists and how far it may be read; with a directory beside it
 (executors on the same host), the records themselves come from the files, which is faster. A
-directory alone serves topics that no broker has open. Whatever the way, the records come as
-`Slice`s.
+directory alone serves topics that no broker has open. With the address of the broker's tier, what
+lies there is read from the store, and only the rest from the broker or its files. Whatever the way,
+the records come as `Slice`s.
 """
 
 import os
@@ -16,6 +17,7 @@ import numpy as np
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
+from penstock.log.tier.reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
@@ -48,10 +50,12 @@ class Topics:
     def __init__(self, options: Options) -> None:
         self.broker = options.text("broker")
         self.directory = options.text("directory")
+        self.tier = options.text("tier")
         self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
         self._token = options.token()
         self._ca = options.ca()
         self._link: TopicLink | None = None
+        self._tier: TierReader | None = None
         if not self.broker and not self.directory:
             raise InvalidRequest(
                 "give the option 'broker' (host:port), or 'directory' for topics on this "
@@ -59,7 +63,7 @@ class Topics:
             )
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_link": None}
+        return {**self.__dict__, "_link": None, "_tier": None}
 
     @property
     def link(self) -> TopicLink:
@@ -69,7 +73,10 @@ class Topics:
         return self._link
 
     def close(self) -> None:
-        """Close the connection; it is made again when needed."""
+        """Close the connections; they are made again when needed."""
+        if self._tier is not None:
+            self._tier.close()
+            self._tier = None
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -104,11 +111,23 @@ class Topics:
         """The records in [start, end). `InvalidOffset` when `start` aged out, `Conflict` for
         another incarnation.
         """
-        if self.directory:
-            files = self._files(topic)
-            _same(topic, incarnation, files.incarnation)
-            yield from files.read(start, end)
+        if self.tier:
+            self._tier = self._tier or TierReader(self.tier)
+            for piece in self._tier.read(incarnation, start, end):
+                yield piece
+                start = int(piece.offsets[-1]) + 1
+        if not self.directory:
+            yield from self._fetch(topic, incarnation, start, end)
             return
+        files = self._files(topic)
+        _same(topic, incarnation, files.incarnation)
+        if self.broker and files.tiered and start < (first := files.bounds()[0]):
+            yield from self._fetch(topic, incarnation, start, min(first, end))
+            start = first
+        if start < end:
+            yield from files.read(start, end)
+
+    def _fetch(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         while start < end:
             fetched = self.link.fetch(topic, start, FETCH_BYTES)
             _same(topic, incarnation, fetched.incarnation.hex())

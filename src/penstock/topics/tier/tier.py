@@ -21,6 +21,7 @@ from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, KINDS, TIER, parse_checked
 from penstock.log.pool import P, T, in_pool
 from penstock.log.segment import Segment
+from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import (
     Manifest,
@@ -64,9 +65,8 @@ class Tier:
         self.store = ObjectStore(settings.tier, patience=PATIENCE)
         self._pool = ThreadPoolExecutor(2 * TOPICS_AT_A_TIME, "tier")
         self._ownership = Ownership(self.store, self._directory, context.fs)
-        self.cache = context.cache = BlockCache(
-            self.store, private / CACHE, settings.tier_cache, fs=context.fs, metrics=metrics
-        )
+        blocks = BlocksOnDisk(private / CACHE, context.fs)
+        self.cache = context.cache = BlockCache(self.store, blocks, settings.tier_cache, metrics)
         # What is copied with the topics: set by whoever has it.
         self.groups: Callable[[], Iterable[CommittedOffset]] = tuple
         self.sinks: Path | None = None

@@ -1,0 +1,81 @@
+"""Reading a topic from the tier alone, without its broker: ranges of records as numpy columns.
+
+For readers elsewhere (Spark executors) who know from the broker how far they may read, and leave
+what the tier does not have to it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import NotFound
+from penstock.log.fs import DISK
+from penstock.log.layout import HEADER_SIZE
+from penstock.log.tier.blocks import BlocksInMemory
+from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.manifest import Manifest, manifest_name
+from penstock.log.tier.segment import TieredSegment
+from penstock.log.topic_files import MAX_BYTES, MAX_ROWS, Slice
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
+
+CACHE_BYTES = 64 << 20
+
+
+class TierReader:
+    """Close it at the end: it has threads."""
+
+    def __init__(self, address: str) -> None:
+        self._store = ObjectStore(address, create=False)
+        self._cache = BlockCache(self._store, BlocksInMemory(), CACHE_BYTES, Metrics())
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def read(self, incarnation: str, start: int, end: int) -> Iterator[Slice]:
+        """The records from `start` up to, not including, `end`, as far as the tier has them without
+        a gap; after that the next ones are to be had from the broker.
+        """
+        for segment in self._segments(incarnation, start):
+            if segment.base >= end:
+                return
+            at = max(start, segment.base)
+            while at < min(end, segment.end):
+                try:
+                    batch = segment.read(at, min(end - at, MAX_ROWS), MAX_BYTES)
+                    keep = int(np.searchsorted(batch.offsets, end))
+                    offsets = batch.offsets[:keep]
+                    times = segment.times(offsets)
+                except FileNotFoundError:
+                    return  # retention or compaction took it away
+                if not keep:
+                    return
+                starts = np.append(batch.starts[:keep] - HEADER_SIZE, batch.ends[keep - 1])
+                yield Slice(memoryview(batch.buffer), starts, offsets, times)
+                at = batch.next_offset
+
+    def _segments(self, incarnation: str, start: int) -> list[TieredSegment]:
+        """The segment that holds `start` and those that follow it without a gap. What compaction
+        removed is none."""
+        name = manifest_name(incarnation)
+        try:
+            manifest = Manifest.parse(self._store.get(name)[0], name)
+        except NotFound:
+            return []
+        stored = [one for one in manifest.segments if not one.superseded]
+        first = bisect_right(stored, start, key=lambda one: one.base) - 1
+        segments: list[TieredSegment] = []
+        for one in stored[first:] if first >= 0 else ():
+            before = segments[-1] if segments else None
+            if before is not None and before.end < one.base and not before.compacted:
+                break
+            segment = TieredSegment(DISK, Path(name).parent, incarnation, one, self._cache)
+            segment.holes = tuple(
+                (int(place["start"]), int(place["end"]))
+                for place in manifest.damage
+                if place.get("base") == one.base and "start" in place
+            )
+            segments.append(segment)
+        return segments
