@@ -12,11 +12,12 @@ Start: lock, database and schema, recovery, then the listeners (which are not ou
 above us). Stop is the same backwards. A part that fails to start stops those before it again.
 """
 
+import asyncio
 import logging
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -153,24 +154,27 @@ class Broker:
                 )
             check()
             starting.callback(self.pool.shutdown)
-            for part in self._parts():
-                await part.start()
-                starting.push_async_callback(part.stop)
+            # A database takes its time to start, and so do topics; neither needs the other.
+            side_by_side = [_start([self.database], starting)]
+            if self.logs:
+                side_by_side.append(_start(self.logs.parts(), starting))
+            for failure in await asyncio.gather(*side_by_side, return_exceptions=True):
+                if failure is not None:
+                    raise failure
+            parts: list[Part] = [self.queues, self.presence, self.buffer]
+            await _start(parts if self.exports is None else [*parts, self.exports], starting)
             self._running = starting.pop_all()
-
-    def _parts(self) -> list[Part]:
-        """In the order of their start."""
-        parts: list[Part] = [self.database]
-        if self.logs:
-            parts += self.logs.parts()
-        parts += [self.queues, self.presence, self.buffer]
-        if self.exports:
-            parts.append(self.exports)
-        return parts
 
     async def stop(self) -> None:
         """Stop every part, the last started first."""
         await self._running.aclose()
+
+
+async def _start(parts: Sequence[Part], starting: AsyncExitStack) -> None:
+    """Start parts one after the other, to be stopped in the reverse order."""
+    for part in parts:
+        await part.start()
+        starting.push_async_callback(part.stop)
 
 
 def _check_restored(private: Path) -> None:

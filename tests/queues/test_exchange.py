@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
-from penstock.queues import Ack, Popped, PopRequest, Queues
+from penstock.errors import ConnectionLost
+from penstock.queues import Ack, Item, Popped, PopRequest, Queues
 from penstock.queues import exchange as exchanging
 from penstock.queues.exchange import HeldLeases
 from tests.queues.support import answer, complete, expire_leases, pop, push, run, running, values
+from tests.support.wait import eventually
 
 PARTITIONS = 6
 
@@ -124,3 +126,64 @@ def test_no_more_leases_are_remembered_than_there_is_room_for(database_url: str)
         assert (held._held, held._messages) == ({}, 0)
 
     run(database_url, body)
+
+
+def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))
+        patient = PopRequest(queue="q", batch=2, wait=True, timeout=60)
+        waiting = [asyncio.create_task(queues.pop(patient)) for _ in range(3)]
+        await eventually(lambda: queues.signals.waiting == 3)
+        calls = recorded(queues)
+        await push(queues, "q", 1, 2, 3)
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (popped,) = [task.result() for task in done]
+        assert values(popped) == [1, 2]
+        # no call but that of the push, and nobody else was woken: the partition is leased
+        assert (calls, queues.signals.waiting) == ([], 2)
+        next_one = await queues.pop(patient, acks_of(popped))  # in order, and by its own call
+        assert values(next_one) == [3]
+        await complete(queues, next_one)
+
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await push(queues, "q", 4)
+        assert values(await pop(queues, "q")) == [4]
+
+    run(database_url, body, poll_interval=60.0)
+
+
+def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))
+        patient = PopRequest(queue="q", wait=True, timeout=60)
+        fetch = queues.database.fetch
+        for outcome in ("committed", "cut off"):
+            waiting = asyncio.create_task(queues.pop(patient))
+            await eventually(lambda: queues.signals.waiting == 1)
+
+            async def fetching(sql: str, *args: Any, **options: Any) -> Any:
+                rows = await fetch(sql, *args, **options)
+                if "queue_push_exchange" in sql:
+                    if outcome == "cut off":  # noqa: B023 - read at once
+                        raise ConnectionLost("after its commit")
+                    waiting.cancel()  # noqa: B023
+                    await asyncio.wait([waiting])  # noqa: B023
+                return rows
+
+            queues.database.fetch = fetching  # type: ignore[method-assign]
+            (pushed,) = await queues.push([Item("q", b"1", transaction_id=outcome)])
+            queues.database.fetch = fetch  # type: ignore[method-assign]
+            assert pushed.status == ("queued" if outcome == "committed" else "duplicate")
+            if outcome == "committed":
+                waiting = asyncio.create_task(queues.pop(patient))
+            popped = await waiting
+            assert [m.transaction_id for m in popped.messages] == [outcome]
+            await complete(queues, popped)
+        attempts = await queues.database.fetch("SELECT 1 FROM attempts")
+        assert (attempts, await queues.groups.lag("q", "__QUEUE_MODE__")) == ([], 0)
+
+    run(database_url, body, poll_interval=60.0)

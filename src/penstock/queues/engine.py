@@ -27,6 +27,7 @@ from penstock.queues.dead import DeadLetters
 from penstock.queues.exchange import Exchanger
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
+from penstock.queues.handover import HandOver
 from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
@@ -88,6 +89,7 @@ class Queues:
         self._popper = Popper(
             database, self.catalog, self.keys, self.signals, self._exchanger, settings, popped
         )
+        self._pusher.claim = HandOver(database, self.signals, self._exchanger).claim
         self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
         self.scheduled = Scheduled(database, self.catalog, self.keys)
         self.admin = Admin(database, self.catalog, self.signals, self.keys, self.scheduled)

@@ -304,7 +304,7 @@ class Exchanger:
                 await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes.sort(key=_order)
         now = time.monotonic()
-        since = [self._since(take.target.group_id, now) for take in takes]
+        since = [self.since(take.target.group_id, now) for take in takes]
         completions = Completions([ack for one in requests for ack in one.acks])
         await completions.split(self.held)
         prepared = await Prepared.of(completions.others(), self._catalog)
@@ -315,13 +315,13 @@ class Exchanger:
                 SQL,
                 *arguments,
                 *(prepared.arguments or NO_ACKS),
-                *(self._takes(takes, since) if takes else NO_TAKES),
+                *(self.arguments(takes, since) if takes else NO_TAKES),
             )
         except Busy:
             raise  # rolled back
         except Unavailable:
             if sent and takes:  # cut off: it may be committed, now or later; nobody has its leases
-                self._spawn(self._release_later([take.lease for take in takes]))
+                self.release_later([take.lease for take in takes])
             raise
         if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK_SECONDS:
             for take, start in zip(takes, since, strict=True):
@@ -344,7 +344,7 @@ class Exchanger:
                 completions.answers[place] = answer
         if completions.acks:
             self._acknowledger.announce(completions.acks, completions.answers)
-        shares = self._shares(takes, since, rows, begin)
+        shares = self.shares(takes, since, rows, begin)
         results: list[Any] = []
         begin = 0
         for request in requests:
@@ -357,7 +357,7 @@ class Exchanger:
             begin = end
         return results
 
-    def _takes(self, takes: list[Take], since: list[datetime | None]) -> tuple[Any, ...]:
+    def arguments(self, takes: list[Take], since: list[datetime | None]) -> tuple[Any, ...]:
         """The last arguments of the call."""
         plain = 0
         for take in takes:
@@ -385,7 +385,7 @@ class Exchanger:
             self._settings.max_batch_bytes,
         )
 
-    def _shares(
+    def shares(
         self, takes: list[Take], since: list[datetime | None], rows: list[Any], begin: int
     ) -> dict[int, Exchanged]:
         """What each take got, by its identity; its rows are together and the last has a note."""
@@ -422,7 +422,7 @@ class Exchanger:
             )
         )
 
-    def _since(self, group_id: int, now: float) -> datetime | None:
+    def since(self, group_id: int, now: float) -> datetime | None:
         """Cursors that were due long ago and are not any more leave dead index entries; do not wade
         through them.
         """
@@ -445,9 +445,12 @@ class Exchanger:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _release_later(self, leases: list[UUID]) -> None:
-        """End the leases of calls that were cut off, once the database is back. Such a call may
-        still be running there: end them again when it surely is not."""
+    def release_later(self, leases: list[UUID]) -> None:
+        """End the leases of a call that was cut off, once the database is back."""
+        self._spawn(self._release_twice(leases))
+
+    async def _release_twice(self, leases: list[UUID]) -> None:
+        """Such a call may still be running there: end them again when it surely is not."""
         await self._release(leases)
         await asyncio.sleep(LINGERING_SECONDS)
         await self._release(leases)

@@ -207,21 +207,51 @@ class Popper:
                     self._settings.poll_interval,
                     max(wait, SOON_SECONDS) if wait is not None else left,
                 )
-                await self._park(request, targets, names, max(pause, 0))
+                handed = await self._park(request, targets, names, max(pause, 0))
+                if handed is not None:
+                    popped = await self._answer(request, handed, batch)
+                    popped.acked = list(acked)
+                    return popped
 
     async def _park(
         self, request: PopRequest, targets: list[Target], names: list[str], pause: float
-    ) -> None:
-        waiter = Waiter(targets[0].partition if request.partition is not None and targets else None)
+    ) -> Exchanged | None:
+        """Wait until there may be something; what a push took for us, if it did."""
+        partition = targets[0].partition if request.partition is not None and targets else None
+        waiter = Waiter(partition, self._wanted(request, targets))
         for name in names:
             self._signals.park(name, request.group, waiter)
         try:
             await asyncio.wait_for(waiter.event.wait(), pause)
         except TimeoutError:
             pass
+        except asyncio.CancelledError:
+            if waiter.exchanged is not None:
+                self._exchanger.orphaned(waiter.exchanged)
+            raise
         finally:
+            waiter.gone = True
             for name in names:
                 self._signals.leave(name, request.group, waiter)
+        exchanged: Exchanged | None = waiter.exchanged
+        return exchanged
+
+    def _wanted(
+        self, request: PopRequest, targets: list[Target]
+    ) -> tuple[Target, int, int | None] | None:
+        """What a push may take for a parked pop: the usual, from any one partition."""
+        batch, partitions = self._sizes(request)
+        if (
+            request.queue is None
+            or request.partition is not None
+            or request.auto_ack
+            or partitions != 1
+            or len(targets) != 1
+            or batch > SLICE
+            or self._catalog.shares(request.queue)
+        ):
+            return None
+        return targets[0], batch, request.holder
 
     def _sizes(self, request: PopRequest) -> tuple[int, int]:
         batch, partitions = request.batch, request.partitions

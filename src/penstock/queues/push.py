@@ -7,11 +7,11 @@ and unique in their partition, so what was stored is found again.
 import asyncio
 import os
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import accumulate, chain
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -40,6 +40,16 @@ HEAVY = 1 << 15
 LATER = 1 << 60  # queue_push's answer about a message for later; negative: a duplicate of one
 
 
+class Claim(Protocol):
+    """Pops that wait for what is being pushed, and get it in the same call (`handover`)."""
+
+    served: dict[tuple[str, str], int]
+
+    async def fetch(self, sql: str, *arguments: Any) -> list[Any]: ...
+
+    def close(self) -> None: ...
+
+
 class Pusher:
     def __init__(
         self,
@@ -54,6 +64,7 @@ class Pusher:
         self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
         self._later = later
         self._pushed = pushed
+        self.claim: Callable[[list[Item]], Claim | None] = lambda _: None  # set by the engine
         self.merger: Merger[list[Item], list[Pushed]] = Merger(
             self._run, size=_weight, limit=merge_max, slots=4, enough=200
         )
@@ -72,8 +83,16 @@ class Pusher:
     ) -> list[list[Pushed] | PenstockError]:
         await self._catalog.load_installation()
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        answers = await self.store(self._database.fetch, items, again)
-        self.announce(answers)
+        claim = None if again else self.claim(items)
+        if claim is None:
+            answers = await self.store(self._database.fetch, items, again)
+            self.announce(answers)
+        else:
+            try:
+                answers = await self.store(claim.fetch, items)
+            finally:
+                claim.close()
+            self.announce(answers, claim.served)
         results: list[list[Pushed] | PenstockError] = []
         begin = 0
         for request in requests:
@@ -225,8 +244,14 @@ class Pusher:
         info = await self._catalog.queue(queue)
         return info is not None and info.options.encryption_enabled
 
-    def announce(self, answers: Sequence[Pushed | PenstockError]) -> None:
-        """Count what was queued and wake whoever waits for it, or for its time."""
+    def announce(
+        self,
+        answers: Sequence[Pushed | PenstockError],
+        served: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """Count what was queued and wake whoever waits for it, or for its time, but for pops of a
+        queue and group that were `served`.
+        """
         logs = Count(
             (a.queue, a.partition)
             for a in answers
@@ -238,7 +263,9 @@ class Pusher:
         for queue, counts in queues.items():
             self._pushed.add(sum(counts), queue)
             self._signals.available(
-                queue, sum(counts) if self._catalog.shares(queue) else len(counts)
+                queue,
+                sum(counts) if self._catalog.shares(queue) else len(counts),
+                served=served,
             )
         if logs.total() < len(answers):
             dues = [

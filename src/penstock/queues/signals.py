@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from itertools import islice
 from typing import Any
 
@@ -38,13 +38,17 @@ FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be
 
 
 class Waiter:
-    """A parked pop. `wake` may be called any number of times."""
+    """A parked pop. Its event may be set any number of times."""
 
-    __slots__ = ("event", "partition")
+    __slots__ = ("claimed", "event", "exchanged", "gone", "partition", "wanted")
 
-    def __init__(self, partition: int | None) -> None:
+    def __init__(self, partition: int | None, wanted: Any = None) -> None:
         self.event = asyncio.Event()
         self.partition = partition
+        self.wanted = wanted  # what a push may take for it (`handover`); None: it must not
+        self.claimed = False  # a push is taking for it
+        self.exchanged: Any = None  # what that took
+        self.gone = False  # it waits no longer
 
 
 class Signals:
@@ -104,23 +108,53 @@ class Signals:
                     del self._waiters[queue]
 
     def available(
-        self, queue: str, partitions: int, group: str | None = None, *, announce: bool = True
+        self,
+        queue: str,
+        partitions: int,
+        group: str | None = None,
+        *,
+        announce: bool = True,
+        served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Up to `partitions` partitions of a queue may have something, for one group or for all."""
+        """Up to `partitions` partitions of a queue may have something, for one group or for all,
+        less what pops of a queue and group were `served` already.
+        """
         self.generation[queue] = self.generation.get(queue, 0) + 1
         groups = self._waiters.get(queue)
         if groups:
             for name in (group,) if group is not None else tuple(groups):
-                remaining = partitions
+                remaining = partitions - (served.get((queue, name), 0) if served else 0)
                 for waiter in tuple(groups.get(name, ())):
                     if waiter.partition is not None:
                         waiter.event.set()
-                    elif remaining > 0 and not waiter.event.is_set():
+                    elif remaining > 0 and not waiter.event.is_set() and not waiter.claimed:
                         remaining -= 1
                         waiter.event.set()
         if announce and not self.alone:
             self._queues.add(queue)
             self._ready.set()
+
+    @property
+    def any_waiting(self) -> Container[str]:
+        """Queues that pops wait for."""
+        return self._waiters
+
+    def claim(self, queue: str, partitions: int) -> list[Waiter]:
+        """Pops that wait for any partition of a queue, up to so many of each group, for a push that
+        takes for them.
+        """
+        claimed: list[Waiter] = []
+        for waiters in self._waiters.get(queue, {}).values():
+            free = (
+                waiter
+                for waiter in waiters
+                if waiter.wanted is not None
+                and not (waiter.claimed or waiter.gone or waiter.event.is_set())
+            )
+            claimed += islice(free, max(0, partitions))
+        for waiter in claimed:
+            waiter.claimed = True
+        return claimed
 
     @property
     def alone(self) -> bool:

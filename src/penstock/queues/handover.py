@@ -1,0 +1,117 @@
+"""Hands messages to consumers that wait for them on this broker, in the call that pushes them.
+
+Without it a waiting pop is woken by the push's answer and makes a call of its own: a second commit
+before the message is delivered. With it the pushing call also takes, for pops that are parked here,
+what is due for them. Order and leases are those of any pop, for it is the same function under the
+same locks; the lease is committed together with the message.
+
+Only the first attempt of a push does so. When its outcome is unknown the leases it may have taken
+are ended, the pops look for themselves, and the push is repeated alone. A pop that went away
+meanwhile has its messages returned, uncounted.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.database import Database
+from penstock.errors import Busy, Unavailable
+from penstock.queues.exchange import Exchanger, Take, Target, new_lease
+from penstock.queues.signals import Signals, Waiter
+from penstock.queues.types import Item
+
+CASTS = {9: "::text::int[]", 11: "::text::int[]"}  # as in the statement of a push
+SQL = f"""SELECT * FROM queue_push_exchange({
+    ", ".join(f"${n}{CASTS.get(n, '')}" for n in range(1, 23))
+})"""
+MAX_TAKES = 64  # in a call
+
+
+class HandOver:
+    """Finds pops that wait for what is being pushed."""
+
+    def __init__(self, database: Database, signals: Signals, exchanger: Exchanger) -> None:
+        self.database, self.exchanger = database, exchanger
+        self._signals = signals
+
+    def claim(self, items: Iterable[Item]) -> "Claim | None":
+        """The parked pops that could have these items, which nobody else wakes until the claim is
+        closed; None when there are none.
+        """
+        if not self._signals.any_waiting:
+            return None
+        partitions: dict[str, set[str]] = {}
+        for item in items:
+            if item.due is None and item.queue in self._signals.any_waiting:
+                partitions.setdefault(item.queue, set()).add(item.partition)
+        waiters: list[Waiter] = []
+        for queue, names in partitions.items():
+            waiters += self._signals.claim(queue, min(len(names), MAX_TAKES - len(waiters)))
+        return Claim(self, waiters) if waiters else None
+
+
+class Claim:
+    """The pops that one push takes for."""
+
+    def __init__(self, hand_over: HandOver, waiters: list[Waiter]) -> None:
+        self._database, self._exchanger = hand_over.database, hand_over.exchanger
+        self._waiters: list[Waiter] = waiters  # that are still without an outcome
+        self.served: dict[tuple[str, str], int] = {}  # queue, group -> pops that got something
+
+    async def fetch(self, sql: str, *push: Any) -> list[Any]:
+        """Run the statement of a push, the first time with the pops; its rows."""
+        if not self._waiters:
+            return await self._database.fetch(sql, *push)
+        taking = sorted(
+            ((_take(waiter), waiter) for waiter in self._waiters), key=lambda one: _group(one[0])
+        )
+        takes = [take for take, _ in taking]
+        now = time.monotonic()
+        since = [self._exchanger.since(_group(take), now) for take in takes]
+        ids, starts, plain, groups, _, batches, _, leases, *rest = self._exchanger.arguments(
+            takes, since
+        )
+        sent = self._database.healthy
+        try:
+            rows = await self._database.fetch(
+                SQL, *push, ids, starts, plain, groups, batches, leases, *rest
+            )
+        except Busy:
+            raise  # rolled back
+        except Unavailable:
+            if sent:  # cut off: it may be committed, now or later; nobody has its leases
+                self._exchanger.release_later(leases)
+            raise
+        finally:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.claimed = False
+                waiter.event.set()
+        shares = self._exchanger.shares(takes, since, rows, 1)
+        for take, waiter in taking:
+            share = shares[id(take)]
+            if waiter.gone:
+                self._exchanger.orphaned(share)
+            elif share.rows:
+                waiter.exchanged = share
+                key = take.target.queue, take.target.group
+                self.served[key] = self.served.get(key, 0) + 1
+        return [rows[0][23:]]
+
+    def close(self) -> None:
+        """Let those look for themselves that no call was made for."""
+        for waiter in self._waiters:
+            waiter.claimed = False
+            waiter.event.set()
+        self._waiters = []
+
+
+def _take(waiter: Waiter) -> Take:
+    assert waiter.wanted is not None
+    target, batch, holder = waiter.wanted
+    return Take(target, batch, 1, new_lease(holder), holder)
+
+
+def _group(take: Take) -> int:
+    target: Target = take.target
+    return target.group_id
