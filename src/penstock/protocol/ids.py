@@ -17,11 +17,12 @@ _last = 0
 def uuid7() -> UUID:
     """A new id, greater than every id this process made before, also when the clock steps back."""
     global _last
-    fresh = (time.time_ns() // 1_000_000) << 32 | int.from_bytes(os.urandom(3), "big")
+    chance = int.from_bytes(os.urandom(9), "big")
+    fresh = (time.time_ns() // 1_000_000) << 32 | chance >> 48
     _last = fresh if fresh > _last else _last + 1
     milliseconds, counter = _last >> 32, _last & 0xFFFF_FFFF
     value = milliseconds << 80
     value |= 0x7000 << 64 | (counter >> 20) << 64
     value |= 0x8000_0000_0000_0000 | (counter & 0xF_FFFF) << 42
-    value |= int.from_bytes(os.urandom(6), "big") & 0x3FF_FFFF_FFFF
+    value |= chance & 0x3FF_FFFF_FFFF
     return UUID(int=value)

@@ -112,14 +112,15 @@ class Popper:
                 pending.run(self._resume(request, looked, began, patience))
                 return True
             messages: list[Message] = []
+            lease = str(take.lease)
             try:
                 for row in outcome.rows:
-                    messages += self._messages(take, str(take.lease), row, 0, SLICE)
+                    messages += self._messages(take, lease, row, 0, SLICE)
             except PenstockError as error:
                 self._exchanger.orphaned(outcome)
                 pending.complete(error)
                 return True
-            pending.complete(self._answered(request, outcome, str(take.lease), messages, batch))
+            pending.complete(self._answered(request, outcome, lease, messages, batch))
             return True
 
         pending.intercept(taken)
