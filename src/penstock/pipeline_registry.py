@@ -72,8 +72,8 @@ class Pipelines:
     def _values(self, value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str], float]:
         """Of those that run: what has ended has no lag and no rate."""
         running = [one for one in self.all() if one["state"] not in ENDED]
-        found = ((one["name"], value(one)) for one in running)
-        return {(name,): float(figure) for name, figure in found if figure is not None}
+        figures = ((one["name"], value(one)) for one in running)
+        return {(name,): float(figure) for name, figure in figures if figure is not None}
 
     async def start(self) -> None:
         """Read what was reported before the broker's last stop."""
@@ -100,8 +100,8 @@ class Pipelines:
             del self._reports[oldest]
         now = self._clock()
         runs = _runs(before.get("runs", []), report, now)
-        known = {"name": name, "reported_at": now, "runs": runs}
-        self._reports[name] = {**report, **known, "minutes": _minutes(before, report, now)}
+        facts = {"name": name, "reported_at": now, "runs": runs}
+        self._reports[name] = {**report, **facts, "minutes": _minutes(before, report, now)}
         state = report.get("state")
         if state == "starting" or state in ENDED:
             self._stops.discard(name)

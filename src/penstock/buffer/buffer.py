@@ -453,9 +453,9 @@ class Buffer:
         try:
             async with asyncio.timeout(self._settings.startup_recovery_timeout):
                 for kind in KINDS:
-                    chosen = self.backlog.of(kind)
-                    self.recovering = Progress(TITLES[kind], sum(file.events for file in chosen))
-                    for file in chosen:
+                    waiting = self.backlog.of(kind)
+                    self.recovering = Progress(TITLES[kind], sum(file.events for file in waiting))
+                    for file in waiting:
                         await self._replay(file)
         except (Unavailable, TimeoutError, StorageFull, StorageFailed) as error:
             log.warning(

@@ -79,7 +79,7 @@ DatabaseUrl = Annotated[
 
 
 @dataclass(slots=True)
-class Found:
+class StoredFile:
     """A file in a buffer directory."""
 
     name: files.Name
@@ -286,8 +286,8 @@ def purge(
     Example: `penstock buffer purge --failed --yes`
     """
     place = _directory(directory)
-    chosen = [file for file in _find(place) if (file.place == files.FAILED and failed)]
-    paths = [file.path for file in chosen] + [_path_of(name, place) for name in names or []]
+    failures = [file for file in _find(place) if (file.place == files.FAILED and failed)]
+    paths = [file.path for file in failures] + [_path_of(name, place) for name in names or []]
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
@@ -312,23 +312,25 @@ def _on(mode: bool) -> str:
     return "on" if mode else "off"
 
 
-def _directory(given: Path | None) -> Path:
-    found = given or Path("penstock-data") / ".penstock" / "buffers"
-    if not found.is_dir():
-        raise usage(f"there is no buffer directory {found}; name it with --dir")
-    return found
+def _directory(option: Path | None) -> Path:
+    directory = option or Path("penstock-data") / ".penstock" / "buffers"
+    if not directory.is_dir():
+        raise usage(f"there is no buffer directory {directory}; name it with --dir")
+    return directory
 
 
-def _find(directory: Path) -> list[Found]:
-    found = []
+def _find(directory: Path) -> list[StoredFile]:
+    stored = []
     for place in ("", files.FAILED):
         for text in DISK.list_dir(directory / place):
             name = files.parse(text)
             if name:
-                found.append(
-                    Found(name, directory / place / text, place, files.is_live(directory, name.tag))
+                stored.append(
+                    StoredFile(
+                        name, directory / place / text, place, files.is_live(directory, name.tag)
+                    )
                 )
-    return sorted(found, key=lambda file: (file.place, file.name.id))
+    return sorted(stored, key=lambda file: (file.place, file.name.id))
 
 
 def _path_of(name: str, directory: Path) -> Path:
@@ -408,7 +410,7 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
                 await starting
                 if failed:
                     await buffer.retry_failed(now=True)
-                left = buffer.failed.events if failed else buffer.status.pending
+                remaining = buffer.failed.events if failed else buffer.status.pending
                 done = int(sum(buffer.replay.flushed.value(kind) for kind in files.KINDS))
                 await buffer.stop()
             finally:
@@ -422,4 +424,4 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
             err=True,
         )
     typer.echo(f"{done:,} events are in the database now", err=True)
-    return left
+    return remaining

@@ -182,12 +182,12 @@ class Table:
         ]
         cells = [[column.cell(row) for row in self.rows] for column in columns]
         widths = [
-            max(cell_len(column.title), *(cell.cell_len for cell in found))
-            for column, found in zip(columns, cells, strict=True)
+            max(cell_len(column.title), *(cell.cell_len for cell in texts))
+            for column, texts in zip(columns, cells, strict=True)
         ]
-        chosen, dropped = _fit(columns, widths, width)
+        shown, dropped = _fit(columns, widths, width)
         drawn = rich_table.Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-        for at in chosen:
+        for at in shown:
             drawn.add_column(
                 Text(columns[at].title, "bold"),
                 justify="right" if columns[at].format in NUMBERS else "left",
@@ -195,7 +195,7 @@ class Table:
                 overflow="ellipsis",
                 width=widths[at],
             )
-        for row in zip(*(cells[at] for at in chosen), strict=True):
+        for row in zip(*(cells[at] for at in shown), strict=True):
             drawn.add_row(*row)
         if not dropped:
             return drawn
@@ -205,10 +205,10 @@ class Table:
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list[int], list[str]]:
     """Which columns are shown, and the titles of those that are not; `widths` are cut to fit."""
-    chosen = list(range(len(columns)))
+    shown = list(range(len(columns)))
 
     def excess() -> int:
-        return sum(widths[at] + GAP for at in chosen) - GAP - width
+        return sum(widths[at] + GAP for at in shown) - GAP - width
 
     def cut(able: list[int], least: int) -> None:
         """Take blanks from the widest of them, one by one."""
@@ -221,18 +221,18 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
                 return
             widths[max(able, key=lambda at: widths[at])] -= 1
 
-    prose = [at for at in chosen if columns[at].prose]
+    prose = [at for at in shown if columns[at].prose]
     natural = list(widths)
     cut(prose, MIN_PROSE)
     dropped: list[str] = []
     for at in reversed(range(len(columns))):
         if excess() > 0 and columns[at].optional:
-            chosen.remove(at)
+            shown.remove(at)
             dropped.insert(0, columns[at].title)
     widths[:] = natural  # what was left out makes room
-    cut([at for at in prose if at in chosen], MIN_PROSE)
-    cut([at for at in chosen if columns[at].format is text], MIN_NAME)
-    return chosen, dropped
+    cut([at for at in prose if at in shown], MIN_PROSE)
+    cut([at for at in shown if columns[at].format is text], MIN_NAME)
+    return shown, dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ def _produce(
     try:
         with producer:
             for payloads, size in (
-                found for source in _sources(files) for found in _records(source, end)
+                batch for source in _sources(files) for batch in _records(source, end)
             ):
                 producer.send_many(payloads)
                 sent += len(payloads)
@@ -446,16 +446,16 @@ def _renderer(format: str) -> Callable[[Batch], bytes]:
 
 
 def _unescaped(text: str) -> bytes:
-    known = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
-    found, at = "", 0
+    escapes = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
+    unescaped, at = "", 0
     while at < len(text):
-        if text[at] == "\\" and at + 1 < len(text) and text[at + 1] in known:
-            found += known[text[at + 1]]
+        if text[at] == "\\" and at + 1 < len(text) and text[at + 1] in escapes:
+            unescaped += escapes[text[at + 1]]
             at += 2
         else:
-            found += text[at]
+            unescaped += text[at]
             at += 1
-    return found.encode()
+    return unescaped.encode()
 
 
 def _sources(files: list[Path] | None) -> Iterator[BinaryIO]:

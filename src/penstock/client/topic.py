@@ -69,8 +69,11 @@ class Topic:
 
     async def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
         """Records that are there now, from `from_` to the end."""
-        async with self.reader(from_, follow=False) as reader, aclosing(reader.batches()) as found:
-            async for batch in found:
+        async with (
+            self.reader(from_, follow=False) as reader,
+            aclosing(reader.batches()) as batches,
+        ):
+            async for batch in batches:
                 for record in batch:
                     yield record
 

@@ -137,7 +137,7 @@ class Inspection:
         rows = await self._database.browse(
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
-        found = [
+        partitions = [
             Partition(
                 name=row["name"],
                 id=self._catalog.partition_uuid(row["id"]),
@@ -151,7 +151,7 @@ class Inspection:
             )
             for row in rows
         ]
-        return found, rows[0]["total"] if rows else 0
+        return partitions, rows[0]["total"] if rows else 0
 
     async def lifeline(self, partition_id: str, transaction_id: str) -> list[Event]:
         await self._catalog.load_installation()
