@@ -38,23 +38,56 @@ machine.cache_bytecode()
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+TESTS = Path(__file__).parent
+# What starts, kills or freezes whole processes, besides whoever asks for `own_postgres`.
+CHAOS = [
+    "*/test_kill.py",
+    "*/test_kills.py",
+    "chaos/*",
+    "client/test_queue_restart.py",
+    "database/test_embedded.py",
+    "e2e/*",
+    "export/test_broker.py",
+    "queues/test_chaos_scores.py",
+]
+# Whole applications and other people's tools, and what takes seconds because of how much it tries.
+LONG = [
+    "backup/*",
+    "client/test_packages.py",
+    "client/test_surface.py",
+    "client/test_testing.py",
+    "client/test_worker.py",
+    "compat/*",
+    "database/test_upgrade.py",
+    "deploy/*",
+    "docs/*",
+    "examples/*",
+    "queues/test_interleaving.py",
+    "queues/test_many_partitions.py",
+    "queues/test_model.py",
+    "topics/test_scale.py",
+    "wire/auth/test_broker.py",
+    "wire/test_queue_openapi.py",
+]
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts and kills whole processes is marked by where it lives; tests that share a
-    module's fixture (a broker, as a rule) run in one worker, so that there is one of it.
+    """What kind a test is depends on where it lives. Tests that share a module's fixture (a broker,
+    as a rule) run in one worker, so that there is one of it.
     """
     for item in items:
         assert isinstance(item, pytest.Function)
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        fixtures = item._fixtureinfo.name2fixturedefs
+        place = item.path.relative_to(TESTS)
+        if "own_postgres" in fixtures or any(map(place.match, CHAOS)):
+            item.add_marker("chaos")
+        if any(map(place.match, LONG)):
+            item.add_marker("long")
         if not item.get_closest_marker("xdist_group") and any(
-            of_name[-1].scope in ("module", "package") for of_name in fixtures
+            of_name[-1].scope in ("module", "package") for of_name in fixtures.values()
         ):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-        if {"chaos", "e2e"} & set(item.path.parts) or item.path.name in (
-            "test_kill.py",
-            "test_kills.py",
-        ):
-            item.add_marker("chaos")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
