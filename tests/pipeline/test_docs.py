@@ -65,6 +65,7 @@ def test_the_guides_copy_a_topic_as_a_stream(
         checkpoint: str(tmp_path / "checkpoint"),
         '"orders"': f'"{source}"',
         '"orders-copy"': f'"{copy}"',
+        '"copier"': f'"copier-{tmp_path.name}"',  # one per sink
     }.items():
         assert old in text
         text = text.replace(old, new)

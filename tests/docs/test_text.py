@@ -1,0 +1,64 @@
+"""How the docs read: short blocks, short cells, decision numbers only where decisions are explained."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.docs.blocks import pages
+from tests.docs.test_links import without_code
+from tests.docs.tools import ROOT
+
+BLOCK_WORDS = 120
+CELL_WORDS = 40
+NUMBER = re.compile(r"decisions/\d{4}|\bdecisions? \d{4}\b|\[\d{4}\]\(", re.I)
+
+
+def written() -> list[Path]:
+    return [page for page in pages() if "decisions" not in page.parts]
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs and items of lists, without tables, headings and code."""
+    for part in re.split(r"\n\s*\n", without_code(text)):
+        for item in re.split(r"\n(?=\s*(?:[-*]|\d+\.) )", part):
+            lines = [line for line in item.splitlines() if not line.lstrip().startswith(("|", "#"))]
+            yield "\n".join(lines)
+
+
+def cells(text: str) -> Iterator[str]:
+    for line in without_code(text).splitlines():
+        if line.startswith("|"):
+            yield from re.split(r"(?<!\\)\|", line.strip("| "))
+
+
+def test_blocks_are_short() -> None:
+    long = [
+        f"{page.name}: {len(one.split())} words: {one.strip()[:60]}"
+        for page in written()
+        for one in paragraphs(page.read_text())
+        if len(one.split()) > BLOCK_WORDS
+    ]
+    assert long == []
+
+
+def test_cells_of_tables_are_short() -> None:
+    long = [
+        f"{page.name}: {len(one.split())} words: {one.strip()[:60]}"
+        for page in written()
+        for one in cells(page.read_text())
+        if len(one.split()) > CELL_WORDS
+    ]
+    assert long == []
+
+
+def test_decision_numbers_are_for_those_who_want_to_know_why() -> None:
+    for page in written():
+        if page.parent.name != "explanation" and page != ROOT / "CONTRIBUTING.md":
+            found = NUMBER.search(page.read_text())
+            assert not found, f"{page.name}: {found[0]}"
+
+
+def test_what_is_measured_is_seen() -> None:
+    assert [len(one.split()) for one in paragraphs("a b\nc\n\n- d\n- e f\n| g |\n")] == [3, 2, 3]
+    assert list(cells("| a | b\\|c |\n")) == ["a ", " b\\|c"]
+    assert NUMBER.search("see [0104](../decisions/0104-x.md)")
