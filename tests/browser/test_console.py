@@ -209,6 +209,8 @@ def test_a_message_has_a_life_line_and_is_found_by_its_content(page, broker):
     assert page.locator("tbody tr").count() == 1
     page.locator("tbody tr").click()
     page.locator(".timeline", has_text="no such street").wait_for()
+    failed = page.locator(".timeline li", has=page.get_by_text("failed", exact=True))
+    failed.get_by_text("by 127.0.0.1").wait_for()  # who answered so
     page.get_by_role("button", name="Push a copy").click()
     page.get_by_role("dialog").get_by_role("button", name="Push a copy").click()
     page.get_by_text(re.compile("^queued: ")).wait_for()
@@ -285,6 +287,7 @@ def test_dead_letters_of_a_route_are_replayed_and_it_is_purged_and_drained(page,
         ask.post("/api/v1/routes", json=route).raise_for_status()
         ask.post(f"{carrier}/push", json={"records": [1]}).raise_for_status()
         visit(page, broker, "routes/carrier")
+        page.get_by_text("✓ all accounted for").wait_for()
         page.get_by_role("button", name="Replay 1 dead letter").click()
         statuses.append(200)
         page.get_by_role("button", name="Replay 1 record").click()
@@ -419,10 +422,13 @@ VIEWS = {  # address -> what is there when it has loaded
     "queues": "shown",
     "queues/shown": "Group",
     "queues/shown?tab=partitions": "Default",
+    "queues/shown?tab=consumers": "shown-consumer",
     "queues/shown?tab=messages": "Default",
+    "queues/shown?tab=scheduled": "shown-later",
     "queues/shown?tab=charts": "Messages per second",
     "queues/shown?tab=options": "leaseTime",
     "dead-letters": "no such street, at all",
+    "MESSAGE": "dead letter",  # the address of the newest dead letter
     "topics": "shown-topic",
     "topics/shown-topic": "Records",
     "routes": "shown-route",
@@ -451,13 +457,21 @@ def filled(broker) -> None:
     ask.put("/api/v1/schedules/shown-schedule", json=schedule).raise_for_status()
     report = {"state": "failed", "error": "no column", "started_at": 1.0}
     ask.put("/api/v1/pipelines/shown-pipeline", json=report).raise_for_status()
+    later = {"queue": "shown", "payload": 1, "transactionId": "shown-later", "delay": 3600}
+    ask.post("/api/v1/push", json={"items": [later]}).raise_for_status()
+    consumer = {"id": "c", "name": "shown-consumer", "queue": "shown", "group": "g",
+                "concurrency": 1, "inFlight": 0, "lastError": "no such street"}  # fmt: skip
+    ask.post("/api/v1/consumers", json={"consumers": [consumer]}).raise_for_status()
 
 
 def test_every_view_has_labels_contrast_and_focus_and_fits_a_phone(page, broker, filled):
     page.emulate_media(reduced_motion="reduce")
     for address, content in VIEWS.items():
         page.set_viewport_size({"width": 1200, "height": 800})
-        visit(page, broker, address)
+        if address == "MESSAGE":
+            page.locator("main a[href^='#/messages/']").first.click()
+        else:
+            visit(page, broker, address)
         page.locator("main").get_by_text(content).first.wait_for()
         for scheme in ("dark", "light"):
             page.emulate_media(color_scheme=scheme)
@@ -471,6 +485,40 @@ def test_every_view_has_labels_contrast_and_focus_and_fits_a_phone(page, broker,
     assert problems(page) == []
     page.keyboard.press("Escape")
     assert focus_problems(page) == []
+
+
+def test_a_message_for_later_is_pushed_with_headers_shown_and_cancelled(page, broker):
+    push(broker, "reminders", 0)
+    visit(page, broker, "queues/reminders?tab=scheduled")
+    page.get_by_role("button", name="Push a message").click()
+    page.get_by_label("Deliver in").fill("3600")
+    page.get_by_label("Headers (JSON)").fill('{"tenant": "t-7"}')
+    page.get_by_role("button", name="Push", exact=True).click()
+    page.get_by_text(re.compile("^scheduled: ")).wait_for()
+    page.get_by_role("button", name="Show").click()
+    page.get_by_role("dialog").get_by_text("t-7").wait_for()
+    page.keyboard.press("Escape")
+    page.locator("tbody").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel 1 message").click()
+    page.get_by_text("No message waits for its time.").wait_for()
+    assert httpx.get(f"{broker.url}/api/v1/scheduled?queue=reminders").json()["messages"] == []
+
+
+def test_rows_stay_where_they_are_under_the_pointer(page, broker):
+    push(broker, "steady-a", *range(3))
+    push(broker, "steady-b", *range(2))
+    visit(page, broker, "queues?filter=steady-")
+
+    def names() -> list[str]:
+        return page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.dataset.key)")
+
+    page.locator("tr[data-key='steady-b']").hover()
+    assert names() == ["steady-a", "steady-b"]
+    push(broker, "steady-b", *range(7))
+    page.locator("tr[data-key='steady-b'] td", has_text=re.compile("^9$")).first.wait_for()
+    assert names() == ["steady-a", "steady-b"], "the values change, the places do not"
+    page.mouse.move(2, 2)
+    page.locator("tbody tr:first-child[data-key='steady-b']").wait_for()
 
 
 def test_a_schedule_is_created_run_paused_and_deleted(page, broker):

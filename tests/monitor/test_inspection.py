@@ -4,11 +4,13 @@ import pytest
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import inspection as module
-from penstock.monitor.inspection import Inspection, matcher, push_to_ack
+from penstock.monitor.inspection import Event, Inspection, matcher, push_to_ack
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.dead import Which
-from tests.queues.support import answer, complete, pop, push, run
+from penstock.queues.types import Ack
+from tests.queues.support import complete, pop, push, run
+from tests.support.wait import eventually
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,16 @@ def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
             ("pushed", ""),
             ("leased", "g"),
         ]
-        await answer(queues, [taken], "failed", "gateway timeout")
+        lease = taken.transaction_id, taken.partition_id, taken.lease_id
+        await queues.ack([Ack(*lease, "failed", "gateway timeout", "g", "worker-3")])
+
+        async def failed() -> Event | None:
+            events = await look.lifeline(*ids)
+            return next((event for event in events if event.kind == "failed"), None)
+
+        noted = await eventually(failed)
+        assert (noted.who, noted.why, noted.group) == ("worker-3", "gateway timeout", "g")
+        assert noted.at is not None
         dead = (await look.lifeline(*ids))[-1]
         assert (dead.kind, dead.why, dead.attempts) == ("dead letter", "gateway timeout", 1)
         (group,) = await look.errors("q", "g", "GATEWAY")
@@ -88,10 +99,11 @@ def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
         assert await look.errors("q", "g", "other") == []
         await queues.dead.requeue(Which(queue="q"))
         events = await look.lifeline(*ids)
-        assert [e.kind for e in events] == ["pushed", "requeued", "waiting"]
-        assert '"error" : "gateway timeout"' in events[1].why
+        assert [e.kind for e in events] == ["pushed", "failed", "requeued", "waiting"]
+        assert '"error" : "gateway timeout"' in events[2].why
         await complete(queues, await pop(queues, "q", 2, group="g"))
-        assert [e.kind for e in await look.lifeline(*ids)] == ["pushed", "requeued", "completed"]
+        kinds = [event.kind for event in await look.lifeline(*ids)]
+        assert kinds == ["pushed", "failed", "requeued", "completed"]
         with pytest.raises(NotFound):
             await look.lifeline(taken.partition_id, "nobody")
         await queues.upkeep.roll_up()

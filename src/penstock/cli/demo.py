@@ -163,6 +163,7 @@ class Shop:
             error = random.Random(message["data"]["id"]).choice(FAILURES)
             answers.append(
                 {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
+                | {"worker": worker["name"]}
                 | ({"status": "failed", "error": error} if failed else {"status": "completed"})
             )
             worker["handled"] += 1

@@ -282,7 +282,11 @@ class Consumer:
             asked = self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
         else:
             asked = self._client.ack_and_pop(
-                self.address, _answers(last), self._note_acked, wait=LONG_POLL, **self._options
+                self.address,
+                _answers(last, self.name),
+                self._note_acked,
+                wait=LONG_POLL,
+                **self._options,
             )
         return asyncio.ensure_future(asked)
 
@@ -400,9 +404,13 @@ class Consumer:
         if self._auto_ack:
             return
         try:
-            await self._client.ack(
-                messages, outcome.status, error=outcome.error, delay=outcome.delay
-            )
+            if outcome.error is not None and not outcome.delay:
+                answer = {"status": outcome.status, "error": outcome.error, "worker": self.name}
+                await self._client.ack_each([(message, answer) for message in messages])
+            else:
+                await self._client.ack(
+                    messages, outcome.status, error=outcome.error, delay=outcome.delay
+                )
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:
@@ -418,11 +426,11 @@ class Consumer:
                 log.warning("%s: an ack was refused: %s", self.address, one.error)
 
 
-def _answers(last: tuple[Message, Outcome]) -> list[tuple[Received, dict[str, str]]]:
+def _answers(last: tuple[Message, Outcome], worker: str) -> list[tuple[Received, dict[str, str]]]:
     message, outcome = last
     answer: dict[str, str] = {"status": outcome.status}
     if outcome.error is not None:
-        answer["error"] = outcome.error
+        answer |= {"error": outcome.error, "worker": worker}
     return [(message, answer)]
 
 

@@ -74,7 +74,7 @@ class Event(msgspec.Struct, rename="camel"):
     """A moment in the life of a message."""
 
     at: float | None  # milliseconds since 1970; null: not recorded
-    kind: str  # pushed, leased, failed, dead letter, requeued, trace, completed, waiting
+    kind: str  # pushed, leased, failed, retry, dead letter, requeued, trace, completed, waiting
     group: str
     who: str
     why: str

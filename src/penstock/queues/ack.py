@@ -11,6 +11,7 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.failures import Failures
 from penstock.queues.merge import Merger
 from penstock.queues.push import SLICE, Fetch
 from penstock.queues.signals import Signals
@@ -126,14 +127,16 @@ class Prepared:
 
 class Acknowledger:
     def __init__(
-        self, database: Database, catalog: Catalog, signals: Signals, acked: Counter
+        self,
+        database: Database,
+        catalog: Catalog,
+        signals: Signals,
+        failures: Failures,
+        acked: Counter,
     ) -> None:
-        self._database, self._catalog, self._signals, self.acked = (
-            database,
-            catalog,
-            signals,
-            acked,
-        )
+        self._database, self._catalog, self._signals = database, catalog, signals
+        self._failures = failures
+        self.acked = acked
         self._extender: Merger[tuple[UUID, int], Extended] = Merger(
             self._extend, size=_one, limit=1000, slots=1
         )
@@ -163,6 +166,8 @@ class Acknowledger:
                 if answer.changed:
                     key = answer.queue, STATUSES[ack.status]
                     counted[key] = counted.get(key, 0) + 1
+                    if key[1] != "completed":
+                        self._failures.note(ack)
                 if answer.more and (answer.lease_released or ack.status in ("failed", "retry")):
                     freed.setdefault((answer.queue, ack.group), set()).add(answer.partition or "")
         for (queue, status), count in counted.items():

@@ -25,6 +25,7 @@ from penstock.queues.consumers import Consumers
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.exchange import Exchanger
+from penstock.queues.failures import Failures
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
 from penstock.queues.handover import HandOver
@@ -82,7 +83,10 @@ class Queues:
             pushed,
             settings.merge_max,
         )
-        self._acknowledger = Acknowledger(database, self.catalog, self.signals, acked)
+        self._failures = Failures(database, self.catalog)
+        self._acknowledger = Acknowledger(
+            database, self.catalog, self.signals, self._failures, acked
+        )
         self._exchanger = Exchanger(
             database, self.catalog, self.signals, self._acknowledger, settings
         )
@@ -127,6 +131,7 @@ class Queues:
         await self.schedules.stop()
         self._popper.answer_waiting()
         await self._exchanger.stop()
+        await self._failures.stop()
         await self._pusher.merger.drain()
         await self.later.stop()
         await self.upkeep.stop()

@@ -106,6 +106,7 @@ class Ack(msgspec.Struct, gc=False):
     status: str = "completed"  # completed (success), failed, retry, dlq
     error: str | None = None
     group: str = QUEUE_MODE
+    worker: str | None = None  # who answers, where that is known
 
 
 class Acked(msgspec.Struct, gc=False):

@@ -168,7 +168,7 @@ class Listeners:
         if self.sockets:
             await self._start_private(self.sockets)
         if broker.logs and config.tcp_server.enabled:
-            self._tcp = TcpServer(
+            tcp = TcpServer(
                 config.tcp_server,
                 broker.logs.topics,
                 broker.logs.groups,
@@ -177,11 +177,12 @@ class Listeners:
                 certificate=self.certificates.tcp,
                 memory=self._memory,
             )
-            self._tcp.commands.record = self._audit.record
+            tcp.commands.record = self._audit.record
             with listening("tcp_server", config.tcp_server):
-                await self._tcp.start()
+                await tcp.start()
+            self._tcp = tcp  # from now on it has an address
         if broker.logs and config.websocket_server.enabled:
-            self._websocket = WebsocketServer(
+            websocket = WebsocketServer(
                 config.websocket_server,
                 broker.logs.topics,
                 self._feeds,
@@ -192,7 +193,8 @@ class Listeners:
                 memory=self._memory,
             )
             with listening("websocket_server", config.websocket_server):
-                await self._websocket.start()
+                await websocket.start()
+            self._websocket = websocket
         if self.certificates.all:
             self.certificates.start()
             broker.metrics.gauge(

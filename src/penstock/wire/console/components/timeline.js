@@ -4,9 +4,9 @@ import { clock, moment, plural, when } from "../format.js";
 import { visible } from "./json.js";
 
 const KINDS = {
-  "dead letter": "bad", failed: "bad", waiting: "note", trace: "note", leased: "note", requeued: "warn",
+  "dead letter": "bad", failed: "bad", waiting: "note", trace: "note", leased: "note", retry: "warn", requeued: "warn",
 };
-const TITLES = { leased: "delivered, not answered", failed: "failed, tried again", requeued: "requeued" };
+const TITLES = { leased: "taken, not answered yet", retry: "to be tried again" };
 
 /** What is worth saying about an event besides its name. */
 function about(event) {

@@ -48,7 +48,7 @@ function destinations(data) {
 export const deadLetters = {
   path: "/dead-letters",
   title: () => "Dead letters",
-  every: 4000,
+  every: 2000,
   async load(_, query, signal) {
     const [errors, samples, running] = await Promise.all([
       get("/api/v1/dlq/errors", { queue: query.queue, consumerGroup: query.group, filter: query.filter }, signal),

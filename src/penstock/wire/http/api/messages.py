@@ -81,6 +81,7 @@ class AckItem(msgspec.Struct, rename="camel", gc=False):
     lease_id: str | None = None
     status: str | None = None
     error: str | None = None
+    worker: str | None = None  # the consumer's name, shown in the life of a message that failed
 
 
 class AckBody(AckItem, rename="camel"):
@@ -324,16 +325,18 @@ class MessagesApi:
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
         if len(body.acknowledgments) <= SLICE:
-            acks = [_ack(item, group) for item in body.acknowledgments]
+            by = _who(request)
+            acks = [_ack(item, group, by) for item in body.acknowledgments]
             answer = self._begin(request, acks, self._exchange_answer)
             if answer is not None:
                 return answer
         return self._exchange(request, body.acknowledgments, group)
 
     async def _exchange(self, request: Request, items: list[AckItem], group: str) -> Response:
+        by = _who(request)
         acks: list[Ack] = []
         async for part in slices(items):
-            acks += [_ack(item, group) for item in part]
+            acks += [_ack(item, group, by) for item in part]
         popped = await self._popped(request, acks)
         if popped is None:  # pops are closed, and nothing was done yet
             popped = Popped(request.args.consumer_group or QUEUE_MODE)
@@ -427,7 +430,8 @@ class MessagesApi:
     )
     def ack(self, request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
-        return self._queues.ack([_ack(body, body.consumer_group or QUEUE_MODE)]).then(ack_answer)
+        group = body.consumer_group or QUEUE_MODE
+        return self._queues.ack([_ack(body, group, _who(request))]).then(ack_answer)
 
     @route(
         "POST",
@@ -442,9 +446,10 @@ class MessagesApi:
         body = read_acks(request.body)
         if len(body.acknowledgments) > SLICE:
             self._limit.check(len(body.acknowledgments))
-            return ack_many(self._queues, body)
+            return ack_many(self._queues, body, _who(request))
         group = body.consumer_group or QUEUE_MODE
-        acks = [_ack(item, group) for item in body.acknowledgments]
+        by = _who(request)
+        acks = [_ack(item, group, by) for item in body.acknowledgments]
         return self._queues.ack(acks).then(ack_answer)
 
     @route(
@@ -518,12 +523,12 @@ async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Res
     return pushed_response(results, answers)
 
 
-async def ack_many(queues: Queues, body: AckBatchBody) -> Response:
+async def ack_many(queues: Queues, body: AckBatchBody, by: str) -> Response:
     """The same for acknowledgements."""
     group = body.consumer_group or QUEUE_MODE
     acks: list[Ack] = []
     async for part in slices(body.acknowledgments):
-        acks += [_ack(item, group) for item in part]
+        acks += [_ack(item, group, by) for item in part]
     results = await queues.ack(acks)
     answers: list[AckAnswer] = []
     async for some in slices(results):
@@ -675,7 +680,12 @@ def exchange_answer(popped: Popped, messages: list[Delivered]) -> ExchangeAnswer
     return ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=ack_answers(popped.acked))
 
 
-def _ack(item: AckItem, group: str) -> Ack:
+def _who(request: Request) -> str:
+    """Who answers, if the answer does not say it: the token's subject, else the address."""
+    return request.subject or request.address
+
+
+def _ack(item: AckItem, group: str, who: str) -> Ack:
     return Ack(
         item.transaction_id,
         item.partition_id,
@@ -683,6 +693,7 @@ def _ack(item: AckItem, group: str) -> Ack:
         item.status or "completed",
         item.error,
         group,
+        item.worker or who,
     )
 
 

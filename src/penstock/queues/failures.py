@@ -1,0 +1,91 @@
+"""Who answered that a message failed, and when: for the life line of a message.
+
+A lease keeps no name, and to write one would cost every pop. But who took a message is who answers
+it, and answers that say `failed`, `retry` or `dlq` are few. Those that were accepted are noted in
+memory and written some at a time, beside the queue's own transactions: nobody waits for it, and
+what succeeds costs nothing. It is a help for people, not a book: notes are dropped while PostgreSQL
+is away or when more fail than can be written, and a process that dies takes its last ones along.
+
+The newest `KEPT_ROWS` are kept. Each write removes some of the oldest, so nothing has to run for
+it.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from datetime import UTC, datetime
+
+import asyncpg
+
+from penstock.database import Database
+from penstock.errors import PenstockError
+from penstock.queues.catalog import Catalog
+from penstock.queues.types import Ack
+
+log = logging.getLogger("penstock.queues")
+
+WRITE_SECONDS = 0.5  # between two writes
+MAX_WAITING = 500  # notes; more are dropped until the next write
+MAX_TEXT = 500  # characters of an error
+KEPT_ROWS = 200_000
+
+WRITE = """
+WITH written AS (
+  INSERT INTO failures (at, partition_id, seq, group_name, worker, error)
+  SELECT f.at, f.partition_id, m.seq, f.group_name, f.worker, f.error
+    FROM unnest($1::timestamptz[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
+         AS f (at, partition_id, transaction_id, group_name, worker, error)
+   CROSS JOIN LATERAL (
+     SELECT m.seq FROM messages m
+      WHERE m.partition_id = f.partition_id AND m.transaction_id = f.transaction_id
+        AND hashtextextended(m.transaction_id, 0) = hashtextextended(f.transaction_id, 0)) m
+  RETURNING id)
+DELETE FROM failures WHERE id IN (
+  SELECT id FROM failures WHERE id <= (SELECT max(id) FROM written) - $7 ORDER BY id LIMIT 1000)"""
+
+Note = tuple[datetime, int, str, str, str, str]
+
+
+class Failures:
+    def __init__(self, database: Database, catalog: Catalog) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._waiting: deque[Note] = deque()
+        self._writing: asyncio.Task[None] | None = None  # while there are some to write
+
+    def note(self, ack: Ack) -> None:
+        """An answer that was accepted and says that the message did not succeed."""
+        partition = self._catalog.partition_id(ack.partition_id)
+        if ack.worker is None or partition is None or len(self._waiting) >= MAX_WAITING:
+            return
+        error, worker = (
+            text[:MAX_TEXT].replace("\0", "\ufffd")
+            for text in (ack.error or ack.status, ack.worker)
+        )
+        self._waiting.append(
+            (datetime.now(UTC), partition, ack.transaction_id, ack.group, worker, error)
+        )
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write())
+
+    async def stop(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._write_now()
+
+    async def _write(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(WRITE_SECONDS)
+            await self._write_now()
+
+    async def _write_now(self) -> None:
+        notes = list(self._waiting)
+        self._waiting.clear()
+        if not notes or not self._database.healthy:
+            return
+        columns = [list(column) for column in zip(*notes, strict=True)]
+        try:
+            await self._database.fetch(WRITE, *columns, KEPT_ROWS)
+        except (PenstockError, asyncpg.PostgresError) as error:
+            log.debug("who failed %d messages was not noted: %s", len(notes), error)
