@@ -95,11 +95,13 @@ class Reader:
         if at >= self._segments.next_offset:
             return None
         holder = max(0, bisect_right(segments, at, key=lambda segment: segment.base) - 1)
-        for segment in segments[holder:]:
+        for number, segment in enumerate(segments[holder:], holder + 1):
             if at < segment.base and (place := self.lost_at(at)) is not None:
                 raise _lost(place, segment.base)
             records = read(segment, max(at, segment.base))
             if records.count:
+                if not segment.local:
+                    segment.lead_to(segments[number], records.next_offset)
                 return records
         return None
 

@@ -190,6 +190,14 @@ class Segment:
     def size(self) -> int:
         return self.data_size + self.rows * INDEX_SIZE + self.batches_size
 
+    # Reading ahead, which the system does for local files
+
+    def lead_to(self, following: "Segment", next_offset: int) -> None:
+        """A reader has come to `next_offset` and will go on with the following segment."""
+
+    def warm(self) -> None:
+        """Somebody is about to read it from its beginning."""
+
     # Searching
 
     def index_rows(self, start: int, stop: int) -> np.ndarray:

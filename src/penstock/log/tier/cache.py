@@ -101,6 +101,15 @@ class BlockCache:
             parts[number] = _result(future)[start:stop]
         return b"".join(part for part in parts.values() if part is not None)
 
+    def warm(self, stored: StoredObject) -> None:
+        """Whoever reads the file before this one in order is about to begin it."""
+        with self._lock:
+            if (stored.name, 0) in self._streams or (stored.name, 0) in self._sizes:
+                return
+            self._streams[stored.name, 0] = MAX_BLOCKS_AHEAD // 2
+        for number in range(min(stored.count, MAX_BLOCKS_AHEAD // 2)):
+            self._load(stored, number)
+
     def _cached(self, stored: StoredObject, number: int, start: int, stop: int) -> bytes | None:
         key = (stored.name, number)
         with self._lock:

@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.log.fs import Bytes, File, Fs
 from penstock.log.layout import BATCHES, DATA, KINDS
 from penstock.log.segment import Segment
-from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.cache import MAX_BLOCKS_AHEAD, BlockCache
 from penstock.log.tier.manifest import Manifest, StoredObject, StoredSegment
 
 
@@ -24,6 +24,9 @@ class StoredSegmentFile:
 
     def read_at(self, position: int, length: int) -> bytes:
         return self._cache.read(self._stored, position, length)
+
+    def warm(self) -> None:
+        self._cache.warm(self._stored)
 
     def forget(self, position: int, length: int) -> None:
         pass
@@ -70,6 +73,15 @@ class TieredSegment(Segment):
 
     def modified(self) -> int:
         return self.newest
+
+    def lead_to(self, following: Segment, next_offset: int) -> None:
+        left = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
+        if left < MAX_BLOCKS_AHEAD * self.stored.block_bytes:
+            following.warm()
+
+    def warm(self) -> None:
+        for file in self._stored_files.values():
+            file.warm()
 
 
 def not_local(tier: Manifest, segments: Sequence[Segment]) -> list[StoredSegment]:
