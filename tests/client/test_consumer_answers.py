@@ -157,7 +157,7 @@ def test_the_answer_travels_with_the_next_pop_and_alone_when_that_fails(broken: 
         async with serving(*broker.all_routes) as server, Client(server.url) as client:
             seen: list[Any] = []
 
-            @client.consumer("q")
+            @client.consumer("q", prefetch=False)
             async def handle(message: Message) -> None:
                 seen.append(message.data)
 

@@ -56,6 +56,7 @@ from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 
+SHORTEST_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is worth a request
 LONGEST_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
 MOST_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
 
@@ -245,10 +246,11 @@ class Consumer:
                     last = await self._handle_all(messages)
                     took = clock() - began
                     if self._prefetch is None:
-                        quick = (
-                            poll.done() if poll is not None else not ahead and began - asked < took
+                        # nothing to wait for: it came in time, or would have
+                        in_time = (
+                            not ahead and began - asked < took if poll is None else poll.done()
                         )
-                        pays = quick and took < LONGEST_AHEAD_SECONDS
+                        pays = in_time and SHORTEST_AHEAD_SECONDS < took < LONGEST_AHEAD_SECONDS
                 if poll is not None and last is not None and not poll.done():
                     await self._answer([last[0]], last[1])  # it may wait for this very answer
                     last = None
