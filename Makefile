@@ -56,7 +56,7 @@ test-fast: $(VENV)/.dev
 	@$(PYTEST) -m 'not spark and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 soak: $(VENV)/.dev java chromium
-	@PENSTOCK_SOAK=1 $(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
+	@PENSTOCK_SOAK=1 $(PYTEST) --timeout 7200 $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet . || { echo "Run 'make fmt' to format."; $(BIN)/ruff format --check .; }

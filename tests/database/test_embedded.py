@@ -118,6 +118,7 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
     server.stop("immediate")
 
 
+@pytest.mark.skipif("PENSTOCK_TEST_POSTGRES" in os.environ, reason="about the wheel's programs")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
 def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scratch, monkeypatch):
     closed = scratch / "closed"

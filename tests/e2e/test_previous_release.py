@@ -23,6 +23,7 @@ from tests.support.broker import BrokerProcess
 from tests.support.http import run
 from tests.support.wait import eventually
 
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 7
 MAX_WAITING = 100  # messages that are pushed and not taken yet
