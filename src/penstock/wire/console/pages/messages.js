@@ -30,6 +30,10 @@ export function loadMessages(queue, query, signal) {
   return get("/api/v1/messages", { queue, partition: query.partition, from: from || "2000-01-01T00:00:00Z", cursor: query.cursor, limit: 50 }, signal);
 }
 
+/** How old a listing may be that comes from `database.read_url`. */
+const standby = (behind) => (behind === undefined ? ""
+  : html`<p><small>Read on a standby, ${behind < 1 ? "up to date" : `${count(Math.ceil(behind))} s behind`}.</small></p>`);
+
 export function messages(data, context) {
   const { query } = context;
   const { list } = data;
@@ -37,6 +41,7 @@ export function messages(data, context) {
   return html`<div class="tools">${filter(query, "In the payload: text, or order.id=7", "search")}${filter(query, "Transaction id", "id")}${filter(query, "Partition", "partition")}
       <label class="beside">since <input type="datetime-local" data-choice="from" value="${query.from ?? ""}"></label></div>
     ${query.search ? html`<p><small>${count(list.searched)} messages searched, the newest first${list.complete ? ": all that there are" : ""}.</small></p>` : ""}
+    ${standby(list.behindSeconds)}
     ${table({ columns: COLUMNS, rows: list.messages, key: (m) => `${m.partitionId}/${m.transactionId}`, href: linkTo, caption: "Messages, the newest first",
       empty: narrow ? "No message matches." : teach("There is no message yet.", `penstock queue push ${data.name} '{"id": 7}'`) })}
     <div class="pager">${query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← newest</a>` : ""}
