@@ -58,6 +58,14 @@ class Pipelines:
         )
         figures: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
             "lag": ("Records or messages behind its source", lambda one: one.get("lag")),
+            "lag_seconds": (
+                "Age of the oldest record or message it is behind by",
+                lambda one: one.get("lag_seconds"),
+            ),
+            "target_lag_seconds": (
+                "The age it should stay below",
+                lambda one: one.get("target_seconds"),
+            ),
             "rows_per_second": ("Rows of the last batch", lambda one: one.get("rows_per_second")),
             "batch_seconds": ("Time of the last batch", lambda one: one.get("batch_ms", 0) / 1000),
             "report_age_seconds": (

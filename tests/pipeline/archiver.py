@@ -16,7 +16,7 @@ from penstock.pipeline.jobs import archive
 from penstock.pipeline.jobs.archive import Archived, Archiver, Origin
 from penstock.pipeline.lake import data_files, maintenance
 from penstock.pipeline.lake.data_files import DataFile, FileWriter
-from penstock.pipeline.lake.maintenance import Maintained, Upkeep, maintain, merge
+from penstock.pipeline.lake.maintenance import Merger, Upkeep, merge
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable
 from penstock.pipeline.options import Options
@@ -39,13 +39,14 @@ STEPS = [
 class LocalArchiver(Archiver):
     """Tasks of a topic in this process."""
 
-    def write(self, spark: Any, read: dict[str, str], writer: FileWriter) -> list[DataFile]:
-        options = TopicOptions(Options(read), TOPIC_COLUMNS.names)
-        reader = TopicReader(options)
+    def frame(self, spark: Any, read: dict[str, str]) -> TopicReader:
+        return TopicReader(TopicOptions(Options(read), TOPIC_COLUMNS.names))
+
+    def write(self, reader: Any, writer: FileWriter) -> list[DataFile]:
         return [file for task in reader.partitions() for file in writer.write(reader.read(task))]
 
-    def maintain(self, spark: Any) -> Maintained:
-        return maintain(self.table, self.upkeep, merge_here)
+    def merger(self, spark: Any) -> Merger:
+        return merge_here
 
 
 def merge_here(writer: FileWriter, groups: list[list[DataFile]]) -> list[DataFile]:

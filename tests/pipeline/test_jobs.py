@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.jobs.archive import Origin, archive, queue_steps, read_archive
+from penstock.pipeline.jobs.archive import Origin, Payloads, archive, queue_steps, read_archive
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
@@ -132,6 +133,23 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     assert done.rows == 30
     assert archived() == expected(60)
     assert archive(spark, target, origin).rows == 0
+    assert not list(queue_steps(origin.options(), None, 60.0)), "none is an hour old"
+    with BrokerCaller(server.url) as caller:
+        pop = f"/api/v1/pop/queue/{queue}/partition/p0?consumerGroup=g&batch=2&subscriptionMode=all"
+        taken = caller.json("GET", pop)["messages"]
+        acks = [
+            {name: one[name] for name in ("transactionId", "partitionId", "leaseId")}
+            | {"status": status, "error": "no stock"}
+            for one, status in zip(taken, ("completed", "dlq"), strict=True)
+        ]
+        caller.json("POST", "/api/v1/ack/batch", {"acknowledgments": acks, "consumerGroup": "g"})
+    other = f"{target}-outcomes"
+    archive(spark, other, origin, payloads=Payloads(outcome_minutes=0.0))
+    rows = read_archive(spark, other, queue=queue).where("partition = 'p0' AND seq < 4").collect()
+    outcomes = {row.seq: row._outcomes[0] for row in rows}
+    assert [outcomes[seq].outcome for seq in (1, 2, 3)] == ["completed", "dead", "waiting"]
+    assert (outcomes[2].attempts, outcomes[2].error) == (1, "no stock")
+    assert outcomes[2].latencyMs >= 0
     other = replace(LakeTable(target, "queue", queue).require(), identity="1:0")
     with pytest.raises(DataLoss, match="belongs to another database"):
         list(queue_steps(origin.options(), other))

@@ -274,6 +274,28 @@ def archive(
     vacuum_hours: Annotated[
         int, typer.Option(min=1, help="Files that no query can need so long after are deleted.")
     ] = 168,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields of JSON payloads that become columns: 'id BIGINT, amount DOUBLE', or "
+            "'infer' to take those that records have. Default: the columns that the table has."
+        ),
+    ] = None,
+    dead_letter: Annotated[
+        str | None, typer.Option(help="A topic for copies of records that do not fit the columns.")
+    ] = None,
+    with_outcomes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            min=0,
+            help="Of a queue: messages older than so many minutes, with what each group did.",
+        ),
+    ] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", min=1, help="Keep running, at most about so many seconds behind."),
+    ] = None,
     convert: Annotated[
         bool, typer.Option("--convert", help="Make an archive of an earlier release a table first.")
     ] = False,
@@ -288,23 +310,49 @@ def archive(
     Example: `penstock pipeline run archive s3://lake --topic orders`
     """
     with _reporting():
-        from penstock.pipeline.jobs.archive import Origin
+        from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
         from penstock.pipeline.jobs.archive import archive as job
         from penstock.pipeline.lake.maintenance import Upkeep
 
         origin = Origin(
             topic=topic,
             queue=queue,
-            broker=broker if topic else None,
+            broker=broker if topic or dead_letter else None,
             database=database,
             url=url,
             token=token,
         )
         upkeep = Upkeep(file_mib << 20, keep_days, vacuum_hours)
-        done = job(
-            _session("archive", master), target, origin, upkeep, convert_old=convert, say=_say
-        )
+        payloads = Payloads(schema, dead_letter, with_outcomes)
+        spark = _session("archive", master)
+        if watch is None:
+            done = job(spark, target, origin, upkeep, payloads, convert_old=convert, say=_say)
+        else:
+            archiver = Archiver(target, origin, upkeep, payloads)
+            if convert:
+                archiver.convert()
+            _watch_archive(archiver, watch, spark)
+            return
     print_json(done)
+
+
+def _watch_archive(archiver: Any, target_seconds: float, spark: Any) -> None:
+    """Until Ctrl-C, SIGTERM or `penstock pipeline stop`."""
+    from penstock.pipeline.jobs.archive_watch import ArchiveWatch
+    from penstock.pipeline.report import Heartbeat
+
+    name = f"archive-{archiver.origin.name}"
+    heartbeat = Heartbeat(archiver.origin.url, name, archiver.origin.token)
+    watch = ArchiveWatch(archiver, target_seconds, [_Show(), heartbeat])
+
+    def stop(_signal: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stderr.write("\nstopping after this run; Ctrl-C again to stop at once\n")
+        watch.stop()
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    watch.run(spark)
 
 
 @run_commands.command()

@@ -47,3 +47,22 @@ def session(name: str = "penstock", master: str = "local[*]", **settings: str) -
     from penstock.pipeline.session import build
 
     return build(name, master, {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def table(spark: Any, name: str, archive: str | None = None, **options: str) -> Any:
+    """All records of a topic, archived or not, as one frame: `offset`, `timestamp`, `payload`,
+    `date`.
+
+    `archive` is where `penstock pipeline run archive` writes (default: PENSTOCK_ARCHIVE), `broker`
+    the broker's TCP address (default: PENSTOCK_BROKER). Other options are those of the source.
+    """
+    from penstock.pipeline.lake.frames import table_frame
+
+    return table_frame(spark, "topic", name, archive, options)
+
+
+def queue_table(spark: Any, name: str, archive: str | None = None, **options: str) -> Any:
+    """The same of a queue's messages; `database` is the queues' PostgreSQL."""
+    from penstock.pipeline.lake.frames import table_frame
+
+    return table_frame(spark, "queue", name, archive, options)

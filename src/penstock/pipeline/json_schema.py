@@ -39,12 +39,37 @@ def typed(frame: Any, schema: str) -> Any:
     their names.
     """
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import StructType
 
     kind = "queue" if "queue" in frame.columns else "topic"
-    meta = [f.col(name).alias(f"_{name}") for name in META[kind]]
-    text = f.col("payload").cast("string")
     target: Any = StructType.fromDDL(schema)
+    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in META[kind]])
+    return judged.select(
+        *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
+        f.when(f.col(REASON).isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
+        REASON,
+        *(f"_{name}" for name in META[kind]),
+    )
+
+
+def parsed_fields(frame: Any, target: Any, names: dict[str, str]) -> Any:
+    """The frame's own columns, then the payload's fields under the names given and `_reason`."""
+    from pyspark.sql import functions as f
+
+    judged = _judged(frame, target, [f.col(name) for name in frame.columns])
+    return judged.select(
+        *frame.columns,
+        *(f.col(f"_fields.`{one.name}`").alias(names[one.name]) for one in target.fields),
+        REASON,
+    )
+
+
+def _judged(frame: Any, target: Any, kept: list[Any]) -> Any:
+    """The columns to keep, `_text`, `_fields` with the payload's fields, and `_reason`."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    text = f.col("payload").cast("string")
     parsed = f.from_json(
         "_text", StructType([*_widened(target).fields, StructField(CORRUPT, StringType())]), STRICT
     )
@@ -53,17 +78,11 @@ def typed(frame: Any, schema: str) -> Any:
     # Out of a generator, or a filter over the columns would be pushed below them and parse
     # everything once more.
     once = f.inline(f.array(f.struct(parsed.alias("_parsed"), pair.alias("_pair"))))
-    read = frame.select(text.alias("_text"), *meta).select("*", once)
+    read = frame.select(text.alias("_text"), *kept).select("*", once)
     whole = f.try_variant_get("_pair", "$[1]", "string").eqNullSafe(hashed)
     judged = read.withColumn(REASON, _reason(target, whole))
-    fits = f.col(REASON).isNull()
-    fields = f.when(fits, f.col("_parsed").dropFields(CORRUPT).cast(target))
-    return judged.withColumn("_fields", fields).select(
-        *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
-        f.when(~fits, f.coalesce("_text", f.lit(""))).alias(CORRUPT),
-        REASON,
-        *(f"_{name}" for name in META[kind]),
-    )
+    fields = f.col("_parsed").dropFields(CORRUPT).cast(target)
+    return judged.withColumn("_fields", f.when(f.col(REASON).isNull(), fields))
 
 
 def _widened(kind: Any) -> Any:

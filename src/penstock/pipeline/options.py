@@ -50,6 +50,7 @@ TOPIC_SOURCE = REACH | {
         "subscribePattern",
         "directory",
         "tier",
+        "archive",
         "group",
         "failOnDataLoss",
     ),

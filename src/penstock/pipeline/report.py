@@ -30,6 +30,8 @@ class Report:
     rows_per_second: float = 0.0
     batch_ms: int = 0
     lag: int | None = None  # records or messages; None when no source counts
+    lag_seconds: float | None = None  # age of the oldest of them, where it is known
+    target_seconds: float | None = None  # what the age should not exceed
     position: str = ""  # of each source, in words
     progress: float | None = (
         None  # of a run that ends by itself: from 0 to 1, as far as it is known

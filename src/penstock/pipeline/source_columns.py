@@ -3,7 +3,9 @@ loop over records (see `penstock.protocol.record_batch`).
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.log.topic_files import Slice
@@ -39,14 +41,31 @@ QUEUE_COLUMNS = pa.schema(
 )
 
 
-def topic_batch(topic: str, records: Slice, names: list[str]) -> pa.RecordBatch:
+class Archived(Protocol):
+    """Records that were columns already."""
+
+    @property
+    def offsets(self) -> np.ndarray: ...
+
+    @property
+    def times(self) -> np.ndarray: ...
+
+    @property
+    def payloads(self) -> pa.Array: ...
+
+
+def topic_batch(topic: str, records: Slice | Archived, names: list[str]) -> pa.RecordBatch:
     """The records as a batch with the named columns of TOPIC_COLUMNS."""
     count = len(records.offsets)
     make: dict[str, Callable[[], pa.Array]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic), count),
         "offset": lambda: pa.array(records.offsets),
         "timestamp": lambda: pa.array(records.times).cast(TIMESTAMP),
-        "payload": lambda: payload_array(records.raw, records.starts),
+        "payload": lambda: (
+            payload_array(records.raw, records.starts)
+            if isinstance(records, Slice)
+            else records.payloads
+        ),
     }
     schema = pa.schema([TOPIC_COLUMNS.field(name) for name in names])
     return pa.RecordBatch.from_arrays([make[name]() for name in names], schema=schema)

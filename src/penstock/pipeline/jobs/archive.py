@@ -9,30 +9,44 @@ the broker is told how far the archive reaches, which `topic describe` shows and
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.errors import InvalidRequest
+from penstock.errors import Conflict, InvalidRequest
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake
+from penstock.pipeline.lake import outcomes
 from penstock.pipeline.lake.convert import (
     Position,
     convert,
     old_archive,
     queue_identity,
     refuse_old,
+    remove_old,
     topic_identity,
 )
 from penstock.pipeline.lake.data_files import FILE_BYTES, FILES_DDL, DataFile, FileWriter
-from penstock.pipeline.lake.maintenance import Maintained, Upkeep, maintain, merged_by_tasks
+from penstock.pipeline.lake.dead_letters import write_dead_letters
+from penstock.pipeline.lake.maintenance import (
+    Maintained,
+    Merger,
+    Upkeep,
+    compact,
+    maintain,
+    merged_by_tasks,
+)
 from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
 from penstock.pipeline.sources.topic_catalog import Topics
+
+log = logging.getLogger("penstock.pipeline")
 
 COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides on the size of tasks
 RECORDS_PER_STEP = 20_000_000
@@ -71,8 +85,19 @@ class Origin:
 
     def options(self) -> dict[str, str]:
         """For the source."""
-        names = ("topic", "queue", "broker", "directory", "database", "token")
+        reach = ("broker", "directory") if self.topic else ("database",)
+        names = ("topic", "queue", "token", *reach)
         return {name: value for name in names if (value := getattr(self, name))}
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """What becomes of payloads beside being archived as they are."""
+
+    schema: str | None = None  # columns: DDL, `infer`, or None for those that the table has
+    dead_letter: str | None = None  # the topic that gets a copy of records that do not fit
+    # messages older than this, with what groups did with them; None = all, without
+    outcome_minutes: float | None = None
 
 
 @dataclass
@@ -82,6 +107,7 @@ class Archived:
     kind: str
     name: str
     rows: int = 0
+    misfits: int = 0  # of these rows, those whose payload does not fit the columns
     files: int = 0  # of the table
     position: int | None = None  # the next offset; a queue's transaction horizon
     version: int = -1  # of the table
@@ -101,8 +127,17 @@ class Step:
 class Archiver:
     """Archives one topic or queue into its table."""
 
-    def __init__(self, target: str, origin: Origin, upkeep: Upkeep | None = None) -> None:
+    def __init__(
+        self,
+        target: str,
+        origin: Origin,
+        upkeep: Upkeep | None = None,
+        payloads: Payloads | None = None,
+    ) -> None:
         self.origin = origin
+        self.payloads = payloads or Payloads()
+        if origin.topic and self.payloads.outcome_minutes is not None:
+            raise InvalidRequest("outcomes are of a queue's messages; a topic has none")
         self.table = LakeTable(target, origin.kind, origin.name)
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
@@ -112,14 +147,19 @@ class Archiver:
         done = Archived(self.origin.kind, self.origin.name)
         snapshot = self.table.open()
         refuse_old(self.table, snapshot)
+        remove_old(self.table, snapshot)
+        self.report_misfits(spark, snapshot)  # of a run that was killed before it did
         for step in self.plan(snapshot):
             snapshot = snapshot or self.table.create(
                 step.position.identity, self.table.kind.columns, {}
             )
-            rows, snapshot = self.append(spark, snapshot, step)
+            files, snapshot = self.append(spark, snapshot, step)
+            rows = sum(file.rows for file in files)
             done.rows += rows
+            done.misfits += sum(file.misfits for file in files)
             say(f"{done.kind} {done.name}: {rows} rows archived, {done.rows} in this run")
             self.mark(snapshot)
+            self.report_misfits(spark, snapshot)
         if snapshot is not None:
             if not done.rows:
                 self.mark(snapshot)  # the run before may have been killed before it did
@@ -132,24 +172,41 @@ class Archiver:
         given = self.origin.options()
         if self.origin.topic:
             return topic_steps(given, snapshot, self.upkeep.file_bytes)
-        return queue_steps(given, snapshot)
+        return queue_steps(given, snapshot, self.payloads.outcome_minutes)
 
-    def append(self, spark: Any, snapshot: Snapshot, step: Step) -> tuple[int, Snapshot]:
+    def append(self, spark: Any, snapshot: Snapshot, step: Step) -> tuple[list[DataFile], Snapshot]:
         """One step: tasks write files, then they are committed."""
         read = {**self.origin.options(), **step.read}
         if step.records_per_task:
             read["maxRecordsPerPartition"] = str(step.records_per_task)
         run = new_run()
+        frame = self.frame(spark, read)
+        typed = TypedColumns.of(snapshot, self.table.kind)
+        if self.payloads.schema == INFER:
+            typed = typed.inferred(frame)
+        elif self.payloads.schema:
+            typed = typed.declared(self.payloads.schema)
+        columns = typed.arrow()
+        rows = typed.applied(frame)
+        if self.payloads.outcome_minutes is not None:
+            columns.append(outcomes.FIELD)
+            source = QueueOptions(Options(self.origin.options()), [], streaming=False)
+            span = int(step.read["fromXid"]), int(step.read["toXid"])
+            rows = outcomes.with_outcomes(spark, rows, source, *span)
+        snapshot = self.table.add_columns(snapshot, columns)
         writer = FileWriter(
             self.table.storage, self.table.kind, snapshot.columns(), run, self.upkeep.file_bytes
         )
-        files = self.write(spark, read, writer)
+        files = self.write(rows, writer)
         snapshot = self.table.append(snapshot, run, files, step.position.next)
-        return sum(file.rows for file in files), snapshot
+        return files, snapshot
 
-    def write(self, spark: Any, read: dict[str, str], writer: FileWriter) -> list[DataFile]:
+    def frame(self, spark: Any, read: dict[str, str]) -> Any:
+        """The rows of a step."""
+        return spark.read.format("penstock").options(**read).load()
+
+    def write(self, frame: Any, writer: FileWriter) -> list[DataFile]:
         """The rows of a step as files, by tasks."""
-        frame = spark.read.format("penstock").options(**read).load()
         return [DataFile(*row) for row in frame.mapInArrow(writer, FILES_DDL).collect()]
 
     def mark(self, snapshot: Snapshot) -> None:
@@ -157,11 +214,29 @@ class Archiver:
         o = self.origin
         if o.topic and o.url and snapshot.position is not None:
             with BrokerCaller(o.url, token=o.token, patience=BROKER_PATIENCE_SECONDS) as caller:
-                caller.json("PUT", topic_path(o.topic, "archived"), {"offset": snapshot.position})
+                try:
+                    body = {"offset": snapshot.position}
+                    caller.json("PUT", topic_path(o.topic, "archived"), body)
+                except Conflict as error:  # a run that began later was faster
+                    log.info("%s", error)
+
+    def report_misfits(self, spark: Any, snapshot: Snapshot | None) -> None:
+        """Copy the records that do not fit to the topic of dead letters, each once."""
+        if self.payloads.dead_letter and snapshot is not None:
+            reach = {"broker": str(self.origin.broker), "token": self.origin.token or ""}
+            write_dead_letters(spark, self.table, snapshot, self.payloads.dead_letter, reach)
 
     def maintain(self, spark: Any) -> Maintained:
         """Merge small files, drop old days, reclaim space."""
-        return maintain(self.table, self.upkeep, partial(merged_by_tasks, activate(spark)))
+        return maintain(self.table, self.upkeep, self.merger(spark))
+
+    def compact(self, spark: Any) -> int:
+        """Merge small files only; how many there were."""
+        return compact(self.table, self.upkeep.file_bytes, self.merger(spark))
+
+    def merger(self, spark: Any) -> Merger:
+        """Merges files by tasks."""
+        return partial(merged_by_tasks, spark)
 
     def convert(self) -> int:
         """Make an archive of an earlier release a table; how many files it has."""
@@ -173,12 +248,13 @@ def archive(
     target: str,
     origin: Origin,
     upkeep: Upkeep | None = None,
+    payloads: Payloads | None = None,
     *,
     convert_old: bool = False,
     say: Say = lambda _: None,
 ) -> Archived:
     """Archive all there is of a topic or a queue now, then do the upkeep."""
-    archiver = Archiver(target, origin, upkeep)
+    archiver = Archiver(target, origin, upkeep, payloads)
     converted = archiver.convert() if convert_old else 0
     spark = activate(spark)
     done = archiver.run(spark, say)
@@ -220,8 +296,10 @@ def topic_steps(
         start = end
 
 
-def queue_steps(given: dict[str, str], snapshot: Snapshot | None) -> Iterator[Step]:
-    """What was committed since the table's horizon."""
+def queue_steps(
+    given: dict[str, str], snapshot: Snapshot | None, minutes: float | None = None
+) -> Iterator[Step]:
+    """What was committed since the table's horizon; with `minutes` only what is so old."""
     options = QueueOptions(Options(given), [], streaming=False)
     state = options.committed_state()
     identity = queue_identity(state.installation, state.id)
@@ -233,10 +311,13 @@ def queue_steps(given: dict[str, str], snapshot: Snapshot | None) -> Iterator[St
             "archive it to another directory"
         )
     low = snapshot.position if snapshot is not None and snapshot.position is not None else 0
+    high = state.horizon
+    if minutes is not None:
+        high = outcomes.older_than(options, state.id, low, high, minutes)
     first = options.nth_xid(state.id, low, 0)
-    if first is not None and first < state.horizon:
-        read = {"fromXid": str(low), "toXid": str(state.horizon)}
-        yield Step(read, Position(identity, state.horizon))
+    if first is not None and first < high:
+        read = {"fromXid": str(low), "toXid": str(high)}
+        yield Step(read, Position(identity, high))
 
 
 def read_archive(

@@ -70,17 +70,21 @@ def old_position(manifest: Manifest) -> Position:
 
 
 def refuse_old(table: LakeTable, snapshot: Snapshot | None) -> None:
-    """An old archive must be converted first; what a conversion left over is removed."""
-    manifest = old_archive(table)
-    if manifest is None:
-        return
+    """An archive of an earlier release must be converted first."""
+    if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:
+        raise InvalidRequest(
+            f"{table.root.uri} holds an archive of an earlier release. Run `penstock pipeline run "
+            f"archive {table.root.uri} --{table.kind.name} {table.name} --convert` once: its files "
+            "become a table as they are, and archiving resumes where it ended"
+        )
+
+
+def remove_old(table: LakeTable, snapshot: Snapshot | None) -> None:
+    """What a conversion that was killed left of the old archive."""
     if snapshot is not None and snapshot.position is not None:
-        _remove_old(table, manifest)
-        return
-    raise InvalidRequest(
-        f"{table.root.uri} holds an archive of an earlier release. Run this once with --convert: "
-        "its files become a table as they are, and archiving resumes where it ended"
-    )
+        manifest = old_archive(table)
+        if manifest is not None:
+            _remove_old(table, manifest)
 
 
 def _take_over(table: LakeTable, entry: Entry) -> DataFile:

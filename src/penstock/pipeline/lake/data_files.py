@@ -72,6 +72,7 @@ class DataFile:
     last: int
     since: int | None = None  # the earliest time, in microseconds
     until: int | None = None
+    misfits: int = 0  # rows whose payload is not in the columns (`_reason`)
 
     def statistics(self, kind: Kind) -> str:
         """As Delta has them."""
@@ -87,7 +88,7 @@ class DataFile:
 
 FILES_DDL = (
     "path STRING, bytes BIGINT, rows BIGINT, date STRING, first BIGINT, last BIGINT, "
-    "since BIGINT, until BIGINT"
+    "since BIGINT, until BIGINT, misfits BIGINT"
 )
 _FILES = pa.schema(
     [
@@ -95,7 +96,7 @@ _FILES = pa.schema(
         ("bytes", pa.int64()),
         ("rows", pa.int64()),
         ("date", pa.string()),
-        *((name, pa.int64()) for name in ("first", "last", "since", "until")),
+        *((name, pa.int64()) for name in ("first", "last", "since", "until", "misfits")),
     ]
 )
 
@@ -215,6 +216,7 @@ class _Day:
         return DataFile(
             *(self._path, size, footer.num_rows, self._day, first, last),
             *(_microseconds(since), _microseconds(until)),
+            _values(footer, "_reason"),
         )
 
     def abandon(self) -> None:
@@ -227,6 +229,17 @@ def _bounds(footer: Any, column: str) -> tuple[Any, Any]:
     place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
     groups = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
     return min(group.min for group in groups), max(group.max for group in groups)
+
+
+def _values(footer: Any, column: str) -> int:
+    """How many rows are not null in a column; none when there is no such column."""
+    total = 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for place in range(group.num_columns):
+            if group.column(place).path_in_schema == column:
+                total += group.num_rows - group.column(place).statistics.null_count
+    return total
 
 
 def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

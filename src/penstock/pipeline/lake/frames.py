@@ -9,21 +9,69 @@ pyarrow instead.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.errors import InvalidRequest
+from penstock.pipeline.lake.convert import refuse_old
 from penstock.pipeline.lake.data_files import DataFile, read_file
 from penstock.pipeline.lake.table import LakeTable, Snapshot
+from penstock.pipeline.lake.typed_columns import TypedColumns
+from penstock.pipeline.session import activate
 
+Reach = dict[str, str]
+
+# The day of a row as the archive has it: of UTC, whatever the session's time zone.
+DAY = "date_from_unix_date(CAST(floor(unix_micros({}) / 86400000000) AS INT))"
+LOCAL_BROKER = "127.0.0.1:12345"
 S3_CONNECTOR = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
-def archived_frame(spark: Any, table: LakeTable, snapshot: Snapshot) -> Any:
-    """The rows of a snapshot, with `date`."""
-    files = snapshot.files()
+def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Reach) -> Any:
+    """Every record of a topic or queue once: those of one snapshot of the table, and from its
+    position on those of the log or the queue. `reach` are options of the source.
+
+    A topic's log may lose its beginning meanwhile, when the archive moves on: the source has the
+    archive too, and reads from there what is gone.
+    """
+    from pyspark.sql import functions as f
+
+    archive = archive or os.environ.get("PENSTOCK_ARCHIVE")
+    if not archive:
+        raise InvalidRequest(
+            "say where the archive is: archive='s3://lake', or the variable PENSTOCK_ARCHIVE"
+        )
+    spark = activate(spark)
+    table = LakeTable(archive, kind, name)
+    snapshot = table.open()
+    refuse_old(table, snapshot)
+    options = {kind: name, **reach}
+    position = None if snapshot is None else snapshot.position
+    if kind == "topic":
+        if "directory" not in options:
+            options.setdefault("broker", os.environ.get("PENSTOCK_BROKER", LOCAL_BROKER))
+        options["archive"] = archive
+        if position is not None:
+            options["startingOffsets"] = json.dumps({name: position})
+    elif position is not None:
+        options["fromXid"] = str(position)
+    rest = spark.read.format("penstock").options(**options).load().drop(kind)
+    rest = rest.withColumn("date", f.expr(DAY.format(table.kind.time)))
+    rest = TypedColumns.of(snapshot, table.kind).applied(rest)
+    if snapshot is None or position is None:
+        return rest
+    return archived_frame(spark, table, snapshot).unionByName(rest, allowMissingColumns=True)
+
+
+def archived_frame(
+    spark: Any, table: LakeTable, snapshot: Snapshot, files: list[DataFile] | None = None
+) -> Any:
+    """The rows of a snapshot, or of some of its files, with `date`."""
+    files = snapshot.files() if files is None else files
     schema = spark_schema(snapshot)
     if not files:
         return spark.createDataFrame([], schema)

@@ -48,6 +48,7 @@ CHECKPOINT_INTERVAL = 50  # commits between checkpoints of the Delta log
 LOG_RETENTION = "interval 7 days"
 MAINTENANCE = "penstock:maintenance"
 RUN = "penstockRun"
+MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
 SETTINGS = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": LOG_RETENTION,
@@ -80,10 +81,6 @@ class Snapshot:
         """The data files."""
         rows = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
         return [_data_file(row, self.kind) for row in rows]
-
-    def rows(self) -> int:
-        """In all files."""
-        return sum(one.rows for one in self.files())
 
 
 def _data_file(row: dict[str, Any], kind: Kind) -> DataFile:
@@ -139,33 +136,38 @@ class LakeTable:
     def create(self, identity: str, columns: pa.Schema, properties: Properties) -> Snapshot:
         """Make the table, unless another run has just made it."""
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
         schema = pa.schema([*columns, pa.field("date", pa.date32())])
         own = {KIND: self.kind.name, NAME: self.name, IDENTITY: identity}
-        DeltaTable.create(
-            self.storage.uri,
-            schema=schema,
-            mode="ignore",
-            partition_by=["date"],
-            name=self.name,
-            configuration={**SETTINGS, **own, **properties},
-            storage_options=self.storage.options,
-            raise_if_key_not_exists=False,
-        )
+        try:
+            DeltaTable.create(
+                self.storage.uri,
+                schema=schema,
+                mode="ignore",
+                partition_by=["date"],
+                name=self.name,
+                configuration={**SETTINGS, **own, **properties},
+                storage_options=self.storage.options,
+                raise_if_key_not_exists=False,
+            )
+        except DeltaError:
+            if self.open() is None:
+                raise
         snapshot = self.open()
         assert snapshot is not None
         return snapshot
 
-    def append(
-        self, base: Snapshot, run: str, files: list[DataFile], position: int, **notes: Any
-    ) -> Snapshot:
+    def append(self, base: Snapshot, run: str, files: list[DataFile], position: int) -> Snapshot:
         """Add the files and move the position, as one; Superseded when another run did so since
-        `base`. `notes` go into the commit's information.
+        `base`.
         """
         from deltalake import Transaction
 
         actions = [self._add(file, data_change=True) for file in files]
         marks = [Transaction(_application(base.identity), position)]
+        misfits = [file.path for file in files if file.misfits]
+        notes: dict[str, Any] = {MISFITS: misfits} if misfits else {}
         snapshot = base
         for _ in range(MAX_ATTEMPTS):
             if self._commit(snapshot, run, actions, marks, None, notes):
@@ -205,6 +207,18 @@ class LakeTable:
             return newer
         self.storage.delete([file.path for file in new])
         return None
+
+    def mark(self, application: str, version: int) -> None:
+        """Note a version of an application in the table, and nothing else."""
+        from deltalake import Transaction
+
+        for _ in range(MAX_ATTEMPTS):
+            base = self.require()
+            if (base.delta.transaction_version(application) or -1) >= version:
+                return
+            if self._commit(base, new_run(), [], [Transaction(application, version)], None, {}):
+                return
+        raise Unavailable(f"{self.storage.uri} changes too often to be committed to: run it again")
 
     def add_columns(self, base: Snapshot, columns: Iterable[pa.Field]) -> Snapshot:
         """New columns at the end, null in the rows there are. Those that another run has added

@@ -5,7 +5,8 @@ With a broker, the broker says what exists and how far it may be read; with a di
 (executors on the same host), the records themselves come from the files, which is faster. A
 directory alone serves topics that no broker has open. With the address of the broker's tier, what
 lies there is read from the store, and only the rest from the broker or its files. Whatever the way,
-the records come as `Slice`s.
+the records come as `Slice`s. With an archive, topics begin where their tables begin, and what the
+log no longer has is read from there (`penstock.pipeline.sources.archived_topics`).
 """
 
 import os
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
 from penstock.log.tier.reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.source_columns import Archived
 
 FETCH_BYTES = 4 << 20
 
@@ -56,6 +58,11 @@ class Topics:
         self._ca = options.ca()
         self._link: TopicLink | None = None
         self._tier: TierReader | None = None
+        self._archive = None
+        if archive := options.text("archive"):
+            from penstock.pipeline.sources.archived_topics import ArchivedTopics
+
+            self._archive = ArchivedTopics(archive)
         if not self.broker and not self.directory:
             raise InvalidRequest(
                 "give the option 'broker' (host:port), or 'directory' for topics on this "
@@ -92,6 +99,14 @@ class Topics:
 
     def state(self, topic: str) -> TopicState:
         """A topic as it is now; NotFound when there is none."""
+        state = self._log_state(topic)
+        if self._archive is None:
+            return state
+        first = self._archive.first(topic, state.incarnation, state.first)
+        size = state.bytes + round(state.mean_bytes * (state.first - first))
+        return TopicState(state.incarnation, first, state.next, size)
+
+    def _log_state(self, topic: str) -> TopicState:
         if self.broker:
             info = self.link.info(topic)
             return TopicState(
@@ -103,14 +118,41 @@ class Topics:
 
     def offset_at(self, topic: str, milliseconds: int) -> int:
         """The first offset whose record is not older than this time."""
+        if self._archive is not None:
+            log = self._log_state(topic)
+            archived = self._archive.offset_at(topic, log.incarnation, milliseconds)
+            if archived is not None and archived < log.first:
+                return archived
         if self.broker:
             return self.link.offset_at(topic, milliseconds)
         return self._files(topic).offset_at(milliseconds * 1000)
 
-    def read(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
+    def read(
+        self, topic: str, incarnation: str, start: int, end: int
+    ) -> Iterator[Slice | Archived]:
         """The records in [start, end). `InvalidOffset` when `start` aged out, `Conflict` for
         another incarnation.
         """
+        if self._archive is None:
+            yield from self._read_log(topic, incarnation, start, end)
+            return
+        while start < end:
+            first = min(end, self._log_state(topic).first)
+            if start < first:
+                yield from self._archive.read(topic, incarnation, range(start, first))
+                start = first
+                continue
+            try:
+                for piece in self._read_log(topic, incarnation, start, end):
+                    yield piece
+                    start = int(piece.offsets[-1]) + 1
+                return
+            except InvalidOffset:
+                if self._log_state(topic).first <= start:
+                    raise
+                # retention went on meanwhile: the archive has it
+
+    def _read_log(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         if self.tier:
             self._tier = self._tier or TierReader(self.tier)
             for piece in self._tier.read(incarnation, start, end):

@@ -71,13 +71,20 @@ function perMinute(pipeline, name) {
   return Array.from({ length: 15 }, (_, i) => known.get(last - (14 - i) * 60) ?? null);
 }
 
+const target = (p) => {
+  if (p.target_seconds == null) return "";
+  const late = p.lag_seconds > p.target_seconds;
+  const text = `${duration(p.lag_seconds ?? 0)} of ${duration(p.target_seconds)}`;
+  return html`<br><small class="${late ? "bad" : ""}">${text}</small>`;
+};
+
 const PIPELINES = [
   { name: "name", title: "Pipeline", card: true, cell: (p) => html`<b>${p.name}</b><br><small>${p.host}</small>` },
   { name: "state", title: "State", card: true, cell: (p) => badge(p.stopping && ["running", "idle"].includes(p.state) ? "stopping" : p.state) },
   { name: "rate", title: "Rows/s", number: true, card: true, cell: (p) => rate(p.rows_per_second) },
   { name: "minute", title: "Rows/min", number: true, cell: (p) => html`${count(p.minutes.at(-1)?.rows)}${sparkline(perMinute(p, "rows"), "out", `rows of ${p.name} per minute`)}` },
   { name: "rows", title: "Rows", number: true, cell: (p) => html`${count(p.rows)}${p.batch >= 0 ? html`<br><small>${plural(p.batch, "batch", "batches")}</small>` : ""}` },
-  { name: "lag", title: "Lag", number: true, cell: (p) => html`${count(p.lag)}${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)}` },
+  { name: "lag", title: "Lag", number: true, cell: (p) => html`${count(p.lag)}${sparkline(perMinute(p, "lag"), "lag", `lag of ${p.name} per minute`)}${target(p)}` },
   { name: "position", title: "Position", kind: "text", cell: (p) => visible(p.position ?? "") },
   { name: "seen", title: "Seen", number: true, cell: (p) => since(p.reported_at * 1000) },
   { name: "error", title: "Last error", kind: "text", cell: (p) => (p.error ? html`<span class="bad">${visible(String(p.error))}</span>` : "") },

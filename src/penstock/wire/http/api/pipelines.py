@@ -27,6 +27,8 @@ class Report(msgspec.Struct):
     batch_ms: int = 0
     lag: int | None = None
     position: str = ""
+    lag_seconds: float | None = None
+    target_seconds: float | None = None
     error: str | None = None
     host: str = ""
     pid: int = 0

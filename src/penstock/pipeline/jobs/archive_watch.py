@@ -1,0 +1,135 @@
+"""archive --watch: runs the archive job again and again, so that the table is at most so many
+seconds behind, and reports to the broker how far behind it is.
+
+Runs follow each other so that a record that comes just after one was planned is in the table within
+the target: the next one begins the target's time, less what a run takes, after the last one began.
+The age of what is not archived yet is counted from the moment the last run was planned: everything
+before it is archived. The broker shows it with the target as a pipeline; small files are merged
+after each run, old days and unused files go once an hour.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import Unavailable
+from penstock.pipeline.failure import cause
+from penstock.pipeline.jobs.archive import Archiver
+from penstock.pipeline.lake.table import Superseded
+from penstock.pipeline.options import Options
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report
+from penstock.pipeline.session import activate
+from penstock.pipeline.sources.topic_catalog import Topics
+
+log = logging.getLogger("penstock.pipeline")
+
+UPKEEP_SECONDS = 3600.0
+MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did not answer
+
+
+class ArchiveWatch:
+    """Keeps one table fresh."""
+
+    def __init__(
+        self,
+        archiver: Archiver,
+        target_seconds: float,
+        listeners: list[Listener],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._archiver, self._target = archiver, target_seconds
+        self._listeners, self._clock = listeners, clock
+        self._stop = threading.Event()
+        self._planned = clock()  # all there was then is archived, or will be by the run under way
+        self._archived = self._planned  # all there was then is archived
+        self._maintained = float("-inf")
+        origin = archiver.origin
+        self.report = Report(f"archive-{origin.name}", target_seconds=target_seconds)
+
+    def stop(self) -> None:
+        """End after the run that is under way. May be called from a signal handler."""
+        self._stop.set()
+
+    def run(self, spark: Any) -> Report:
+        """Until stopped."""
+        spark = activate(spark)
+        ended = threading.Event()
+        reporter = threading.Thread(target=self._report_until, args=(ended,), daemon=True)
+        reporter.start()
+        try:
+            self._repeat(spark)
+            self.report.state = "finished"
+        except BaseException as error:
+            self.report.state, self.report.error = "failed", cause(error)
+            raise
+        finally:
+            ended.set()
+            reporter.join()
+            self._tell()
+        return self.report
+
+    def _repeat(self, spark: Any) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            self._planned = self._clock()
+            self.report.state = "running"
+            try:
+                self._run_once(spark)
+                failures = 0
+            except Superseded as error:
+                log.info("%s", error)
+            except Unavailable as error:
+                failures += 1
+                if failures >= MAX_FAILURES:
+                    raise
+                log.warning("%s; trying again", error)
+            took = self._clock() - self._planned
+            self.report.state = "idle"
+            self._stop.wait(max(0.0, self._target - 2 * took))
+
+    def _run_once(self, spark: Any) -> None:
+        job = self._archiver
+        done = job.run(spark)
+        took = self._clock() - self._planned
+        self._archived = self._planned
+        self.report.batch += 1 if done.rows else 0
+        self.report.rows += done.rows
+        self.report.batch_ms = int(took * 1000)
+        self.report.rows_per_second = done.rows / max(took, 1e-3)
+        if self._clock() - self._maintained >= UPKEEP_SECONDS:
+            job.maintain(spark)
+            self._maintained = self._clock()
+        elif done.rows:
+            job.compact(spark)
+
+    def behind(self) -> int | None:
+        """Records that are not in the table; None for a queue, which does not count them."""
+        origin = self._archiver.origin
+        snapshot = self._archiver.table.open()
+        if not origin.topic:
+            return None
+        topics = Topics(Options(origin.options()))
+        try:
+            state = topics.state(origin.topic)
+        finally:
+            topics.close()
+        position = snapshot.position if snapshot is not None else None
+        return state.next - (state.first if position is None else position)
+
+    def _report_until(self, ended: threading.Event) -> None:
+        while not ended.wait(HEARTBEAT_SECONDS):
+            self._tell()
+
+    def _tell(self) -> None:
+        try:
+            self.report.lag = self.behind()
+        except Unavailable as error:
+            log.debug("the topic's state is not known now: %s", error)
+        waits = self.report.lag != 0
+        self.report.lag_seconds = round(self._clock() - self._archived, 1) if waits else 0.0
+        for listener in self._listeners:
+            listener(self.report)
+            if getattr(listener, "stop_wanted", False):
+                self._stop.set()

@@ -1,0 +1,55 @@
+"""Records that do not fit the table's columns, copied to a topic as dead letters, each once.
+
+They are in the table anyway, with the reason in `_reason`. A commit names its files that have any
+(`MISFITS`), and what a commit brought is written after it, under an identity made of its run: so it
+is written once, however often a killed run is repeated. How far this got is an application
+transaction of the table of its own, the version of the last commit that is done.
+"""
+
+from typing import Any
+
+from penstock.pipeline.json_schema import REASON
+from penstock.pipeline.lake.data_files import DataFile
+from penstock.pipeline.lake.frames import archived_frame
+from penstock.pipeline.lake.table import MISFITS, RUN, LakeTable, Snapshot
+
+REPORTED = "penstock:dead-letters"
+MAX_COMMITS = 1000  # that are looked through
+
+
+def write_dead_letters(
+    spark: Any, table: LakeTable, snapshot: Snapshot, topic: str, reach: dict[str, str]
+) -> None:
+    """Write those of all commits that are not done yet."""
+    reported = snapshot.delta.transaction_version(REPORTED)
+    since = -1 if reported is None else reported
+    behind = min(snapshot.version - since, MAX_COMMITS)
+    if behind <= 0:
+        return
+    commits = snapshot.delta.history(behind)
+    pending = [one for one in commits if one["version"] > since and one.get(MISFITS)]
+    for commit in sorted(pending, key=lambda one: int(one["version"])):
+        files = [
+            DataFile(path, 0, 0, path.split("/")[0].removeprefix("date="), 0, 0)
+            for path in commit[MISFITS]
+        ]
+        rows = archived_frame(spark, table, snapshot, files).where(f"{REASON} IS NOT NULL")
+        _write(rows, table, topic, f"archive:{commit[RUN]}", reach)
+        table.mark(REPORTED, commit["version"])
+
+
+def _write(rows: Any, table: LakeTable, topic: str, app: str, reach: dict[str, str]) -> None:
+    from pyspark.sql import functions as f
+
+    origin = [name for name in table.kind.base if name not in ("payload", "headers")]
+    letter = f.struct(
+        f.col(REASON).alias("reason"),
+        f.lit(f"archive of {table.kind.name} {table.name}").alias("source"),
+        *(f.col(name) for name in origin),
+        f.col("payload").cast("string").alias("payload"),
+    )
+    order = ["offset"] if table.kind.name == "topic" else ["partition", "seq"]
+    letters = rows.select(*order, f.to_json(letter).alias("payload")).coalesce(1)
+    writer = letters.write.format("penstock").mode("append").option("orderBy", ",".join(order))
+    options = {name: value for name, value in reach.items() if value}
+    writer.options(**options, topic=topic, appId=app).save()

@@ -1,0 +1,94 @@
+"""What each group did with a queue's messages, as a column of the archive: `_outcomes`.
+
+PostgreSQL says it for the messages of a step as they stand when the step is archived, so only
+messages older than a given age are taken: by then most groups are done with them. It is an element
+per group: `completed`, `dead`, `leased` or `waiting`; the attempts that are known (of messages that
+failed; those of a message that was completed are not kept); the error; and from push to the dead
+letters the time in milliseconds. How long completed messages took is kept per minute, not per
+message: see `rollup`.
+"""
+
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.pipeline.jobs import postgres_frames
+from penstock.pipeline.lake.typed_columns import OUTCOMES
+from penstock.pipeline.sources.queue import QueueOptions
+
+TYPE = "ARRAY<STRUCT<group STRING, outcome STRING, attempts INT, error STRING, latencyMs BIGINT>>"
+FIELD = pa.field(
+    OUTCOMES,
+    pa.list_(
+        pa.struct(
+            [
+                ("group", pa.string()),
+                ("outcome", pa.string()),
+                ("attempts", pa.int32()),
+                ("error", pa.string()),
+                ("latencyMs", pa.int64()),
+            ]
+        )
+    ),
+)
+MESSAGES_PER_QUERY = 100_000
+_SCHEMA = pa.schema([("_partition", pa.string()), ("_seq", pa.int64()), ("_json", pa.string())])
+_QUERY = """
+SELECT p.name, m.seq, coalesce(json_agg(json_build_object(
+         'group', g.name,
+         'outcome', CASE WHEN d.seq IS NOT NULL THEN 'dead'
+                         WHEN c.position >= m.seq OR c.settled @> m.seq THEN 'completed'
+                         WHEN c.leased @> m.seq THEN 'leased' ELSE 'waiting' END,
+         'attempts', coalesce(d.attempts, a.attempts),
+         'error', coalesce(d.error, a.error),
+         'latencyMs', (extract(epoch FROM d.failed_at - m.created_at) * 1000)::bigint
+       ) ORDER BY g.name) FILTER (WHERE g.id IS NOT NULL), '[]')::text
+  FROM messages m
+  JOIN partitions p ON p.id = m.partition_id
+  LEFT JOIN groups g ON g.queue_id = m.queue_id
+  LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id
+                        AND c.group_id = g.id ORDER BY c.version DESC LIMIT 1) c ON true
+  LEFT JOIN attempts a ON a.partition_id = m.partition_id AND a.group_id = g.id AND a.seq = m.seq
+  LEFT JOIN LATERAL (SELECT * FROM dead_letters d WHERE d.partition_id = m.partition_id
+                        AND d.seq = m.seq AND d.group_id = g.id
+                      ORDER BY d.id DESC LIMIT 1) d ON true
+ WHERE m.queue_id = {queue} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8
+ GROUP BY p.name, m.seq
+"""
+
+
+def older_than(options: QueueOptions, queue: int, low: int, high: int, minutes: float) -> int:
+    """The horizon below which all messages from `low` on are so old."""
+    rows = options.postgres.rows(
+        f"SELECT min(m.xid::text::numeric)::bigint FROM messages m WHERE m.queue_id = {queue} "
+        f"AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8 "
+        f"AND m.created_at > clock_timestamp() - interval '{minutes:f} minutes'"
+    )
+    young = rows[0][0]
+    return high if young is None else min(high, int(young))
+
+
+def with_outcomes(spark: Any, frame: Any, options: QueueOptions, low: int, high: int) -> Any:
+    """The messages of a range of transactions with the column."""
+    from pyspark.sql import functions as f
+
+    queue = options.state().id
+    queries = [
+        _QUERY.format(queue=queue, low=first, high=last)
+        for first, last in _ranges(options, queue, low, high)
+    ]
+    known = postgres_frames.read(spark, options.postgres, queries, _SCHEMA)
+    known = known.withColumn(OUTCOMES, f.from_json("_json", TYPE)).drop("_json")
+    same = (frame.partition == known._partition) & (frame.seq == known._seq)
+    return frame.join(known, same, "left").drop("_partition", "_seq")
+
+
+def _ranges(options: QueueOptions, queue: int, low: int, high: int) -> list[tuple[int, int]]:
+    """The range in parts of whole transactions, each of about MESSAGES_PER_QUERY."""
+    parts = []
+    while low < high:
+        past = options.nth_xid(queue, low, MESSAGES_PER_QUERY)
+        end = high if past is None else min(high, max(past, low + 1))
+        parts.append((low, end))
+        low = end
+    return parts
