@@ -8,7 +8,7 @@ command line do not load it (type checkers see it in `__init__.pyi`).
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _client() -> Any:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import penstock
 from tests.docs.blocks import pages
 from tests.docs.test_links import without_code
 from tests.docs.tools import ROOT
@@ -62,3 +63,10 @@ def test_what_is_measured_is_seen() -> None:
     assert [len(one.split()) for one in paragraphs("a b\nc\n\n- d\n- e f\n| g |\n")] == [3, 2, 3]
     assert list(cells("| a | b\\|c |\n")) == ["a ", " b\\|c"]
     assert NUMBER.search("see [0104](../decisions/0104-x.md)")
+
+
+def test_the_changelog_begins_with_this_release() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    first = re.search(r"^## (\S+)", text, re.M)
+    assert first
+    assert first[1] in (penstock.__version__, "Unreleased")

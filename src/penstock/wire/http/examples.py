@@ -39,7 +39,7 @@ NAMES = {  # of fields and parameters -> a value that says something
     "hostname": "broker-1",
     "message": "it is done",
     "subject": "svc-checkout",
-    "version": "0.1.0",
+    "version": "0.2.0",
 }
 TYPES: dict[str, tuple[type, ...]] = {  # of JSON Schema -> of Python
     "object": (dict,),
