@@ -65,8 +65,13 @@ def brokers(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, BrokerP
         "JWT_AUDIENCE": AUDIENCE,
     }
     url = fresh_database(postgres)
-    # The server itself stands for its standby: what is shown of it is the same.
-    plain = BrokerProcess(directory / "plain", database_url=url, database__read_url=url)
+    plain = BrokerProcess(
+        directory / "plain",
+        database_url=url,
+        # The server itself stands for its standby: what is shown of it is the same.
+        database__read_url=url,
+        topics__tier=f"file://{directory}/tier",
+    )
     guarded = BrokerProcess(
         directory / "guarded",
         database_url=fresh_database(postgres),
@@ -373,6 +378,11 @@ def test_a_group_on_a_topic_is_reset_after_a_preview(page, broker):
     page.get_by_role("button", name="Read 4 records again").click()
     page.get_by_text("g goes on at 0.").wait_for()
     assert httpx.get(group).json()["lag"] == 4
+    httpx.post(f"{broker.url}/api/v1/tier/flush").raise_for_status()
+    until(lambda: httpx.get(f"{broker.url}/topics/clicks").json()["tier_offset"] == 4, 60)
+    visit(page, broker, "topics")
+    visit(page, broker, "topics/clicks")
+    page.get_by_text("up to 4, local from 0").wait_for()
 
 
 def test_what_seek_previews_is_what_comes_again(page, broker):

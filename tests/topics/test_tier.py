@@ -11,6 +11,7 @@ from penstock.config.schema import LocalRetention
 from penstock.errors import Damaged, StorageFailed
 from penstock.log.layout import DATA, sealed_name
 from penstock.log.tier import cache as tier_cache
+from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.topics.store import TopicStore
 from penstock.topics.tier import tier as tier_module
@@ -113,6 +114,7 @@ def test_segments_leave_the_disk_and_readers_do_not_notice(tmp_path: Path, addre
             assert everything(topic) == before  # from the cache
             times = await topic.read_through(lambda: topic.timestamps(_offsets(before)))
             assert (times > 0).all()
+        assert verify(tmp_path / "data/a b%c").sound, "what is local is whole by itself"
         async with tiered(tmp_path / "data", address) as store:
             topic = store.require("a b%c")
             assert topic.first_offset == 0

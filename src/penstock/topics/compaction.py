@@ -28,7 +28,7 @@ up to date first, knows the producers), and cover what is left of the batches th
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -137,7 +137,7 @@ async def _compact(
         if topic.segments[-2] is old[-1]:
             _mark(wanted, old[-1].end - 1 - old[0].base)
         try:
-            fresh = await context.run(
+            fresh = await _in_pool_for(context, old)(
                 _build, old, wanted, context.settings.free_space_reserve, lambda: topic.ending
             )
         except BaseException:
@@ -160,6 +160,13 @@ async def _compact(
             done.records_before,
         )
         return done
+
+
+def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awaitable[Segment]]:
+    """Where these segments are read: commits do not wait behind what comes from the tier."""
+    if context.cache is None or all(segment.local for segment in old):
+        return context.run
+    return context.cache.in_thread
 
 
 def _refuse_ended(topic: Topic) -> None:

@@ -14,10 +14,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 from penstock.errors import NotFound, StorageFailed, StorageFull, Unavailable
-from penstock.log.pool import in_pool
+from penstock.log.pool import P, T, in_pool
 from penstock.log.tier.blocks import Blocks, Key
 from penstock.log.tier.manifest import StoredObject
 from penstock.metrics import Metrics
@@ -29,8 +28,6 @@ READERS = 8  # reads at a time that wait for the store
 LOADERS = 12  # blocks at a time on their way
 MAX_BLOCKS_AHEAD = 8
 STREAMS_REMEMBERED = 256
-
-T = TypeVar("T")
 
 
 class NotCached(Unavailable):
@@ -73,9 +70,9 @@ class BlockCache:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._loaders.shutdown(wait=False, cancel_futures=True)
 
-    async def in_thread(self, read: Callable[[], T]) -> T:
+    async def in_thread(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call what reads in a thread that may wait for the store."""
-        return await in_pool(self._readers, read)
+        return await in_pool(self._readers, read, *args, **kwargs)
 
     def read(self, stored: StoredObject, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; fewer only at the end of the file."""

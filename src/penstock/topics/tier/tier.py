@@ -41,9 +41,10 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics.tier")
 
-PATIENCE = Patience(attempts=3, seconds=30.0)  # of one request
+PATIENCE = Patience(attempts=2, seconds=30.0)  # of one request
 TOPICS_AT_A_TIME = 4
 MAX_RETRY_SECONDS = 300.0
+STOP_SECONDS = 10.0  # for the state of a clean stop
 COLLECT_SECONDS = 600.0  # between two looks for garbage
 DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
 
@@ -82,6 +83,7 @@ class Tier:
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
         self._passing = asyncio.Lock()
+        self._ending = False  # uploads give up
         self._due = 0  # microseconds: what was sealed until then is copied without delay
         self.adopted: dict[str, Any] | None = None  # the report, if this broker began so
         self._uploaded = metrics.counter(
@@ -165,13 +167,15 @@ class Tier:
 
     async def stop(self) -> None:
         """Note that the broker stopped; a store that is away does not hold it up for long."""
+        self._ending = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
             if self._ownership.epoch and self.problem is None:
-                with contextlib.suppress(PenstockError):
-                    await self._write_state(clean=True)
+                with contextlib.suppress(PenstockError, TimeoutError):
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await self._write_state(clean=True)
         self.close()
 
     def close(self) -> None:
@@ -246,8 +250,8 @@ class Tier:
                 try:
                     await self._copy_topic(topic)
                 except StorageFailed as error:
-                    failures.append(error)
-                    return
+                    if not topic.deleted:
+                        failures.append(error)
                 except (Conflict, Damaged) as error:
                     if self.topic_problems.get(topic.name) != str(error):
                         log.error("tier: topic %s is not copied: %s", topic.name, error)
@@ -274,7 +278,9 @@ class Tier:
 
     async def _copy_segment(self, topic: Topic, segment: Segment) -> None:
         try:
-            stored = await self._run_blocking(upload, self.store, topic.incarnation, segment)
+            stored = await self._run_blocking(
+                upload, self.store, topic.incarnation, segment, lambda: topic.ending or self._ending
+            )
             before = topic.tier.checkpoint if topic.tier is not None else b""
             checkpoint = before
             if topic.tier is None or segment.end > topic.tier.end:

@@ -4,11 +4,11 @@ The names come from the content, so that an upload that was interrupted is begun
 same names, and what is there already and right is not sent twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from crc32c import crc32c
 
-from penstock.errors import Damaged, NotFound
+from penstock.errors import Damaged, NotFound, StorageFailed
 from penstock.log.fs import File
 from penstock.log.layout import (
     BATCH_SIZE,
@@ -32,8 +32,10 @@ from penstock.log.tier.manifest import (
 )
 from penstock.object_store import PART_BYTES, ObjectStore
 
+Ending = Callable[[], bool]  # the broker stops, or the topic was deleted: an upload is given up
 
-def upload(store: ObjectStore, incarnation: str, segment: Segment) -> StoredSegment:
+
+def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Ending) -> StoredSegment:
     """Blocks, for as long as the store takes. `FileNotFoundError` when the segment is gone."""
     files = {kind: segment.file(kind) for kind in KINDS}  # they stay open whatever happens to it
     sizes = {
@@ -41,7 +43,7 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment) -> StoredSegm
         INDEX: segment.rows * INDEX_SIZE,
         BATCHES: segment.batches_size,
     }
-    stored, crc = _checksums(files, sizes)
+    stored, crc = _checksums(files, sizes, ending)
     entry = StoredSegment(
         stem=f"{segment.base:020d}-{stored[DATA].size:x}-{crc:08x}",
         base=segment.base,
@@ -53,14 +55,14 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment) -> StoredSegm
     )
     for kind in KINDS:
         target = StoredObject.of(incarnation, entry, kind)
-        if not _is_stored(store, target):
-            store.write(target.name, _parts(files[kind], stored[kind].size))
-            _check(store, target)
+        if not _is_stored(store, target, ending):
+            store.write(target.name, _parts(files[kind], stored[kind].size, ending))
+            _check(store, target, ending)
     return entry
 
 
 def _checksums(
-    files: Mapping[str, File], sizes: Mapping[str, int]
+    files: Mapping[str, File], sizes: Mapping[str, int], ending: Ending
 ) -> tuple[dict[str, StoredFile], int]:
     """Of each file by blocks, and of all the data."""
     crc = 0
@@ -73,33 +75,40 @@ def _checksums(
 
     stored = {}
     for kind, file in files.items():
-        parts = _parts(file, sizes[kind])
+        parts = _parts(file, sizes[kind], ending)
         stored[kind] = block_checksums(summed(parts) if kind == DATA else parts)
         if stored[kind].size != sizes[kind]:
             raise Damaged(f"{file.path.name} has {stored[kind].size} of {sizes[kind]} bytes")
     return stored, crc
 
 
-def _parts(file: File, size: int) -> Iterator[bytes]:
-    return (file.read_at(at, min(BLOCK_BYTES, size - at)) for at in range(0, size, BLOCK_BYTES))
+def _parts(file: File, size: int, ending: Ending) -> Iterator[bytes]:
+    for at in range(0, size, BLOCK_BYTES):
+        _refuse_ending(ending)
+        yield file.read_at(at, min(BLOCK_BYTES, size - at))
 
 
-def _is_stored(store: ObjectStore, target: StoredObject) -> bool:
+def _refuse_ending(ending: Ending) -> None:
+    if ending():
+        raise StorageFailed("the upload was given up: the broker stops, or the topic was deleted")
+
+
+def _is_stored(store: ObjectStore, target: StoredObject, ending: Ending) -> bool:
     """Whether an upload that was interrupted came this far; a small file is rather sent again."""
     if target.file.size <= PART_BYTES or store.size_of(target.name) != target.file.size:
         return False
     try:
-        _check(store, target)
+        _check(store, target, ending)
     except (Damaged, NotFound):
         return False
     return True
 
 
-def _check(store: ObjectStore, target: StoredObject) -> None:
+def _check(store: ObjectStore, target: StoredObject, ending: Ending) -> None:
     """Read it back; what a directory was given is made durable first."""
     store.sync([target.name])
     for _ in target.blocks(store):
-        pass
+        _refuse_ending(ending)
 
 
 def checkpoint_after(

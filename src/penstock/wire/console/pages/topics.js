@@ -85,7 +85,7 @@ const SEGMENTS = [
   { name: "records", title: "Records", number: true, card: true, cell: (one) => count(one.records) },
   { name: "bytes", title: "Size", number: true, cell: (one) => size(one.bytes) },
   { name: "newest", title: "Newest record", number: true, cell: (one) => (one.records ? since(one.newest * 1000) : "–") },
-  { name: "state", title: "State", cell: (one) => html`<span class="badge">${one.sealed ? "sealed" : "being written"}</span>${one.compacted ? html` <span class="badge">compacted</span>` : ""}` },
+  { name: "state", title: "State", cell: (one) => html`<span class="badge">${one.sealed ? "sealed" : "being written"}</span>${one.compacted ? html` <span class="badge">compacted</span>` : ""}${one.local ? "" : html` <span class="badge">in the tier only</span>`}` },
 ];
 
 /** What becomes of old records, in words. */
@@ -114,7 +114,8 @@ export const topic = {
       <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "admin", "policy", "Policy")}
         ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
       <div class="figures">${figure("records/s", rate(info.rate), sparkline(info.history, "produced", "records per second while you look"))}${figure("records", count(info.records))}${figure("size", size(info.bytes))}
-        ${figure("offsets", html`${count(info.first_offset)} <small>to ${count(info.next_offset)}</small>`)}${figure("damaged places", bad(info.damage.length))}</div>
+        ${figure("offsets", html`${count(info.first_offset)} <small>to ${count(info.next_offset)}</small>`)}${figure("damaged places", bad(info.damage.length))}
+        ${info.tier_offset === null ? "" : figure("in the tier", html`${size(info.tier_bytes)} <small>up to ${count(info.tier_offset)}, local from ${count(info.local_offset)}</small>`)}</div>
       <h2>Groups</h2>
       ${table({ columns: [
         { name: "group", title: "Group", cell: (g) => g.group },
