@@ -87,7 +87,7 @@ def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
     body = {"acknowledgments": [lease | {"status": "dlq"}], "consumerGroup": "g"}
     ask(url, "", "POST", "/api/v1/ack/batch", body)
     expected = {
-        f"pipeline {name} failed: no column": "penstock pipeline status",
+        f"pipeline {name} failed: no column": "penstock pipeline list",
         f"queue {name} has new dead letters": f"penstock queue dlq errors {name}",
     }
     until(lambda: commands() == expected, 30)

@@ -279,3 +279,22 @@ def test_promtool_accepts_the_rules_and_each_alert_fires_when_it_should(path, tm
             [promtool, *words], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_parses_every_expression_of_the_dashboards(tmp_path: Path):
+    variables = {"__rate_interval": "5m", "__interval": "1m", "__range": "1h"}
+    rules = []
+    for path in BOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                expression = re.sub(
+                    r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], ".*"), target["expr"]
+                )
+                rules.append({"record": f"shown:{len(rules)}", "expr": expression})
+    assert len(rules) > 50
+    file = tmp_path / "dashboards.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "shown", "rules": rules}]}))
+    done = subprocess.run(
+        [tool("promtool"), "check", "rules", file], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def audit(
             Column("who"),
             Column("action"),
             Column("object"),
-            Column("detail", _detail, prose=True),
+            Column("detail", _detail, prose=True, wrap=True),
         )
         more = [Line("there is more: --limit")] if before is not None else []
         return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])

@@ -29,7 +29,7 @@ def logs(
             Column("at", format=when),
             Column("level"),
             Column("logger", optional=True),
-            Column("message", prose=True),
+            Column("message", prose=True, wrap=True),
             empty=f"no line of level {level} or above",
         )
 

@@ -210,8 +210,8 @@ FIGURES = (
     Column("waiting", format=count),
     Column("leased", format=count, optional=True),
     Column("pushed/s", "pushedRate", rate),
-    Column("done/s", "deliveredRate", rate),
-    Column("oldest", format=duration),
+    Column("delivered/s", "deliveredRate", rate),
+    Column("oldest", lambda row: row["oldest"] or None, duration),
     Column("groups", lambda row: _number(row["groups"]), count),
     Column("dead", "deadLetters", count),
     Column("stored", format=count, optional=True),
@@ -220,13 +220,13 @@ FIGURES = (
 )
 GROUP_FIGURES = (
     Column("lag", format=count),
-    Column("lag time", "lagSeconds", duration),
+    Column("lag time", lambda row: row["lagSeconds"] or None, duration),
     Column("leased", format=count),
-    Column("acked", format=count),
+    Column("delivered", "acked", count),
     Column("failed", format=count),
     Column("dead", format=count),
     Column("dropped", format=count),
-    Column("done/s", "rate", rate),
+    Column("per s", "rate", rate),
 )
 
 
@@ -235,8 +235,8 @@ PARTITIONS = (
     Column("lag", format=count),
     Column("stored", format=count),
     Column("leased", format=count),
-    Column("oldest", format=when, optional=True),
-    Column("newest", format=when, optional=True),
+    Column("oldest", format=duration, optional=True),
+    Column("last push", "newest", duration, optional=True),
 )
 
 
@@ -304,7 +304,9 @@ def describe(
 
     def look() -> View:
         about = ask(url, token, "GET", resource("/api/v1/queues", queue))
-        partitions = ask(url, token, "GET", resource("/api/v1/queues", queue, "partitions"))
+        slowest = max(about["groups"], key=lambda one: one["lag"], default={"name": ""})
+        target = resource("/api/v1/queues", queue, "partitions", group=slowest["name"])
+        partitions = ask(url, token, "GET", target)
         about.pop("history", None)
         facts = (
             Column("queue", "name"),
@@ -321,7 +323,8 @@ def describe(
                     about["groups"],
                     f"no groups; a pop makes one: penstock queue pop {queue}@group",
                 ),
-                Table(PARTITIONS, partitions["partitions"]),
+                Line(f"partitions as {slowest['name'] or '(queue mode)'} sees them:", "dim"),
+                Table(PARTITIONS, partitions["partitions"], "no partitions"),
                 *_more(partitions),
             ],
         )

@@ -74,7 +74,7 @@ def dlq_list(
         page = ask(url, token, "GET", resource(DEAD, **chosen))
         rows, total = page["messages"], page["total"]
         columns = (
-            Column("id", "dlqId", count),
+            Column("id", "dlqId"),
             Column("queue"),
             Column("partition"),
             Column("group", lambda row: _shown(row["consumerGroup"])),

@@ -94,7 +94,7 @@ def consumers(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show consumers that report themselves: what they have in hand, and their last error.
+    """Show consumers that report themselves: what they have in flight, and their last error.
 
     Example: `penstock queue consumers orders --watch`
     """
@@ -106,7 +106,7 @@ def consumers(
             Column("consumer", "name"),
             Column("queue"),
             Column("group", lambda row: _shown(row["group"])),
-            Column("in hand", "inFlight", count),
+            Column("in flight", "inFlight", count),
             Column("at most", "concurrency", count, optional=True),
             Column("failed", format=count),
             Column("last error", "lastError", prose=True),

@@ -43,11 +43,11 @@ def _last(schedule: dict[str, Any]) -> dict[str, Any]:
 COLUMNS = (
     Column("schedule", "name"),
     Column("cron"),
-    Column("zone", "timezone"),
+    Column("zone", "timezone", optional=True),
     Column("queue"),
     Column("state", lambda one: "paused" if one["paused"] else "active"),
     Column("next", _next, when),
-    Column("last", lambda one: _last(one)["dueAt"], when),
+    Column("last", lambda one: _last(one)["dueAt"], when, optional=True),
     Column("result", lambda one: _last(one)["result"]),
     Column("partition", optional=True),
     Column("catch-up", "catchUp", optional=True),

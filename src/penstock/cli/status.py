@@ -51,7 +51,7 @@ COMMANDS = {  # view of the Console -> the command that shows the same
     "routes": "export status {}",
     "topics": "topic status {}",
     "buffers": "buffer status",
-    "pipelines": "pipeline status {}",
+    "pipelines": "pipeline list",
     "dead-letters": "queue dlq errors {}",
 }
 
@@ -166,7 +166,7 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
     yield fact(
         "queues",
         f"{_count(counts['queues'])}: {_rate(sample.get('pushed'))} pushed/s, "
-        f"{_rate(sample.get('delivered'))} done/s, {_count(sample.get('waiting'))} waiting, "
+        f"{_rate(sample.get('delivered'))} delivered/s, {_count(sample.get('waiting'))} waiting, "
         f"oldest {_or(duration, now['oldest'])}, {_count(counts['deadLetters'])} dead letters",
     )
     if latency := now["latency"]:

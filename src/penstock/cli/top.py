@@ -33,7 +33,7 @@ SORTS = {
     "n": ("name", "name"),
     "w": ("-waiting", "waiting"),
     "p": ("-pushedRate", "pushed/s"),
-    "d": ("-deliveredRate", "done/s"),
+    "d": ("-deliveredRate", "delivered/s"),
     "o": ("-oldest", "oldest"),
     "x": ("-deadLetters", "dead"),
     "g": ("-groups", "groups"),
@@ -51,8 +51,8 @@ def top(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s, done/s,
-    oldest, dead letters, groups; r turns the order round, q leaves.
+    """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s,
+    delivered/s, oldest, dead letters, groups; r turns the order round, q leaves.
 
     In a pipe, or with --json, it prints the figures again and again.
 

@@ -19,7 +19,7 @@ from penstock.cli import (
     resource,
     usage,
 )
-from penstock.cli.tables import Column, View, count, rate, show, size, table
+from penstock.cli.tables import Column, View, count, duration, rate, show, size, table
 from penstock.cli.topic import commands
 
 TOPICS = "/topics"
@@ -102,6 +102,7 @@ def groups(
             Column("group"),
             Column("committed", format=count),
             Column("lag", format=count),
+            Column("lag time", lambda row: row.get("lag_seconds") or None, duration),
             Column("leases", lambda row: len(row["leases"]), count),
             Column("members", _members, prose=True),
             empty="no groups; reading as one makes it: penstock topic consume orders -g billing",
