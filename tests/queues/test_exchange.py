@@ -142,15 +142,18 @@ def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url:
         assert values(popped) == [1, 2]
         # no call but that of the push, and nobody else was woken: the partition is leased
         assert (calls, queues.signals.waiting) == ([], 2)
+        await push(queues, "q", 4)  # behind what is leased: one looks, and waits again
+        await eventually(lambda: calls and queues.signals.waiting == 2)
+        assert [sql for sql, _ in calls] == [exchanging.SQL]
         next_one = await queues.pop(patient, acks_of(popped))  # in order, and by its own call
-        assert values(next_one) == [3]
+        assert values(next_one) == [3, 4]
         await complete(queues, next_one)
 
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await push(queues, "q", 4)
-        assert values(await pop(queues, "q")) == [4]
+        await push(queues, "q", 5)
+        assert values(await pop(queues, "q")) == [5]
 
     run(database_url, body, poll_interval=60.0)
 

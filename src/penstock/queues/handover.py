@@ -22,7 +22,7 @@ from penstock.queues.types import Item
 
 CASTS = {9: "::text::int[]", 11: "::text::int[]"}  # as in the statement of a push
 SQL = f"""SELECT * FROM queue_push_exchange({
-    ", ".join(f"${n}{CASTS.get(n, '')}" for n in range(1, 23))
+    ", ".join(f"${n}{CASTS.get(n, '')}" for n in range(1, 22))
 })"""
 MAX_TAKES = 64  # in a call
 
@@ -56,7 +56,9 @@ class Claim:
     def __init__(self, hand_over: HandOver, waiters: list[Waiter]) -> None:
         self._database, self._exchanger = hand_over.database, hand_over.exchanger
         self._waiters: list[Waiter] = waiters  # that are still without an outcome
-        self.served: dict[tuple[str, str], int] = {}  # queue, group -> pops that got something
+        self.served: dict[
+            tuple[str, str], int
+        ] = {}  # queue, group -> pops that got something or look
 
     async def fetch(self, sql: str, *push: Any) -> list[Any]:
         """Run the statement of a push, the first time with the pops; its rows."""
@@ -68,13 +70,12 @@ class Claim:
         takes = [take for take, _ in taking]
         now = time.monotonic()
         since = [self._exchanger.since(_group(take), now) for take in takes]
-        ids, starts, plain, groups, _, batches, _, leases, *rest = self._exchanger.arguments(
-            takes, since
-        )
+        arguments = self._exchanger.arguments(takes, since)
+        ids, starts, plain, groups, _, batches, _, leases, _, _, most_bytes = arguments
         sent = self._database.healthy
         try:
             rows = await self._database.fetch(
-                SQL, *push, ids, starts, plain, groups, batches, leases, *rest
+                SQL, *push, ids, starts, plain, groups, batches, leases, since, most_bytes
             )
         except Busy:
             raise  # rolled back
@@ -89,13 +90,14 @@ class Claim:
                 waiter.event.set()
         shares = self._exchanger.shares(takes, since, rows, 1)
         for take, waiter in taking:
-            share = shares[id(take)]
+            share = shares.get(id(take))
             if waiter.gone:
-                self._exchanger.orphaned(share)
-            elif share.rows:
-                waiter.exchanged = share
-                key = take.target.queue, take.target.group
-                self.served[key] = self.served.get(key, 0) + 1
+                if share is not None:
+                    self._exchanger.orphaned(share)
+                continue
+            waiter.exchanged = share  # None: nothing, or something unusual: it looks for itself
+            key = take.target.queue, take.target.group
+            self.served[key] = self.served.get(key, 0) + 1
         return [rows[0][23:]]
 
     def close(self) -> None:

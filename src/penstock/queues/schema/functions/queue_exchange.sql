@@ -7,7 +7,8 @@
 -- a_  other acknowledgements, the arguments of queue_ack
 -- p_  pops, the arguments of queue_pop; p_partitions NULL = any for all, p_spans NULL = 1 for all. Pops from any one
 --     partition come first, those of a group together: g_ids are these groups, g_starts how many pops come before the
---     first of each, g_plain how many they are in all.
+--     first of each, g_plain how many they are in all. p_back NULL = only what is usual: a pop that meets anything else
+--     or nothing has no row.
 -- Any of the three may be NULL. Answers, as far as asked for, one row with `done`, the positions of the k_ that were
 -- completed, and `left_over`, whether something is left for the group in that partition; queue_ack's rows (items is not
 -- NULL); queue_pop's rows, with the version of the cursor where the lease is the only one and nothing is unusual.
@@ -121,7 +122,7 @@ BEGIN
            NULL::boolean[], NULL::boolean
       FROM taken x;
     GET DIAGNOSTICS served = ROW_COUNT;
-    IF served = cardinality(p_groups) THEN RETURN; END IF;
+    IF served = cardinality(p_groups) OR p_back IS NULL THEN RETURN; END IF;
     IF served = 0 AND g_plain = cardinality(p_groups) AND cardinality(g_ids) = 1 THEN  -- is there nothing at all?
       RETURN QUERY
         SELECT u.place, NULL::bigint, NULL::text, NULL::bigint[], NULL::text[], NULL::uuid[], NULL::timestamptz[], NULL::text[],

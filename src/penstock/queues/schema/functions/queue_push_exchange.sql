@@ -1,12 +1,12 @@
 -- queue_push_exchange: push, then pop for consumers that wait for it, in one call and one commit. Arguments are those of
 -- queue_push and those that queue_exchange has for usual pops. Answers a row with what queue_push answers, then
--- queue_exchange's rows. The partitions stay locked for the work of the pops too, which is short beside the
--- flush that follows.
+-- queue_exchange's rows; a pop without one looks by itself. The partitions stay locked for the work of the pops too, which
+-- is short beside the flush that follows.
 CREATE FUNCTION queue_push_exchange(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
   p_keys text[], p_payloads bytea, p_payload_bounds int[], p_headers bytea, p_header_bounds int[], p_dues timestamptz[], p_delays double precision[],
   g_ids int[], g_starts int[], g_plain int, p_groups int[], p_batches int[], p_leases uuid[], p_since timestamptz[],
-  p_back timestamptz[], p_bytes bigint
+  p_bytes bigint
 ) RETURNS TABLE (
   request int, partition_id bigint, partition text, seqs bigint[], transactions text[], traces uuid[], times timestamptz[],
   producers text[], keys text[], payloads bytea[], headers bytea[], note text, wait double precision, due timestamptz,
@@ -25,5 +25,5 @@ BEGIN
   RETURN QUERY
     SELECT x.*, NULL::bigint[], NULL::bigint[], NULL::timestamptz[]
       FROM queue_exchange(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                          g_ids, g_starts, g_plain, p_groups, NULL, p_batches, NULL, p_leases, p_since, p_back, p_bytes) x;
+                          g_ids, g_starts, g_plain, p_groups, NULL, p_batches, NULL, p_leases, p_since, NULL, p_bytes) x;
 END $$;
