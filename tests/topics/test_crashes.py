@@ -225,6 +225,7 @@ def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> No
             fs.fail(n, code, only=CHANGES)
             await work(store, ledger)
             over = fs.failed == 0
+            fs.heal()  # a fault that work did not reach is not for the look at it
             topic = await store.create("t")
             await ledger.settle(topic)  # whatever failed works again without a restart
             await ledger.append(topic, [1], False)

@@ -40,7 +40,7 @@ from penstock.cli import (
     usage,
 )
 from penstock.cli.tables import Column, Facts, View, count, print_json, show
-from penstock.client import Batch, SyncTopicClient
+from penstock.client import Batch, SyncReader, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.client.sync_topics import SyncProducer
 from penstock.protocol.records import message
@@ -301,16 +301,14 @@ def consume(
     """
     render = _as_json if json else _renderer(format)
     with _session(broker, token) as client:
-        _write(
-            client,
+        reader = client.reader(
             topic,
             _start(client, topic, offset),
-            not exit_at_end,
-            count,
-            render,
-            group,
-            quiet,
+            follow=not exit_at_end,
+            group=group,
+            max_records=min(count or LEASE, LEASE),
         )
+        _write(reader, topic, count, render, quiet)
 
 
 @commands.command()
@@ -334,16 +332,9 @@ def tail(
     """
     render = _as_json if json else _renderer(format)
     with _session(broker, token) as client:
-        _write(
-            client,
-            topic,
-            _start(client, topic, f"-{count}"),
-            follow,
-            None,
-            render,
-            None,
-            quiet=True,
-        )
+        start = _start(client, topic, f"-{count}")
+        reader = client.reader(topic, start, follow=follow, max_records=LEASE)
+        _write(reader, topic, None, render, quiet=True)
 
 
 def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
@@ -367,24 +358,17 @@ def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
 
 
 def _write(
-    client: SyncTopicClient,
+    reader: SyncReader,
     topic: str,
-    start: Start,
-    follow: bool,
     count: int | None,
     render: Callable[[Batch], bytes],
-    group: str | None,
     quiet: bool,
 ) -> None:
     out = sys.stdout.buffer
     written = 0
     size = 0
-    with (
-        _progress(quiet or sys.stdout.isatty(), None, f"from {topic}") as advance,
-        client.reader(
-            topic, start, follow=follow, group=group, max_records=min(count or LEASE, LEASE)
-        ) as reader,
-    ):
+    progress = _progress(quiet or sys.stdout.isatty(), None, f"from {topic}")
+    with progress as advance, reader:
         for batch in reader.batches():
             if count is not None and written + batch.count > count:
                 batch = batch.until(int(batch.offsets()[count - written]))

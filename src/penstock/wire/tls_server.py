@@ -24,6 +24,7 @@ HANDSHAKE = b"\x16"
 ACCEPTS_PER_TURN = 64  # connections accepted before others get their turn
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RETRY_SECONDS = 1.0
+BACKLOG = 4096  # connections that the kernel holds until they are accepted
 LINGER_SECONDS = 2.0  # for the client to read the refusal
 
 
@@ -44,7 +45,6 @@ async def listen(
     *,
     refusal: bytes,
     patience: float,
-    backlog: int,
     reuse_port: bool = False,
 ) -> Server:
     """Listen at an address. `patience` is for the first byte, and again for the rest of a
@@ -53,13 +53,13 @@ async def listen(
     loop = asyncio.get_running_loop()
     if certificate is None:
         return await loop.create_server(
-            make, host, port, backlog=backlog, reuse_port=reuse_port or None
+            make, host, port, backlog=BACKLOG, reuse_port=reuse_port or None
         )
-    sockets = await _bind(host, port, backlog, reuse_port)
+    sockets = await _bind(host, port, reuse_port)
     return TlsServer(make, sockets, certificate.context, refusal, patience)
 
 
-async def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> list[socket.socket]:
+async def _bind(host: str, port: int, reuse_port: bool) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -69,7 +69,7 @@ async def _bind(host: str, port: int, backlog: int, reuse_port: bool) -> list[so
         for family, _, _, _, address in dict.fromkeys(addresses):
             sockets.append(
                 socket.create_server(
-                    address[:2], family=family, backlog=backlog, reuse_port=reuse_port
+                    address[:2], family=family, backlog=BACKLOG, reuse_port=reuse_port
                 )
             )
     except OSError:

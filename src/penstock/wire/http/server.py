@@ -20,11 +20,10 @@ from penstock.wire.http.server_state import ServerState
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
-from penstock.wire.tls_server import Server, listen
+from penstock.wire.tls_server import BACKLOG, Server, listen
 
 log = logging.getLogger("penstock.http")
 
-_BACKLOG = 4096
 _HANDSHAKE_SECONDS = 60.0  # where headers have no limit
 _SPEAKS_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
@@ -86,7 +85,7 @@ class HttpServer:
         path = self._binding.unix_path
         if path is not None:
             path.unlink(missing_ok=True)
-            self._server = await loop.create_unix_server(connection, str(path), backlog=_BACKLOG)
+            self._server = await loop.create_unix_server(connection, str(path), backlog=BACKLOG)
             path.chmod(0o600)
         else:
             self._server = await listen(
@@ -96,7 +95,6 @@ class HttpServer:
                 self._binding.certificate,
                 refusal=_SPEAKS_TLS,
                 patience=self._settings.header_timeout or _HANDSHAKE_SECONDS,
-                backlog=_BACKLOG,
                 reuse_port=self._binding.reuse_port,
             )
         self._sweep()

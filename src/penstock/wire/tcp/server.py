@@ -83,7 +83,6 @@ class TcpServer:
             self._certificate,
             refusal=SPEAKS_TLS,
             patience=HANDSHAKE_SECONDS,
-            backlog=1024,
         )
         self._sweep()
         log.info(
