@@ -7,12 +7,12 @@ from penstock.monitor.problems import Problems
 from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
 
 
-def problems_of(pipelines: Pipelines) -> Problems:
-    """Of a broker that is well but for its pipelines and routes."""
+def problems_of(pipelines: Pipelines, tier: SimpleNamespace | None = None) -> Problems:
+    """Of a broker that is well but for its pipelines and routes, and its tier."""
     topics = SimpleNamespace(disk_full=None)
     broker = SimpleNamespace(
         database=SimpleNamespace(healthy=True, problem=None),
-        logs=SimpleNamespace(topics=topics, pipelines=pipelines),
+        logs=SimpleNamespace(topics=topics, pipelines=pipelines, tier=tier),
         buffer=SimpleNamespace(failed=SimpleNamespace(events=0)),
     )
     return Problems(broker)
@@ -28,6 +28,15 @@ def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
     (problem,) = problems.look(now, {}, {}, None, [])
     assert problem.text == "pipeline rollup is lost: it does not report any more"
     assert (problem.level, problem.since, problem.path) == ("error", 1_000_000, "/pipelines")
+
+
+def test_a_tier_that_cannot_be_written_is_a_problem(tmp_path):
+    tier = SimpleNamespace(problem="it belongs to another broker", topic_problems={"a b": "gone"})
+    found = problems_of(Pipelines(tmp_path), tier).look(10.0, {}, {}, None, [])
+    assert [(one.level, one.text, one.path) for one in found] == [
+        ("error", "the tier of topics: it belongs to another broker", "/topics"),
+        ("error", "topic a b is not copied to the tier: gone", "/topics/a%20b"),
+    ]
 
 
 def test_routes_that_are_denied_failing_or_could_not_start_are_problems(tmp_path):

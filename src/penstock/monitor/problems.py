@@ -65,6 +65,12 @@ class Problems:
             yield broker.database.problem, "/overview", None
         if broker.logs and (full := broker.logs.topics.disk_full):
             yield f"topics take no records: {full}", "/topics", None
+        if broker.logs and (tier := broker.logs.tier):
+            if tier.problem:
+                yield f"the tier of topics: {tier.problem}", "/topics", None
+            for topic, reason in sorted(tier.topic_problems.items()):
+                path = f"/topics/{quote(topic, safe='')}"
+                yield f"topic {topic} is not copied to the tier: {reason}", path, None
         if broker.buffer.failed.events:
             yield f"{broker.buffer.failed.events:,} buffered events were refused", "/buffers", None
         for route in routes:
