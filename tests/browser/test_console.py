@@ -354,11 +354,12 @@ def test_a_pipeline_that_failed_needs_somebody_until_it_is_forgotten(page, broke
         report = {"state": "running", "started_at": 1.0, "rows": rows, "lag": lag}
         httpx.put(f"{broker.url}/api/v1/pipelines/minutely", json=report).raise_for_status()
     report = {"state": "failed", "started_at": 1.0, "rows": 30, "error": "no such column"}
+    report |= {"lag": 2, "lag_seconds": 90.0, "target_seconds": 60.0}
     httpx.put(f"{broker.url}/api/v1/pipelines/minutely", json=report).raise_for_status()
     visit(page, broker, "overview")
     page.get_by_role("link", name="pipeline minutely failed: no such column").click()
     row = page.locator("tr[data-key='minutely']")
-    row.wait_for()
+    row.locator(".bad", has_text="90 s of 60 s").wait_for()
     minutes = httpx.get(f"{broker.url}/api/v1/pipelines/minutely").json()["minutes"]
     assert sum(minute["rows"] for minute in minutes) == 30
     page.get_by_role("heading", name="Runs").wait_for()

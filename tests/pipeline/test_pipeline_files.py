@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.metrics import Metrics
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
@@ -297,8 +298,11 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
     import asyncio
 
     now = [1000.0]
-    pipelines = Pipelines(tmp_path, clock=lambda: now[0])
-    assert not pipelines.put("a", {"state": "running"})
+    metrics = Metrics()
+    pipelines = Pipelines(tmp_path, metrics, clock=lambda: now[0])
+    assert not pipelines.put("a", {"state": "running", "lag_seconds": 90.0, "target_seconds": 60})
+    assert metrics.values_of("penstock_pipeline_lag_seconds") == {("a",): 90}
+    assert metrics.values_of("penstock_pipeline_target_lag_seconds") == {("a",): 60}
     pipelines.put("b", {"state": "failed", "error": "no such column"})
     now[0] += 60
     assert [(one["name"], one["state"]) for one in pipelines.all()] == [
