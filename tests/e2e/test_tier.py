@@ -89,7 +89,7 @@ def test_a_cold_start_from_the_tier_has_every_byte_and_every_group(
                 for first in range(0, each, step):
                     batch = records(number, first, step)
                     link.append(frames.produce_batch(f"topic {number}", batch))
-        until(lambda: faults.count("slow"), 60, "an upload is under way")
+        until(lambda: faults.count("slow"), 180, "an upload is under way")
         lost.kill()
         faults.never()
         lost.start()
@@ -99,12 +99,12 @@ def test_a_cold_start_from_the_tier_has_every_byte_and_every_group(
             expected = {n: contents(link, f"topic {n}", each) for n in range(TOPICS)}
             incarnations = {n: link.info(f"topic {n}").incarnation for n in range(TOPICS)}
         penstock(env, "topic", "tier", "flush", "--url", lost.url)
-        report = until(lambda: _all_remote(tier(lost)), 60, "the local files are gone")
+        report = until(lambda: _all_remote(tier(lost)), 180, "the local files are gone")
         assert report["pending_bytes"] == 0
         with TopicLink(address(lost)) as link:
             assert contents(link, "topic 3", each) == expected[3], "readers do not notice"
             link.append(frames.produce_batch("topic 0", [b"only on the lost machine"]))
-        until(lambda: tier(lost)["passes"] > report["passes"] + 1, 60, "the state is written")
+        until(lambda: tier(lost)["passes"] > report["passes"] + 1, 180, "the state is written")
     finally:
         lost.kill()
     tier_setting = f"topics.tier={settings['topics__tier']}"
