@@ -28,7 +28,7 @@ from penstock.pipeline.progress import in_words, lag_of
 from penstock.pipeline.report import Heartbeat, Report
 from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
-from penstock.pipeline.validation import check, resolve_route
+from penstock.pipeline.validation import check, resolve_routes
 from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
 from tests.pipeline.support import patiently
@@ -126,7 +126,7 @@ def test_a_good_file_tells_the_columns_its_sink_gets() -> None:
         (
             "sink: {topic: big-orders}",
             "sink: {topic: a, queue: b}",
-            "the sink is one of topic, queue, parquet or route",
+            "the sink is one of topic, queue, parquet, route, table, format",
         ),
         ("sink: {topic: big-orders}", "sink: {topik: a}", "unknown field `topik`"),
         (
@@ -678,6 +678,10 @@ url: {server.url}
         Runner(parse(failing), "local[2]").run(spark)
 
 
+def resolved(file: str) -> Any:
+    return resolve_routes(parse(file)).outputs["main"]
+
+
 def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
     tag = uuid.uuid4().hex[:8]
 
@@ -694,11 +698,11 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
     make(f"hook-{tag}", f'"source": {{"topic": "out-{tag}"}},')
     make(f"direct-{tag}", "")
     file = BASE.replace("topic: big-orders", f"route: hook-{tag}") + f"url: {server.url}\n"
-    assert resolve_route(parse(file)).topic == f"out-{tag}"
+    assert resolved(file).topic == f"out-{tag}"
     with pytest.raises(ConfigError, match="direct pushes only"):
-        resolve_route(parse(file.replace("hook-", "direct-")))
+        resolved(file.replace("hook-", "direct-"))
     with pytest.raises(ConfigError, match="no export route 'nobody'"):
-        resolve_route(parse(file.replace(f"hook-{tag}", "nobody")))
+        resolved(file.replace(f"hook-{tag}", "nobody"))
 
 
 class Destination:

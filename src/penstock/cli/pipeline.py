@@ -161,7 +161,7 @@ def validate(
     with _reporting():
         from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.session import find_java
-        from penstock.pipeline.validation import check, resolve_route
+        from penstock.pipeline.validation import check, resolve_routes
 
         pipeline = load(file)
         pipeline.token = token or pipeline.token
@@ -172,7 +172,7 @@ def validate(
             from penstock.pipeline.query_builder import verify
 
             if not offline:
-                pipeline.sink = resolve_route(pipeline)
+                pipeline = resolve_routes(pipeline)
             columns = verify(_session("validate", "local[1]")(), pipeline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
@@ -605,4 +605,5 @@ def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-import penstock.cli.pipeline_reports  # noqa: E402, F401  # its commands join those above
+import penstock.cli.pipeline_reports  # noqa: E402  # their commands join those above
+import penstock.cli.pipeline_trials  # noqa: E402, F401

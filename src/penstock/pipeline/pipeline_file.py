@@ -18,11 +18,13 @@ strictly.
 
 A source or step is a view under its name; `source:` is short for one source, named after what it
 reads. A step's SQL sees all views before it, a Python function `module:function` is given the frame
-of the step (or source) before it. The sink gets the last step's rows; rows without a column
-`payload` are sent as JSON of all their columns.
+of the step (or source) before it. The sink gets the last step's rows, or those of the view that
+its `from` names; rows without a column `payload` are sent to topics and queues as JSON of all their
+columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ import yaml
 from penstock.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAIN = "main"  # the sink of a pipeline that has one
 INTERVAL = re.compile(r"\d+(\.\d+)? (milliseconds?|seconds?|minutes?|hours?)")
 
 
@@ -78,18 +81,35 @@ class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     python: str | None = None
 
 
+SINKS = ("topic", "queue", "parquet", "route", "table", "format", "foreachBatch")
+
+
 class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a pipeline writes: one of topic, queue, parquet or route."""
+    """Where a pipeline writes: one of SINKS."""
 
     topic: str | None = None
     queue: str | None = None
     parquet: str | None = None
     route: str | None = None  # an export route: what goes to its source topic or queue, it delivers
+    table: str | None = None  # the directory or s3:// URL of a Delta table
+    format: str | None = None  # any that Spark has a writer for, with its options
+    foreachBatch: str | None = None  # module:function, called with a frame and its number # noqa: N815
+    view: str | None = msgspec.field(default=None, name="from")  # whose rows; the last by default
     partitionBy: list[str] = []  # noqa: N815
     orderBy: list[str] = []  # noqa: N815
     # of a stream's aggregates: append (when a window is over), or update (whenever they change)
     mode: str = "append"
     options: dict[str, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        """Which of SINKS it is."""
+        return next((kind for kind in SINKS if getattr(self, kind)), "")
+
+    @property
+    def messages(self) -> bool:
+        """Whether rows become records or messages, each exactly once."""
+        return self.kind in ("topic", "queue", "route")
 
 
 class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -99,7 +119,8 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: Source | None = None
     sources: dict[str, Source] = {}
     steps: list[Step] = []
-    sink: Sink
+    sink: Sink | None = None
+    sinks: dict[str, Sink] = {}
     trigger: str = "availableNow"
     checkpoint: str | None = None
     appId: str | None = None  # noqa: N815
@@ -115,6 +136,15 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def views(self) -> dict[str, Source]:
         """The sources under the names their views have."""
         return {**({self.source.default_name: self.source} if self.source else {}), **self.sources}
+
+    @property
+    def outputs(self) -> dict[str, Sink]:
+        """The sinks by name."""
+        return {**({MAIN: self.sink} if self.sink else {}), **self.sinks}
+
+    def output_app_id(self, name: str) -> str:
+        """Under which a sink's rows are recognised when they come again."""
+        return self.app_id if name == MAIN else f"{self.app_id}:{name}"
 
     @property
     def streaming(self) -> bool:
@@ -197,23 +227,10 @@ def _check(pipeline: Pipeline, where: str) -> None:
             refuse(f"step {step.name} has either `sql` or `python`")
         if step.python and ":" not in step.python:
             refuse(f"step {step.name}: python is module:function, not {step.python!r}")
-    if (
-        len(
-            [
-                kind
-                for kind in ("topic", "queue", "parquet", "route")
-                if getattr(pipeline.sink, kind)
-            ]
-        )
-        != 1
-    ):
-        refuse("the sink is one of topic, queue, parquet or route")
-    if pipeline.sink.mode not in ("append", "update") or (
-        pipeline.sink.mode == "update" and pipeline.sink.parquet
-    ):
-        refuse("sink.mode is append, or for a topic or a queue update")
-    if pipeline.sink.mode == "update" and not pipeline.streaming:
-        refuse("sink.mode: update is for streams")
+    if not pipeline.outputs:
+        refuse("give a `sink`, or `sinks` by name")
+    for name, sink in pipeline.outputs.items():
+        _check_sink(name, sink, names, pipeline.streaming, refuse)
     if pipeline.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(
         pipeline.trigger
     ):
@@ -223,6 +240,32 @@ def _check(pipeline: Pipeline, where: str) -> None:
         )
     if pipeline.streaming and not pipeline.checkpoint:
         refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
+
+
+def _check_sink(
+    name: str, sink: Sink, views: list[str], streaming: bool, refuse: Callable[[str], None]
+) -> None:
+    where = sink_place(name)
+    if not NAME.fullmatch(name) or name in ("steps", "dead"):
+        refuse(f"{name!r} cannot be a sink's name: letters, digits and underscores")
+    if len([kind for kind in SINKS if getattr(sink, kind)]) != 1:
+        refuse(f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}")
+    if sink.view is not None and sink.view not in views:
+        refuse(f"{where}: `from` names {sink.view!r}; there are {', '.join(views)}")
+    if sink.foreachBatch and ":" not in sink.foreachBatch:
+        refuse(f"{where}: foreachBatch is module:function, not {sink.foreachBatch!r}")
+    updates = sink.messages or bool(sink.foreachBatch)
+    if sink.mode not in ("append", "update") or (sink.mode == "update" and not updates):
+        refuse(f"{where}.mode is append, or for a topic, a queue or foreachBatch update")
+    if sink.mode == "update" and not streaming:
+        refuse(f"{where}.mode: update is for streams")
+    if sink.partitionBy and sink.kind not in ("parquet", "format"):
+        refuse(f"{where}.partitionBy is for parquet and format")
+
+
+def sink_place(name: str) -> str:
+    """How errors name a sink."""
+    return "sink" if name == MAIN else f"sink {name}"
 
 
 def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:

@@ -4,6 +4,7 @@ turned into code here.
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.pipeline_file import (
-    DeadLetterTarget,
     Pipeline,
     Sink,
     Source,
@@ -27,6 +27,7 @@ from penstock.pipeline.validation import UNORDERED, load_function, refuse_twice
 NODE = re.compile(
     r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE
 )  # of a plan as Spark prints it
+BATCH_FORMATS = {"jdbc"}  # of Spark's, those without a streaming writer
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
     "Aggregate|Distinct|Deduplicate|Join|Repartition|Rebalance|GlobalLimit|Window$|Sort$|Intersect|Except"
@@ -34,34 +35,48 @@ GATHERS = re.compile(
 )
 
 
-def frames(spark: Any, pipeline: Pipeline) -> tuple[Any, dict[str, Any]]:
-    """The frame the sink gets, and those of dead letters by the source they come from. Registers
-    every view.
-    """
-    dead: dict[str, Any] = {}
+@dataclass
+class Frames:
+    """What a pipeline is made of."""
+
+    views: dict[str, Any] = field(default_factory=dict)  # sources and steps, in their order
+    dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source
+
+    def of(self, sink: Sink) -> Any:
+        """The rows a sink gets."""
+        return self.views[sink.view or next(reversed(self.views))]
+
+
+def frames(
+    spark: Any, pipeline: Pipeline, read: Callable[[str, Source], Any] | None = None
+) -> Frames:
+    """All frames, each registered as a view. `read` makes those of sources, if not from what they
+    name."""
+    made = Frames()
     frame = None
     for name, source in pipeline.views.items():
-        frame = _read(spark, pipeline, source)
+        frame = read(name, source) if read else _read(spark, pipeline, source)
         if not source.schema:
             frame = _late(frame, source, name)
         if source.format == "json" and source.schema:
             frame = _late(typed(frame, source.schema), source, name)
             if source.deadLetter:
-                dead[name] = dead_letters(frame, name)
+                made.dead[name] = dead_letters(frame, name)
                 frame = frame.where("_corrupt IS NULL")
         frame.createOrReplaceTempView(name)
+        made.views[name] = frame
     for step in pipeline.steps:
         if step.sql:
             frame = _made(step, spark.sql, step.sql)
         else:
-            function: Callable[[Any], Any] = load_function(step)  # type: ignore[assignment]
-            frame = _made(step, function, frame)
+            frame = _made(step, load_function(step.python or "", f"step {step.name}"), frame)
             if not hasattr(frame, "createOrReplaceTempView"):
                 raise ConfigError(
                     f"step {step.name}: {step.python} gave {type(frame).__name__}, not a DataFrame"
                 )
         frame.createOrReplaceTempView(step.name)
-    return frame, dead
+        made.views[step.name] = frame
+    return made
 
 
 def _made(step: Step, make: Callable[[Any], Any], given: Any) -> Any:
@@ -84,30 +99,54 @@ def counted(frame: Any) -> tuple[Any, Any]:
 
 def verify(spark: Any, pipeline: Pipeline) -> list[str]:
     """All that a run does before its first batch, without a batch: ConfigError says what Spark, or
-    a sink, refuses. Returns the columns the sink gets."""
-    frame, dead = frames(spark, pipeline)
-    places: list[tuple[Any, Sink | DeadLetterTarget]] = [(frame, pipeline.sink)]
-    for name, letters in dead.items():
-        if (letter := pipeline.views[name].deadLetter) is not None:
-            places.append((letters, letter))
-    for made, target in places:
-        place = target
-        if isinstance(place, Sink) and place.route:  # nobody was asked what it reads
-            place = msgspec.structs.replace(place, route=None, topic=place.route)
-        writer(pipeline, made, place, pipeline.app_id, pipeline.checkpoint)
+    a sink, refuses. Returns the columns the first sink gets."""
+    made = frames(spark, pipeline)
+    for output in outputs(pipeline, made):
+        sink = output.sink
+        if sink.route:  # nobody was asked what it reads
+            sink = msgspec.structs.replace(sink, route=None, topic=sink.route)
+        writer(pipeline, output.frame, sink, output.app, pipeline.checkpoint)
         if pipeline.streaming:
-            refuse_unsupported(made, place.mode if isinstance(place, Sink) else "append")
-        if place.topic or place.queue:
-            _verify_sink(pipeline, made, place)
-    return list(frame.columns)
+            refuse_unsupported(output.frame, sink.mode)
+        if sink.messages:
+            _verify_sink(pipeline, output.frame, sink)
+    return list(made.of(next(iter(pipeline.outputs.values()))).columns)
 
 
-def _verify_sink(pipeline: Pipeline, frame: Any, place: Sink | DeadLetterTarget) -> None:
+@dataclass(frozen=True)
+class Output:
+    """Rows, and where they go."""
+
+    name: str  # of the sink, or of the dead letters' source
+    frame: Any
+    sink: Sink
+    app: str
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of its directory in the pipeline's checkpoint."""
+        return self.name.replace(":", "-")
+
+
+def outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
+    """The sinks in their order, then the dead letters."""
+    places = [
+        Output(name, made.of(sink), sink, pipeline.output_app_id(name))
+        for name, sink in pipeline.outputs.items()
+    ]
+    for name, letters in made.dead.items():
+        target = pipeline.views[name].deadLetter
+        assert target is not None
+        sink = Sink(topic=target.topic, queue=target.queue)
+        places.append(Output(f"dead:{name}", letters, sink, f"{pipeline.app_id}:dead:{name}"))
+    return places
+
+
+def _verify_sink(pipeline: Pipeline, frame: Any, sink: Sink) -> None:
     """By the very code that will write."""
     from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
     from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
 
-    sink = place if isinstance(place, Sink) else Sink(topic=place.topic, queue=place.queue)
     kinds = (QueueWriter, QueueStreamWriter) if sink.queue else (TopicWriter, TopicStreamWriter)
     options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id)))
     try:
@@ -128,11 +167,18 @@ def _late(frame: Any, source: Source, name: str) -> Any:
 
 
 def _read(spark: Any, pipeline: Pipeline, source: Source) -> Any:
+    if not pipeline.streaming:
+        return read_batch(spark, pipeline, source)
+    options = texts(source_options(pipeline, source))
+    return spark.readStream.format("penstock").options(**options).load()
+
+
+def read_batch(spark: Any, pipeline: Pipeline, source: Source) -> Any:
+    """All that a source holds now."""
     if source.parquet:
         return spark.read.options(**texts(source.options)).parquet(source.parquet)
-    reader = (spark.readStream if pipeline.streaming else spark.read).format("penstock")
-    given = source_options(pipeline, source)
-    return reader.options(**texts(given)).load()
+    options = texts(source_options(pipeline, source))
+    return spark.read.format("penstock").options(**options).load()
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:
@@ -165,29 +211,33 @@ def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
     return {**options, "topic": sink.topic, "broker": pipeline.broker}
 
 
-def writer(
-    pipeline: Pipeline, frame: Any, sink: Sink | DeadLetterTarget, app: str, checkpoint: str | None
-) -> Any:
-    """A started stream's or a batch's writer, all set but not yet running."""
-    options: dict[str, Any] = {}
-    if sink.topic or sink.queue:
-        place = sink if isinstance(sink, Sink) else Sink(topic=sink.topic, queue=sink.queue)
-        frame = as_messages(frame, place)
-        options = _sink_options(pipeline, place, app)
+def writer(pipeline: Pipeline, frame: Any, sink: Sink, app: str, checkpoint: str | None) -> Any:
+    """A stream's or a batch's writer, all set but not yet running: `start` or `save` runs it."""
+    options: dict[str, Any] = dict(sink.options)
+    kind = sink.format or "parquet"
+    if sink.messages:
+        frame = as_messages(frame, sink)
+        options = _sink_options(pipeline, sink, app)
         refuse_unrepeatable(frame)
-        _refuse_unordered(frame, place)
+        _refuse_unordered(frame, sink)
         kind = "penstock"
-    else:
-        assert isinstance(sink, Sink)
-        options = {"path": sink.parquet, **sink.options}
-        kind = "parquet"
+    elif sink.parquet:
+        options = {"path": sink.parquet, **options}
+    by_batch = _by_batch(sink, kind, options, app)
     if not pipeline.streaming:
+        if by_batch is not None:
+            return BatchCall(frame, by_batch)
         configured = frame.write.format(kind).mode("append").options(**texts(options))
-    elif isinstance(sink, Sink) and sink.mode == "update":
-        configured = _updating(frame, options)
+    elif by_batch is not None:
+        if sink.messages and not hasattr(frame, "_jdf"):
+            raise ConfigError(
+                "sink.mode: update does not work over Spark Connect, which does not tell a sink "
+                "its batch"
+            )
+        configured = frame.writeStream.foreachBatch(by_batch).outputMode(sink.mode)
     else:
         configured = frame.writeStream.format(kind).outputMode("append").options(**texts(options))
-    if isinstance(sink, Sink) and sink.partitionBy:
+    if sink.partitionBy and by_batch is None:
         configured = configured.partitionBy(*sink.partitionBy)
     if pipeline.streaming:
         configured = (
@@ -198,19 +248,40 @@ def writer(
     return configured
 
 
-def _updating(frame: Any, options: dict[str, Any]) -> Any:
-    """Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows
-    which batch it belongs to all the same, and one that is run again is recognised."""
-    if not hasattr(frame, "_jdf"):
-        raise ConfigError(
-            "sink.mode: update does not work over Spark Connect, which does not tell a sink "
-            "its batch"
-        )
+@dataclass(frozen=True)
+class BatchCall:
+    """A writer of a batch whose sink is a function."""
 
+    frame: Any
+    function: Callable[[Any, int], None]
+
+    def save(self) -> None:
+        """Write it."""
+        self.function(self.frame, 0)
+
+
+def _by_batch(
+    sink: Sink, kind: str, options: dict[str, Any], app: str
+) -> Callable[[Any, int], None] | None:
+    """What writes a batch, for sinks without a streaming writer; None for the others."""
+    if sink.foreachBatch:
+        return load_function(sink.foreachBatch, "sink")
+    if sink.table:
+        from penstock.pipeline.sinks.table import TableSink
+
+        return TableSink(sink.table, app, options)
+    # Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows
+    # which batch it belongs to all the same, and one that is run again is recognised.
+    if kind in BATCH_FORMATS or sink.mode == "update":
+        return _append(kind, options)
+    return None
+
+
+def _append(kind: str, options: dict[str, Any]) -> Callable[[Any, int], None]:
     def append(batch: Any, _number: int) -> None:
-        batch.write.format("penstock").mode("append").options(**texts(options)).save()
+        batch.write.format(kind).mode("append").options(**texts(options)).save()
 
-    return frame.writeStream.foreachBatch(append).outputMode("update")
+    return append
 
 
 def _refuse_unordered(frame: Any, sink: Sink) -> None:

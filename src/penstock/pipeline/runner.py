@@ -20,11 +20,12 @@ from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.progress import in_words, lag_of, rows_of
+from penstock.pipeline.query_builder import Output
 from penstock.pipeline.report import Listener, Report
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
-from penstock.pipeline.validation import resolve_route
+from penstock.pipeline.validation import resolve_routes
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -56,15 +57,17 @@ class Runner:
         self._report()
         try:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
-            self.pipeline.sink = resolve_route(self.pipeline)
+            self.pipeline = resolve_routes(self.pipeline)
             session = spark or build_session(self.pipeline.name, self._master, settings)
             activate(session)
-            frame, dead = query_builder.frames(session, self.pipeline)
+            outputs = query_builder.outputs(
+                self.pipeline, query_builder.frames(session, self.pipeline)
+            )
             if self.pipeline.streaming:
                 record_steps(session, self.pipeline)
-                self._keep_running(frame, dead)
+                self._keep_running(outputs)
             else:
-                self._run_batch(frame, dead)
+                self._run_batch(outputs)
         except BaseException as error:
             self.report.error = cause(error)
             self._report("failed")
@@ -74,20 +77,19 @@ class Runner:
         self._report("finished")
         return self.report
 
-    def _run_batch(self, frame: Any, dead: dict[str, Any]) -> None:
+    def _run_batch(self, outputs: list[Output]) -> None:
         self._report("running")
         began = time.monotonic()
         p = self.pipeline
         # Each run writes what it read, unless the file's author says by an appId that they are one
         # and the same.
-        app = p.appId or f"{p.name}:{uuid.uuid4().hex}"
-        with self._counting_tasks(frame):
-            for name, letters in dead.items():
-                place = p.views[name].deadLetter
-                assert place is not None
-                query_builder.writer(p, letters, place, f"{app}:dead:{name}", None).save()
-            counted, observed = query_builder.counted(frame)
-            query_builder.writer(p, counted, p.sink, app, None).save()
+        run = "" if p.appId else f":{uuid.uuid4().hex}"
+        main, *others = outputs
+        with self._counting_tasks(main.frame):
+            for output in others:
+                query_builder.writer(p, output.frame, output.sink, output.app + run, None).save()
+            counted, observed = query_builder.counted(main.frame)
+            query_builder.writer(p, counted, main.sink, main.app + run, None).save()
         self.report.rows = observed.get["rows"]
         self.report.rows_per_second = self.report.rows / max(time.monotonic() - began, 1e-3)
         self.report.progress = 1.0
@@ -125,13 +127,13 @@ class Runner:
             ended.set()
             looking.join()
 
-    def _keep_running(self, frame: Any, dead: dict[str, Any]) -> None:
+    def _keep_running(self, outputs: list[Output]) -> None:
         """Go on from the checkpoint when the machine was too busy to start a Python worker in
         Spark's fixed 10 s.
         """
         for attempt in range(MAX_ATTEMPTS):
             try:
-                self._run_streams(frame, dead)
+                self._run_streams(outputs)
                 return
             except Exception as error:
                 if (
@@ -142,19 +144,14 @@ class Runner:
                     raise
                 log.warning("a Python worker did not start in time; going on from the checkpoint")
 
-    def _run_streams(self, frame: Any, dead: dict[str, Any]) -> None:
+    def _run_streams(self, outputs: list[Output]) -> None:
         p = self.pipeline
         assert p.checkpoint is not None
         root = p.checkpoint.rstrip("/")  # a directory, or a URL of storage that the cluster shares
-        writers = [query_builder.writer(p, frame, p.sink, p.app_id, f"{root}/main")]
-        for name, letters in dead.items():
-            place = p.views[name].deadLetter
-            assert place is not None
-            writers.append(
-                query_builder.writer(
-                    p, letters, place, f"{p.app_id}:dead:{name}", f"{root}/dead-{name}"
-                )
-            )
+        writers = [
+            query_builder.writer(p, one.frame, one.sink, one.app, f"{root}/{one.checkpoint}")
+            for one in outputs
+        ]
         queries: list[Any] = []
         try:
             queries = [writer.start() for writer in writers]
@@ -173,11 +170,9 @@ class Runner:
                     break  # its failure is told below, with its place
                 self._take_progress(queries)
             self._take_progress(queries)
-            for query, name in zip(
-                queries, ["main", *(f"dead-{name}" for name in dead)], strict=True
-            ):
+            for query, output in zip(queries, outputs, strict=True):
                 if (failure := query.exception()) is not None:
-                    where = "" if "://" in root else failed_batch(Path(root) / name)
+                    where = "" if "://" in root else failed_batch(Path(root) / output.checkpoint)
                     raise PipelineFailed(f"{cause(failure)} ({where})") if where else failure
         finally:
             for query in queries:

@@ -78,7 +78,9 @@ def _describe(spark: Any, pipeline: Pipeline) -> dict[str, Any]:
 
 def _python(step: Step) -> dict[str, str]:
     try:
-        source = textwrap.dedent(inspect.getsource(load_function(step)))  # type: ignore[arg-type]
+        source = textwrap.dedent(
+            inspect.getsource(load_function(step.python or "", f"step {step.name}"))
+        )
     except (OSError, TypeError):
         source = ""  # not written in Python: its name has to do
     return {"python": step.python or "", "source": source}

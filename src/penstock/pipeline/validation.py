@@ -13,7 +13,9 @@ said about columns after one.
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -32,7 +34,15 @@ from penstock.pipeline.options import (
     TOPIC_SOURCE,
     Options,
 )
-from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, Step, source_options, texts
+from penstock.pipeline.pipeline_file import (
+    Pipeline,
+    Sink,
+    Source,
+    Step,
+    sink_place,
+    source_options,
+    texts,
+)
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 from penstock.pipeline.sources.postgres import Postgres
 
@@ -58,22 +68,24 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
     views: dict[str, Columns | None] = {
         name: source_columns(name, source) for name, source in pipeline.views.items()
     }
-    last = views[next(reversed(views))]
     for step in pipeline.steps:
-        last = _sql_columns(step, views) if step.sql else None
-        if step.python:
-            load_function(step)  # it must be there; what it makes of the columns is its own affair
-        views[step.name] = last
-    if last is not None:
-        _check_sink(pipeline, last)
+        if step.python:  # it must be there; what it makes of the columns is its own affair
+            load_function(step.python, f"step {step.name}")
+        views[step.name] = _sql_columns(step, views) if step.sql else None
+    for name, sink in pipeline.outputs.items():
+        columns = views[sink.view or next(reversed(views))]
+        if columns is not None:
+            _check_sink(name, sink, columns)
+        if sink.foreachBatch:
+            load_function(sink.foreachBatch, sink_place(name))
+        _check_aggregates(pipeline, sink, columns)
     _check_repeatable(pipeline)
-    _check_aggregates(pipeline, last)
     _check_options(pipeline)
     if ask_broker:
         _check_broker(pipeline)
         _check_queues(pipeline)
-        resolve_route(pipeline)
-    return list(last or ())
+        resolve_routes(pipeline)
+    return list(views[next(iter(pipeline.outputs.values())).view or next(reversed(views))] or ())
 
 
 def parse_schema(name: str, ddl: str) -> Columns:
@@ -140,14 +152,15 @@ def _check_options(pipeline: Pipeline) -> None:
                     TopicStreamReader(checked)
         except InvalidRequest as error:
             raise ConfigError(f"source {name}: {error}") from None
-    sink = pipeline.sink
-    if not sink.parquet:
+    for name, sink in pipeline.outputs.items():
+        if not sink.messages:
+            continue  # Spark's own know their options
         known = (TOPIC_SINK, "a topic sink") if sink.topic else (QUEUE_SINK, "a queue sink")
         known = (TOPIC_SINK | QUEUE_SINK, "a route") if sink.route else known
         try:
             Options(texts(sink.options)).refuse_others(*known)
         except InvalidRequest as error:
-            raise ConfigError(f"sink: {error}") from None
+            raise ConfigError(f"{sink_place(name)}: {error}") from None
 
 
 def parse_sql(sql: str) -> exp.Expr:
@@ -168,7 +181,7 @@ def aggregates(sql: str) -> bool:
 
 def _check_repeatable(pipeline: Pipeline) -> None:
     """As far as names tell. `penstock.pipeline.spark_plan` has Spark's word on it."""
-    if pipeline.sink.parquet:
+    if not any(sink.messages for sink in pipeline.outputs.values()):
         return
     for step in pipeline.steps:
         calls = parse_sql(step.sql).find_all(exp.Func) if step.sql else ()
@@ -183,9 +196,13 @@ def _check_repeatable(pipeline: Pipeline) -> None:
                 )
 
 
-def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
-    grouped = [step.name for step in pipeline.steps if step.sql and aggregates(step.sql)]
-    sink, python = pipeline.sink, any(step.python for step in pipeline.steps)
+def _check_aggregates(pipeline: Pipeline, sink: Sink, columns: Columns | None) -> None:
+    steps = pipeline.steps
+    if sink.view is not None:  # no step after it counts
+        names = [step.name for step in steps]
+        steps = steps[: names.index(sink.view) + 1] if sink.view in names else []
+    grouped = [step.name for step in steps if step.sql and aggregates(step.sql)]
+    python = any(step.python for step in steps)
     if not grouped:
         return
     marked = python or any(
@@ -198,7 +215,7 @@ def _check_aggregates(pipeline: Pipeline, columns: Columns | None) -> None:
             "{at: 10 minutes}, and group by window(at, '1 minute'), or give the sink `mode: update`"
         )
     if (
-        not sink.parquet
+        sink.messages
         and not sink.orderBy
         and columns is not None
         and "transactionid" not in {name.lower() for name in columns}
@@ -259,29 +276,27 @@ def refuse_twice(names: list[str], where: str = "sink") -> None:
             )
 
 
-def load_function(step: Step) -> object:
-    """The function of a Python step; ConfigError when it is not there."""
-    module, _, name = (step.python or "").partition(":")
+def load_function(named: str, where: str) -> Callable[..., Any]:
+    """The function `module:name`; ConfigError when it is not there."""
+    module, _, name = named.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        function = getattr(importlib.import_module(module), name, None)
+        function: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        raise ConfigError(f"step {step.name}: {module} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"step {step.name}: {module} has no function {name!r}")
+        raise ConfigError(f"{where}: {module} cannot be imported: {error}") from error
+    if function is None or not callable(function):
+        raise ConfigError(f"{where}: {module} has no function {name!r}")
     return function
 
 
-def _check_sink(pipeline: Pipeline, columns: Columns) -> None:
-    for wanted, names in (
-        ("orderBy", pipeline.sink.orderBy),
-        ("partitionBy", pipeline.sink.partitionBy),
-    ):
-        for name in names:
-            if name.lower() not in {column.lower() for column in columns}:
+def _check_sink(name: str, sink: Sink, columns: Columns) -> None:
+    for wanted, names in (("orderBy", sink.orderBy), ("partitionBy", sink.partitionBy)):
+        for column in names:
+            if column.lower() not in {known.lower() for known in columns}:
                 raise ConfigError(
-                    f"sink.{wanted} names {name!r}; the rows have {', '.join(columns)}"
+                    f"{sink_place(name)}.{wanted} names {column!r}; the rows have "
+                    f"{', '.join(columns)}"
                 )
 
 
@@ -303,10 +318,15 @@ def _check_queues(pipeline: Pipeline) -> None:
                 )
 
 
-def resolve_route(pipeline: Pipeline) -> Sink:
+def resolve_routes(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with routes replaced by the topic or queue they read."""
+    sinks = {name: resolve_route(pipeline, sink) for name, sink in pipeline.outputs.items()}
+    return msgspec.structs.replace(pipeline, sink=None, sinks=sinks)
+
+
+def resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
     """The sink itself; for an export route, the topic or queue it reads, so that what Spark writes
     there is delivered with the route's own breaker, retries and dead letters."""
-    sink = pipeline.sink
     if not sink.route:
         return sink
     try:

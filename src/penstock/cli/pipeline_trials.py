@@ -1,0 +1,125 @@
+"""`penstock pipeline test` and `preview`: a pipeline's steps, without its stream."""
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import Json, Token
+from penstock.cli.pipeline import LOCAL, Master, _reporting, _say, _session, commands
+from penstock.cli.tables import Column, Table, View, show
+from penstock.errors import PenstockError
+
+SparkLog = Annotated[
+    str,
+    typer.Option(
+        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log from this level on."
+    ),
+]
+File = Annotated[Path, typer.Argument(help="The pipeline file.")]
+
+
+@commands.command("test")
+def trial(
+    file: File,
+    given: Annotated[
+        Path,
+        typer.Option(
+            "--input", help="JSON: the rows of the source, or of each source by its name."
+        ),
+    ],
+    expect: Annotated[
+        Path | None,
+        typer.Option(help="JSON: the rows of the last step, or of each view by its name."),
+    ] = None,
+    master: Master = LOCAL,
+    spark_log: SparkLog = "",
+) -> None:
+    """Run a pipeline's steps on given rows, in memory, and compare the result.
+
+    Needs no broker and writes nothing. Without --expect the rows are printed, one JSON object a
+    line; with it, exit code 1 says that they differ, and how. The order of rows does not count.
+
+    Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
+    """
+    os.environ["PENSTOCK_SPARK_LOG"] = spark_log
+    with _reporting():
+        from penstock.pipeline import trial as steps
+        from penstock.pipeline.pipeline_file import load
+        from penstock.pipeline.validation import check
+
+        pipeline = load(file)
+        rows = steps.given_rows(pipeline, _read(given), str(given))
+        expected = (
+            steps.expected_rows(pipeline, _read(expect), str(expect)) if expect is not None else {}
+        )
+        check(pipeline, ask_broker=False)
+        made = steps.on_rows(_session("test", master)(), pipeline, rows)
+        if expect is None:
+            for row in steps.rows_of(made, next(reversed(made.views))):
+                typer.echo(json.dumps(row, ensure_ascii=False))
+            return
+        differences = steps.compare(made, expected)
+    for one in differences:
+        for row in one.missing:
+            _say(f"{one.view}: missing    {json.dumps(row, ensure_ascii=False)}")
+        for row in one.unexpected:
+            _say(f"{one.view}: unexpected {json.dumps(row, ensure_ascii=False)}")
+    if differences:
+        raise typer.Exit(1)
+    typer.echo(f"{file}: {', '.join(expected)} as expected")
+
+
+@commands.command()
+def preview(
+    file: File,
+    rows: Annotated[int, typer.Option(min=1, help="Rows shown of each step.")] = 5,
+    records: Annotated[int, typer.Option(min=1, help="Records read of each source.")] = 1000,
+    as_json: Json = False,
+    token: Token = "",
+    master: Master = LOCAL,
+    spark_log: SparkLog = "",
+) -> None:
+    """Show the first rows of each source and step, over the first records of the sources.
+
+    Writes nothing and moves no position.
+
+    Example: `penstock pipeline preview orders.yaml --rows 3`
+    """
+    os.environ["PENSTOCK_SPARK_LOG"] = spark_log
+    with _reporting():
+        from penstock.pipeline import trial as steps
+        from penstock.pipeline.pipeline_file import load
+        from penstock.pipeline.validation import check
+
+        pipeline = load(file)
+        pipeline.token = token or pipeline.token
+        check(pipeline)
+        made = steps.on_first_records(_session("preview", master)(), pipeline, records)
+        views = {view: steps.rows_of(made, view, limit=rows) for view in made.views}
+
+    def look() -> View:
+        return View(views, [_table(view, some) for view, some in views.items()])
+
+    show(look, as_json)
+
+
+def _table(view: str, rows: list[dict[str, Any]]) -> Table:
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [Column(name, partial(_cell, name), prose=True) for name in names]
+    return Table([Column(view, lambda _: ""), *columns], rows, f"{view}: no rows")
+
+
+def _cell(name: str, row: dict[str, Any]) -> str:
+    value = row[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PenstockError(f"{path}: {error.strerror}") from None

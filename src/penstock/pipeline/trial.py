@@ -1,0 +1,178 @@
+"""A pipeline's steps without its stream: on given rows, compared with what is expected of them
+(`penstock pipeline test`), or on the first records of its sources (`penstock pipeline preview`).
+
+Nothing is written and no checkpoint is touched. The steps are those of a run, made by the same
+code; sources are frames that end, so an aggregate is over all their rows and a watermark drops
+nothing. Rows of a source in a test are:
+
+- of `format: json`, the records themselves: an object is a payload; a text is one as it stands,
+  for those that do not fit;
+- of other topics and queues, objects with the source's columns, or texts, which are payloads;
+- of Parquet, objects with its columns.
+
+Columns of a topic or queue that are not given count up: `offset` and `seq` from 0, times by a
+second from 1970-01-01 on.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.pipeline.pipeline_file import Pipeline, Source
+from penstock.pipeline.query_builder import Frames, frames, read_batch
+from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
+
+Rows = list[dict[str, Any]]
+DEAD = "dead:"  # before a source's name: its dead letters
+START = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a view's rows are not as expected."""
+
+    view: str
+    missing: Rows
+    unexpected: Rows
+
+
+def given_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
+    """Rows by source from the text of a JSON file: an object of lists, or one list for the only
+    source."""
+    return _by_view(text, where, list(pipeline.views), next(iter(pipeline.views)))
+
+
+def expected_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
+    """Rows by view from the text of a JSON file: an object of lists, or one list for the last
+    view."""
+    views = [*pipeline.views, *(step.name for step in pipeline.steps)]
+    dead = [f"{DEAD}{name}" for name, source in pipeline.views.items() if source.deadLetter]
+    return _by_view(text, where, [*views, *dead], views[-1])
+
+
+def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str, list[Any]]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from None
+    rows = {default: value} if isinstance(value, list) else value
+    if not isinstance(rows, dict) or not all(isinstance(one, list) for one in rows.values()):
+        raise ConfigError(f"{where}: give a list of rows, or an object with a list for each view")
+    unknown = [name for name in rows if name not in names]
+    if unknown:
+        raise ConfigError(f"{where}: there is no {unknown[0]!r}; there are {', '.join(names)}")
+    return rows
+
+
+def on_rows(spark: Any, pipeline: Pipeline, rows: Mapping[str, list[Any]]) -> Frames:
+    """All frames of the pipeline, over these rows of its sources."""
+
+    def read(name: str, source: Source) -> Any:
+        return _frame(spark, name, source, rows.get(name, []))
+
+    return frames(spark, pipeline, read)
+
+
+def on_first_records(spark: Any, pipeline: Pipeline, records: int) -> Frames:
+    """All frames of the pipeline, over the first records of its sources."""
+    return frames(
+        spark, pipeline, lambda _, source: read_batch(spark, pipeline, source).limit(records)
+    )
+
+
+def compare(made: Frames, expected: Mapping[str, list[Any]]) -> list[Difference]:
+    """What is not as expected. The order of rows does not count, nor do columns whose names begin
+    with an underscore where no expected row has them."""
+    differences = []
+    for view, wanted in expected.items():
+        hidden = not any(name.startswith("_") for row in wanted for name in row)
+        actual = Counter(_text(row) for row in rows_of(made, view, hidden=hidden))
+        missing = Counter(_text(row) for row in wanted)
+        missing.subtract(actual)
+        differences.append(
+            Difference(
+                view,
+                [json.loads(row) for row, count in missing.items() for _ in range(count)],
+                [json.loads(row) for row, count in missing.items() for _ in range(-count)],
+            )
+        )
+    return [one for one in differences if one.missing or one.unexpected]
+
+
+def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None = None) -> Rows:
+    """A view's rows, as Spark writes them in JSON; without columns that begin with an underscore
+    if those are `hidden`."""
+    from pyspark.sql import functions as f
+
+    frame = made.dead[view.removeprefix(DEAD)] if view.startswith(DEAD) else made.views[view]
+    names = [name for name in frame.columns if not (hidden and name.startswith("_"))]
+    columns = [_readable(frame, name) for name in names]
+    options = {"ignoreNullFields": "false"}
+    texts = frame.select(f.to_json(f.struct(*columns), options).alias("row"))
+    chosen = texts if limit is None else texts.limit(limit)
+    return [json.loads(row["row"]) for row in chosen.collect()]
+
+
+def _readable(frame: Any, name: str) -> Any:
+    """Bytes as text: JSON would have them in base64."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import BinaryType
+
+    column = frame[f"`{name}`"]
+    binary = isinstance(frame.schema[name].dataType, BinaryType)
+    return f.decode(column, "UTF-8").alias(name) if binary else column
+
+
+def _text(row: Any) -> str:
+    return json.dumps(row, sort_keys=True, ensure_ascii=False)
+
+
+def _frame(spark: Any, name: str, source: Source, rows: list[Any]) -> Any:
+    if source.parquet:
+        if not rows:
+            raise ConfigError(f"source {name}: give rows, Parquet's columns are theirs")
+        return spark.createDataFrame(rows)
+    ddl = QUEUE_DDL if source.queue else TOPIC_DDL
+    records = [_record(name, source, number, row) for number, row in enumerate(rows)]
+    columns = [part.strip().split(" ")[0] for part in ddl.replace("MAP<STRING, ", "").split(",")]
+    return spark.createDataFrame([tuple(one[column] for column in columns) for one in records], ddl)
+
+
+def _record(name: str, source: Source, number: int, row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict | str):
+        raise ConfigError(f"source {name}: a row is an object or a text, not {row!r}")
+    payload = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)
+    given = row if isinstance(row, dict) and source.format == "raw" else {"payload": payload}
+    at = START + timedelta(seconds=number)
+    defaults: dict[str, Any]
+    if source.queue:
+        defaults = {
+            "queue": source.queue,
+            "partition": "Default",
+            "seq": number,
+            "id": f"{number:08d}-0000-0000-0000-000000000000",
+            "transactionId": str(number),
+            "traceId": None,
+            "payload": "null",
+            "createdAt": at,
+            "headers": None,
+        }
+    else:
+        topic = (source.topic or name).split(",")[0].strip()
+        defaults = {"topic": topic, "offset": number, "timestamp": at, "payload": ""}
+    unknown = [column for column in given if column not in defaults]
+    if unknown:
+        raise ConfigError(
+            f"source {name}: there is no column {unknown[0]!r}; there are {', '.join(defaults)}"
+        )
+    made = {**defaults, **given}
+    for column in ("createdAt", "timestamp"):
+        if isinstance(made.get(column), str):
+            made[column] = datetime.fromisoformat(made[column])
+    if not source.queue and isinstance(made["payload"], str):
+        made["payload"] = made["payload"].encode()
+    return made
