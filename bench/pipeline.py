@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from penstock.queues.types import Item
 from penstock.topics.store import TopicStore
 from tests.support.broker import BrokerProcess
 
+MICRO_BATCHES = 20
 SCALE = float(os.environ.get("PENSTOCK_BENCH_SCALE", "1"))
 RECORDS = int(5_000_000 * SCALE)
 SIZE = 100
@@ -136,6 +138,7 @@ class Setup:
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
+        self.late = 0  # microseconds since 1970: the last tenth came later
         asyncio.run(self._fill())
         self.spark = build("bench", "local[2]", SPARK)
         self.spark.dataSource.register(RowSource)
@@ -154,6 +157,8 @@ class Setup:
             step = 100_000
             for _ in range(0, RECORDS, step):
                 data = random.integers(32, 127, step * SIZE, np.uint8)
+                if topic.next_offset >= RECORDS * 9 // 10 and not self.late:
+                    self.late = time.time_ns() // 1000
                 await topic.append_arrays(np.full(step, SIZE, np.int64), memoryview(data.tobytes()))
             await store.stop()
 
@@ -163,6 +168,44 @@ class Setup:
             .option("directory", str(self.directory))
             .option("topic", "t")
             .load()
+        )
+
+    def read_by_time(self, *, pushed: bool) -> float:
+        """Reads a second of the last tenth by time; the filter is the source's, or Spark's alone."""
+        self.spark.conf.set("spark.sql.python.filterPushdown.enabled", str(pushed).lower())
+        try:
+            began = time.perf_counter()
+            rows = self.topic().where(f"timestamp >= timestamp_micros({self.late})").count()
+            took = time.perf_counter() - began
+        finally:
+            self.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        assert 0 < rows <= RECORDS // 5
+        return 1 / took
+
+    def batches(self, reader: Any) -> float:
+        """Micro-batches of 100 records a second, by their median."""
+        query = (
+            reader.load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", tempfile.mkdtemp(dir=self.directory))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            while len(query.recentProgress) < MICRO_BATCHES:
+                query.awaitTermination(0.05)
+            times = [int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress]
+        finally:
+            query.stop()
+        return 1000 / statistics.median(times[1:])
+
+    def micro_batches(self) -> float:
+        stream = self.spark.readStream.format("penstock").option("directory", str(self.directory))
+        return self.batches(stream.option("topic", "t").option("maxOffsetsPerTrigger", 100))
+
+    def rate_batches(self) -> float:
+        return self.batches(
+            self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
         )
 
     def files(self) -> Any:
@@ -214,6 +257,25 @@ def contests() -> Iterator[Contest]:
             "the same records in Parquet",
             at_least=0.5,
             rounds=3,
+        )
+        yield Contest(
+            "Spark reads the last tenth of a topic by time",
+            "reads/s",
+            lambda: setup.read_by_time(pushed=True),
+            lambda: setup.read_by_time(pushed=False),
+            "a full read that Spark filters",
+            at_least=3,
+            rounds=3,
+        )
+        yield Contest(
+            "Spark runs micro-batches of 100 records from a topic",
+            "batches/s",
+            setup.micro_batches,
+            setup.rate_batches,
+            "Spark's own rate source, which reads nothing",
+            rounds=3,
+            warm_up=0,
+            note="by the median time of a batch",
         )
         yield Contest(
             "Spark writes a topic to Parquet",

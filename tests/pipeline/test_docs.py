@@ -6,15 +6,19 @@ ones. The tutorial's other steps are in tests/docs.
 import re
 import uuid
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from penstock.net.topic_link import TopicLink
+from penstock.pipeline import watch
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
 from tests.docs.blocks import blocks, prints
 from tests.pipeline.support import batch_rows, patiently
+from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +75,7 @@ def test_the_guides_copy_a_topic_as_a_stream(
         text = text.replace(old, new)
     code = compile(text, page, "exec")
 
-    def run() -> None:
+    def run() -> str:
         before = {query.id for query in spark.streams.active}
         exec(code, {})
         (query,) = [query for query in spark.streams.active if query.id not in before]
@@ -79,9 +83,23 @@ def test_the_guides_copy_a_topic_as_a_stream(
             query.processAllAvailable()
         finally:
             query.stop()
+        return str(query.id)
 
-    patiently(run)
-    assert [row["payload"] for row in batch_rows(broker=tcp, topic=copy)] == [b"a", b"b"]
+    listener = watch(spark, server.url)
+    try:
+        id = patiently(run)
+        assert [row["payload"] for row in batch_rows(broker=tcp, topic=copy)] == [b"a", b"b"]
+
+        def report() -> dict[str, Any]:  # of a query without a name
+            answer: dict[str, Any] = httpx.get(f"{server.url}/api/v1/pipelines/query-{id}").json()
+            return answer
+
+        until(lambda: report().get("state") == "finished")
+        assert report()["position"].startswith(f"topic {source}: ")
+        assert report()["position"].endswith("up to date")
+        assert (report()["rows"], report()["lag"]) == (2, 0)
+    finally:
+        spark.streams.removeListener(listener)
 
 
 @pytest.mark.spark
