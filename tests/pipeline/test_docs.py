@@ -87,14 +87,16 @@ def test_the_guides_copy_a_topic_as_a_stream(
 
     listener = watch(spark, server.url)
     try:
-        id = patiently(run)
+        number = patiently(run)
         assert [row["payload"] for row in batch_rows(broker=tcp, topic=copy)] == [b"a", b"b"]
 
         def report() -> dict[str, Any]:  # of a query without a name
-            answer: dict[str, Any] = httpx.get(f"{server.url}/api/v1/pipelines/query-{id}").json()
+            answer: dict[str, Any] = httpx.get(
+                f"{server.url}/api/v1/pipelines/query-{number}"
+            ).json()
             return answer
 
-        until(lambda: report().get("state") == "finished")
+        until(lambda: report().get("state") == "finished", timeout=60)
         assert report()["position"].startswith(f"topic {source}: ")
         assert report()["position"].endswith("up to date")
         assert (report()["rows"], report()["lag"]) == (2, 0)
