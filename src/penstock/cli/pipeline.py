@@ -7,6 +7,7 @@ the batch; a second one stops at once.
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -60,6 +61,12 @@ Master = Annotated[
     str,
     typer.Option(
         "--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect."
+    ),
+]
+SparkLog = Annotated[
+    str,
+    typer.Option(
+        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log from this level on."
     ),
 ]
 Broker = Annotated[
@@ -192,6 +199,7 @@ def run_file(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
     master: Master = LOCAL,
     token: Token = "",
+    spark_log: SparkLog = "",
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")
     ] = False,
@@ -200,6 +208,7 @@ def run_file(
 
     Example: `penstock pipeline run file orders.yaml`, or short `penstock pipeline run orders.yaml`
     """
+    show_spark_log(spark_log)
     with _reporting():
         from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.report import Heartbeat
@@ -599,6 +608,12 @@ def _session(name: str, master: str) -> Callable[[], Any]:
         return build(f"penstock-{name}", master)
 
     return make
+
+
+def show_spark_log(level: str) -> None:
+    """Of the session that is made next."""
+    if level:
+        os.environ["PENSTOCK_SPARK_LOG"] = level
 
 
 def _say(text: str) -> None:

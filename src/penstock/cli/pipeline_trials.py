@@ -1,7 +1,6 @@
 """`penstock pipeline test` and `preview`: a pipeline's steps, without its stream."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,16 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import Json, Token
-from penstock.cli.pipeline import LOCAL, Master, _reporting, _say, _session, commands
+from penstock.cli.pipeline import (
+    LOCAL,
+    Master,
+    SparkLog,
+    _reporting,
+    _say,
+    _session,
+    commands,
+    show_spark_log,
+)
 from penstock.cli.tables import Column, Table, View, show
 from penstock.errors import PenstockError
 
-SparkLog = Annotated[
-    str,
-    typer.Option(
-        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log from this level on."
-    ),
-]
 File = Annotated[Path, typer.Argument(help="The pipeline file.")]
 
 
@@ -45,7 +47,7 @@ def trial(
 
     Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
     """
-    os.environ["PENSTOCK_SPARK_LOG"] = spark_log
+    show_spark_log(spark_log)
     with _reporting():
         from penstock.pipeline import trial as steps
         from penstock.pipeline.pipeline_file import load
@@ -89,7 +91,7 @@ def preview(
 
     Example: `penstock pipeline preview orders.yaml --rows 3`
     """
-    os.environ["PENSTOCK_SPARK_LOG"] = spark_log
+    show_spark_log(spark_log)
     with _reporting():
         from penstock.pipeline import trial as steps
         from penstock.pipeline.pipeline_file import load
