@@ -20,7 +20,7 @@ HIDE = "SPARK_HIDE_TRACEBACK"
 WORKERS = ("pyspark.", "penstock.pipeline.daemon")  # modules that Spark starts Python with
 INTERFACE = (
     *("schema", "reader", "streamReader", "writer", "streamWriter"),
-    *("take_filters", "partitions", "read", "initialOffset", "latestOffset", "reportLatestOffset"),
+    *("partitions", "read", "initialOffset", "latestOffset", "reportLatestOffset"),
     *("getDefaultReadLimit", "prepareForTriggerAvailableNow", "write", "commit", "abort"),
 )
 

@@ -181,9 +181,13 @@ def aggregates(sql: str) -> bool:
 
 def _check_repeatable(pipeline: Pipeline) -> None:
     """As far as names tell. `penstock.pipeline.spark_plan` has Spark's word on it."""
-    if not any(sink.messages for sink in pipeline.outputs.values()):
-        return
-    for step in pipeline.steps:
+    steps = {
+        step.name: step
+        for sink in pipeline.outputs.values()
+        if sink.messages
+        for step in _steps_of(pipeline, sink)
+    }
+    for step in steps.values():
         calls = parse_sql(step.sql).find_all(exp.Func) if step.sql else ()
         for call in calls:
             name = (call.name if isinstance(call, exp.Anonymous) else call.sql_name()).lower()
@@ -196,11 +200,16 @@ def _check_repeatable(pipeline: Pipeline) -> None:
                 )
 
 
+def _steps_of(pipeline: Pipeline, sink: Sink) -> list[Step]:
+    """Those that can have made a sink's rows: none after the view it takes."""
+    names = [step.name for step in pipeline.steps]
+    if sink.view is None:
+        return pipeline.steps
+    return pipeline.steps[: names.index(sink.view) + 1] if sink.view in names else []
+
+
 def _check_aggregates(pipeline: Pipeline, sink: Sink, columns: Columns | None) -> None:
-    steps = pipeline.steps
-    if sink.view is not None:  # no step after it counts
-        names = [step.name for step in steps]
-        steps = steps[: names.index(sink.view) + 1] if sink.view in names else []
+    steps = _steps_of(pipeline, sink)
     grouped = [step.name for step in steps if step.sql and aggregates(step.sql)]
     python = any(step.python for step in steps)
     if not grouped:
