@@ -56,7 +56,8 @@ def test_the_readme_counts_a_topic_with_spark(spark, server, tcp, capsys) -> Non
 def test_the_guides_copy_a_topic_as_a_stream(
     page, checkpoint, spark, server, tcp, tmp_path
 ) -> None:
-    source, copy = f"orders-{tmp_path.name}", f"orders-copy-{tmp_path.name}"
+    tag = uuid.uuid4().hex[:8]  # names of directories may come again
+    source, copy = f"orders-{tag}", f"orders-copy-{tag}"
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(source, [b"a", b"b"]))
     text = "".join(
@@ -69,7 +70,7 @@ def test_the_guides_copy_a_topic_as_a_stream(
         checkpoint: str(tmp_path / "checkpoint"),
         '"orders"': f'"{source}"',
         '"orders-copy"': f'"{copy}"',
-        '"copier"': f'"copier-{tmp_path.name}"',  # one per sink
+        '"copier"': f'"copier-{tag}"',  # one per sink
     }.items():
         assert old in text
         text = text.replace(old, new)

@@ -89,7 +89,12 @@ def test_a_file_writes_to_any_format_a_table_and_a_function_each_row_once(
         Runner(parse(file)).run(spark)
 
     run(0, 4)
+    # A batch whose commit Spark did not hear of is run again, and adds nothing to the table.
+    commits = tmp_path / "checkpoint" / "lake" / "commits"
+    (commits / "0").unlink()
+    (commits / ".0.crc").unlink(missing_ok=True)
     run(4, 6)
+    assert (commits / "1").exists()
     lines = [
         json.loads(line)
         for file in (tmp_path / "lines").glob("*.json")
@@ -100,14 +105,6 @@ def test_a_file_writes_to_any_format_a_table_and_a_function_each_row_once(
     table = DeltaTable(str(tmp_path / "lake"))
     rows = table.to_pyarrow_table().sort_by("id").to_pylist()
     assert rows == [{"id": i, "amount": 60.0 * i} for i in (2, 3, 4, 5)]
-    # A batch whose commit Spark did not hear of is run again, and adds nothing.
-    for kind in ("commits", "offsets"):
-        assert (tmp_path / "checkpoint" / "lake" / kind / "1").exists()
-    (tmp_path / "checkpoint" / "lake" / "commits" / "1").unlink()
-    (tmp_path / "checkpoint" / "lake" / "commits" / ".1.crc").unlink(missing_ok=True)
-    run(6, 7)
-    again = DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
-    assert sorted(again["id"].to_pylist()) == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.spark
@@ -145,9 +142,8 @@ def test_steps_run_on_given_rows_and_are_previewed(
     expect.write_text('{"nothing": []}')
     wrong = penstock("test", file, "--input", given, "--expect", expect)
     assert wrong.exit_code == 1
-    assert "there is no 'nothing'; there are orders, big, named, dead:orders" in str(
-        wrong.exception or wrong.stderr
-    )
+    told = " ".join(wrong.stderr.split())
+    assert "there is no 'nothing'; there are orders, big, named, dead:orders" in told
 
     write_topic("orders", [json.dumps(row).encode() for row in records[:3]])
     shown = penstock("preview", file, "--rows", 1, "--json")
