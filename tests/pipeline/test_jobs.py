@@ -8,11 +8,20 @@ from typing import Any, ClassVar
 
 import pytest
 
+from penstock import pipeline
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.jobs.archive import Origin, Payloads, archive, queue_steps, read_archive
+from penstock.pipeline.jobs.archive import (
+    Archiver,
+    Origin,
+    Payloads,
+    archive,
+    queue_steps,
+    read_archive,
+)
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
+from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import replay
 from penstock.pipeline.lake import maintenance
@@ -133,6 +142,11 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     assert done.rows == 30
     assert archived() == expected(60)
     assert archive(spark, target, origin).rows == 0
+    push(range(60, 63))
+    watch = ArchiveWatch(Archiver(target, origin), 60.0, [])
+    assert watch.behind() == 3
+    whole = pipeline.queue_table(spark, queue, target, database=server.database_url)
+    assert sorted(int(row.payload) for row in whole.collect()) == list(range(63))
     assert not list(queue_steps(origin.options(), None, 60.0)), "none is an hour old"
     with BrokerCaller(server.url) as caller:
         pop = f"/api/v1/pop/queue/{queue}/partition/p0?consumerGroup=g&batch=2&subscriptionMode=all"

@@ -21,11 +21,13 @@ from penstock.pipeline.lake.table import Superseded
 from penstock.pipeline.options import Options
 from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report
 from penstock.pipeline.session import activate
+from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic_catalog import Topics
 
 log = logging.getLogger("penstock.pipeline")
 
 UPKEEP_SECONDS = 3600.0
+COUNTED = 10_000
 MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did not answer
 
 
@@ -104,18 +106,24 @@ class ArchiveWatch:
         elif done.rows:
             job.compact(spark)
 
-    def behind(self) -> int | None:
-        """Records that are not in the table; None for a queue, which does not count them."""
+    def behind(self) -> int:
+        """Records or messages that are not in the table; messages are counted up to COUNTED."""
         origin = self._archiver.origin
         snapshot = self._archiver.table.open()
+        position = snapshot.position if snapshot is not None else None
+        options = Options(origin.options())
         if not origin.topic:
-            return None
-        topics = Topics(Options(origin.options()))
+            queue = QueueOptions(options, [], streaming=False)
+            ((waiting,),) = queue.postgres.rows(
+                f"SELECT count(*) FROM (SELECT 1 FROM messages WHERE queue_id = {queue.state().id} "
+                f"AND xid >= '{position or 0}'::xid8 LIMIT {COUNTED}) x"
+            )
+            return int(waiting)
+        topics = Topics(options)
         try:
             state = topics.state(origin.topic)
         finally:
             topics.close()
-        position = snapshot.position if snapshot is not None else None
         return state.next - (state.first if position is None else position)
 
     def _report_until(self, ended: threading.Event) -> None:
@@ -126,7 +134,7 @@ class ArchiveWatch:
         try:
             self.report.lag = self.behind()
         except Unavailable as error:
-            log.debug("the topic's state is not known now: %s", error)
+            log.debug("how much waits is not known now: %s", error)
         waits = self.report.lag != 0
         self.report.lag_seconds = round(self._clock() - self._archived, 1) if waits else 0.0
         for listener in self._listeners:
