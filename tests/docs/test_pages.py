@@ -175,6 +175,14 @@ def empty_broker(broker: BrokerProcess) -> Iterator[BrokerProcess]:
             client.delete(f"/topics/{topic}").raise_for_status()
 
 
+def test_every_operation_of_a_broker_is_in_the_reference(broker: BrokerProcess) -> None:
+    page = (ROOT / "docs/reference/http-api.md").read_text()
+    served = httpx.get(f"{broker.url}/openapi.json").json()["paths"]
+    operations = {f"{verb.upper()} {path}" for path, verbs in served.items() for verb in verbs}
+    assert len(operations) > 100
+    assert operations - set(re.findall(r"^### (\S+ /\S*)$", page, re.M)) == set()
+
+
 @pytest.mark.parametrize(
     "page",
     [page for page in RUN_PAGES if page != TUTORIAL],

@@ -1,5 +1,6 @@
 """How the docs read: short blocks, short cells, decision numbers only where decisions are explained."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,21 @@ def test_decision_numbers_are_for_those_who_want_to_know_why() -> None:
         if page.parent.name != "explanation" and page != ROOT / "CONTRIBUTING.md":
             found = NUMBER.search(page.read_text())
             assert not found, f"{page.name}: {found[0]}"
+
+
+def test_lists_and_tables_have_room_above_them() -> None:
+    """Without it they run into the paragraph before, on the site."""
+    item, row = re.compile(r"([-*]|\d+\.) "), re.compile(r"\|")
+    for page in (ROOT / "docs").rglob("*.md"):
+        lines = without_code(page.read_text()).splitlines()
+        for above, line in itertools.pairwise(lines):
+            if item.match(line):
+                fine = not above or item.match(above.lstrip()) or above.startswith(("  ", "#"))
+                assert fine, f"{page.name}: {line}"
+            elif row.match(line):
+                assert not above or row.match(above) or above.startswith("#"), (
+                    f"{page.name}: {line}"
+                )
 
 
 def test_what_is_measured_is_seen() -> None:
