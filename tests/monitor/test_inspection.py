@@ -1,5 +1,7 @@
 """What a person looks into: partitions by lag, a message's life, payloads, errors, charts."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound
@@ -117,5 +119,27 @@ def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
         assert set((await look.history("1h", "other")).series["pushed"]) <= {None, 0.0}
         with pytest.raises(InvalidRequest):
             await look.history("1y", None)
+
+    run(database_url, body)
+
+
+def test_rolled_up_minutes_add_up_over_all_queues_and_topics(database_url):
+    async def body(queues: Queues) -> None:
+        minute = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
+        nothing = await queues.analytics.totals(minute)
+        assert (nothing.upto, nothing.minutes) == (None, [])
+        await queues.database.fetch(
+            """INSERT INTO analytics (minute, kind, name, group_name, pushed, acked) VALUES
+               ($1, 'queue', 'a', '', 5, 0), ($1, 'queue', 'b', '', 2, 0),
+               ($1, 'group', 'a', 'g', 0, 4), ($1, 'topic', 't', '', 9, 0),
+               ($1, 'topic', 't', 'g', 0, 8), ($1 - interval '1 hour', 'queue', 'a', '', 1, 0)""",
+            minute,
+        )
+        await queues.database.fetch(
+            "INSERT INTO rollups (scope, upto) VALUES ('queues', $1)", minute
+        )
+        totals = await queues.analytics.totals(minute)
+        assert (totals.upto, totals.minutes) == (minute, [minute])
+        assert (totals.pushed, totals.delivered, totals.produced) == ([7], [4], [9])
 
     run(database_url, body)

@@ -103,7 +103,7 @@ const RUNS = [
 function rolledUp({ upto, times, series }) {
   if (!upto) return "";
   return html`<h2>Rolled up <small>up to ${since(upto)}; per queue and topic it stands in their charts</small></h2>
-    <div class="cards"><div class="card">${lines({ times, series: Object.entries(series).map(([name, values]) => ({ name, values })), title: "Messages and records per minute, as rolled up", format: count })}</div></div>`;
+    <div class="cards"><div class="card">${lines({ times, series: Object.entries(series).map(([name, values]) => ({ name: name === "produced" ? "records" : name, values })), title: "Messages and records per minute, as rolled up", format: count })}</div></div>`;
 }
 
 export const pipelines = {
@@ -114,7 +114,8 @@ export const pipelines = {
     return { ...list, rollup };
   },
   view(data, context) {
-    const columns = [...PIPELINES, { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Forget", { data: { name: p.name } }) : "") }];
+    const shown = (column) => column.name !== "position" || data.pipelines.some((p) => p.position);
+    const columns = [...PIPELINES.filter(shown), { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Forget", { data: { name: p.name } }) : "") }];
     const runs = data.pipelines.flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name }))).toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
       ${rolledUp(data.rollup)}
