@@ -63,7 +63,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
-	@$(BIN)/python tools/reference --check || { echo "Run 'tools/reference' to write them again."; exit 1; }
+	@$(BIN)/python tools/reference --check || { echo "Run '.venv/bin/python tools/reference' to write them again."; exit 1; }
 	@echo "check: format, lint, types, architecture and the reference are fine"
 
 fmt: $(VENV)/.dev
