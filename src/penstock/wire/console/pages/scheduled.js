@@ -27,7 +27,7 @@ export function scheduled(data, context) {
   const { list } = data;
   return html`<div class="tools">${filter(context.query, "Partition", "partition")}</div>
     ${table({ columns: columns(context), rows: list.messages, key: (m) => `${m.partition}/${m.transactionId}`, caption: "Messages for later, the next due first",
-      empty: context.query.partition ? "No message waits for its time in this partition." : teach("No message waits for its time. A push with a delay makes one:", `penstock queue push ${data.name} '{"id": 7}' --delay 1h`) })}
+      empty: context.query.partition ? "No message waits for its time in this partition." : teach("No message waits for its time. A push with a delay makes one:", `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({ items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }] })}'`) })}
     <div class="pager">${context.query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← next due</a>` : ""}${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">later →</a>` : ""}</div>`;
 }
 
