@@ -8,6 +8,9 @@ if (location.protocol === "file:") {
       frame.hidden = true;
       document.body.appendChild(frame);
       this.scope = frame.contentWindow;
+      this.scope.document.open(); // or the frame's own empty page might come later and undo this
+      this.scope.document.write("<!doctype html><body></body>");
+      this.scope.document.close();
       this.scope.postMessage = (data) =>
         this.dispatchEvent(new MessageEvent("message", { data }));
       this.loaded = new Promise((resolve, reject) => {

@@ -2,16 +2,23 @@
 word from elsewhere.
 """
 
+import os
 import re
+import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from markdown.extensions.toc import slugify
+from playwright.sync_api import TimeoutError as NotFoundInTime
+from playwright.sync_api import sync_playwright
 
 from tests.docs.tools import ROOT
 
 OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md"]
+CHROMIUM = os.environ.get("PENSTOCK_TEST_CHROMIUM") or shutil.which("chromium")
+TYPED_TIMES, FOUND_MILLISECONDS = 12, 10_000
 HERE = "https://penstock.example/"  # the repository, in links that a package index shows too
 
 
@@ -61,7 +68,7 @@ def test_a_link_to_a_missing_heading_is_broken(tmp_path: Path) -> None:
     assert broken(page) == ["#two", "other.md"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
     built = subprocess.run(
         ["make", "docs", f"SITE={tmp_path / 'site'}"],
@@ -79,3 +86,25 @@ def test_the_site_is_built_and_asks_nobody(tmp_path: Path) -> None:
         loaded += re.findall(r"<link[^>]*\shref=\"?([^\" >]+)", text)
         assert [one for one in loaded if re.match(r"(https?:)?//", one)] == [], page.name
     assert (tmp_path / "site/search/search_index.js").read_text().startswith("var __index")
+    if CHROMIUM:
+        search_from_disk(tmp_path / "site/reference/queues.html")
+
+
+def search_from_disk(page: Path) -> None:
+    """What a reader types is found, and nothing comes from elsewhere."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1300, "height": 900})
+        requests: list[str] = []
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(page.as_uri(), timeout=120_000)
+        for _ in range(TYPED_TIMES):  # what is typed before the scripts listen is not heard
+            tab.fill("input.md-search__input", "")
+            tab.click("input.md-search__input")
+            tab.keyboard.type("dead letter")
+            with suppress(NotFoundInTime):
+                tab.wait_for_selector(".md-search-result__link", timeout=FOUND_MILLISECONDS)
+                break
+        assert tab.locator(".md-search-result__link").count() > 5
+        assert [url for url in requests if not url.startswith("file:")] == []
+        browser.close()
