@@ -50,6 +50,17 @@ def test_payloads_may_be_arguments_and_plain_text(shell, queue):
     assert "exactly one" in shell.run("push", queue, "1", "2", "-t", "x", code=2).output
 
 
+def test_messages_are_pushed_with_headers_and_for_later(shell, queue):
+    shell.run("push", queue, "1", "--header", "tenant=a", "-H", "n=1=2", "--quiet")
+    shell.run("push", queue, "2", "--delay", "3600", "--quiet")
+    shell.run("push", queue, "3", "--at", "2099-01-31T12:00:00Z", "-t", "x", "--quiet")
+    (message,) = shell.lines("pop", queue, "-n", "5", "--ack")
+    assert message["headers"] == {"tenant": "a", "n": "1=2"}
+    assert "2099-01-31" in shell.run("scheduled", queue).stdout
+    assert "name=value" in shell.run("push", queue, "1", "-H", "tenant", code=2).output
+    assert "ISO 8601" in shell.run("push", queue, "1", "--at", "noon", code=2).output
+
+
 def test_a_pop_says_when_there_is_no_such_queue(shell, queue, caplog):
     assert shell.lines("pop", f"{queue}@g") == []
     assert f"nothing to take from {queue}@g: no such queue" in caplog.text

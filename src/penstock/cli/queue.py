@@ -9,7 +9,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 import msgspec
 import typer
@@ -44,6 +45,8 @@ from penstock.cli.tables import (
     when,
 )
 from penstock.cli.tables import table as table_of
+from penstock.errors import InvalidRequest
+from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
     from penstock.client import AckStatus, Client
@@ -75,6 +78,16 @@ def push(
         str | None,
         typer.Option("--transaction-id", "-t", help="Id of a single message; it is stored once."),
     ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="name=value; may be repeated.")
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(min=0, help="Seconds until they are delivered.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help="When they are delivered, such as 2026-01-31T12:00:00Z."),
+    ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="Take payloads as plain text, not as JSON.")
     ] = False,
@@ -92,21 +105,27 @@ def push(
         penstock queue push orders '{"id": 7}' --partition c-1
 
         cat orders.jsonl | penstock queue push orders
+
+        penstock queue push reminders '{"cart": 7}' --delay 3600 --header tenant=a
     """
     if transaction_id and len(payloads or []) != 1:
         raise usage("--transaction-id goes with exactly one payload")
+    envelope = _Envelope(
+        partition=partition,
+        headers=dict(map(_header, header or [])),
+        delay=delay,
+        deliver_at=None if at is None else _moment(at),
+    )
 
     async def work(client: "Client") -> None:
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
                 results = [
-                    await client.push(
-                        queue, values[0], partition=partition, transaction_id=transaction_id
-                    )
+                    await client.push(queue, values[0], transaction_id=transaction_id, **envelope)
                 ]
             else:
-                results = await client.push_many(queue, values, partition=partition)
+                results = await client.push_many(queue, values, **envelope)
             if not quiet:
                 for result in results:
                     print_line(
@@ -421,6 +440,29 @@ def _run(url: str, token: str, work: "Callable[[Client], Awaitable[T]]") -> T:
 
 def _input() -> Iterator[str]:
     return (line for line in map(str.strip, sys.stdin) if line)
+
+
+class _Envelope(TypedDict):
+    """What messages of one command have in common."""
+
+    partition: str | None
+    headers: dict[str, str]
+    delay: float | None
+    deliver_at: datetime | None
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return time_field(text, "--at")
+    except InvalidRequest as error:
+        raise usage(str(error)) from None
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise usage(f"--header wants name=value, not {text}")
+    return name, value
 
 
 def _refuse_constant(name: str) -> None:
