@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 
+import httpx
 import psycopg
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -140,6 +141,19 @@ def test_names_are_completed_in_the_shell(shell, name):
         check=False,
     )
     assert name in done.stdout.split(), done.stderr
+
+
+def test_what_was_just_pushed_is_listed_also_while_somebody_watches(shell, name):
+    with (
+        httpx.Client(base_url=shell.env["PENSTOCK_URL"], timeout=60) as broker,
+        broker.stream("GET", "/api/v1/live") as live,
+    ):
+        next(live.iter_lines())
+        for n in range(5):
+            item = {"queue": f"{name}-{n}", "payload": n}
+            broker.post("/api/v1/push", json={"items": [item]}).raise_for_status()
+            listed = broker.get("/api/v1/queues", params={"filter": f"{name}-{n}"}).json()
+            assert [row["stored"] for row in listed["queues"]] == [1]
 
 
 def test_of_several_addresses_the_first_that_answers_is_asked(shell):

@@ -193,13 +193,23 @@ def ask(
         return caller.json(method, target, body)
 
 
-def completer(target: str, key: str) -> Callable[[typer.Context, str], list[str]]:
-    """Completes names in a shell: those of the broker's answer, of its list under `key`."""
+COMPLETED_NAMES = 200  # at most, where there may be thousands
+
+
+def completer(
+    target: str, key: str, *, filtered: bool = False
+) -> Callable[[typer.Context, str], list[str]]:
+    """Completes names in a shell: those of the broker's answer, of its list under `key`.
+    `filtered`: the list is answered in pages, so ask only for names that may be meant.
+    """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         url = ctx.params.get("url") or os.environ.get("PENSTOCK_URL") or LOCAL_URL
+        query = {"filter": incomplete, "limit": COMPLETED_NAMES} if filtered else {}
         try:
-            answer = ask(url, ctx.params.get("token") or "", "GET", target, timeout=1.0)
+            answer = ask(
+                url, ctx.params.get("token") or "", "GET", resource(target, **query), timeout=1.0
+            )
         except PenstockError:
             return []  # a shell's prompt is no place for errors
         rows = answer[key] if key else answer

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.client import AckStatus, Client
 
 T = TypeVar("T")
-complete_queue = completer("/api/v1/queues", "queues")
+complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
     str,
     typer.Argument(metavar="QUEUE", help="Queue.", autocompletion=complete_queue),

@@ -16,11 +16,10 @@ from penstock.cli import (
     Yes,
     ask,
     broker,
-    completer,
     confirm,
     resource,
 )
-from penstock.cli.queue import commands
+from penstock.cli.queue import commands, complete_queue
 from penstock.cli.queue_groups import _shown
 from penstock.cli.tables import Column, Line, Table, View, count, print_json, show, when
 from penstock.cli.tables import table as table_of
@@ -34,9 +33,7 @@ DONE = {"requeue": "requeued", "purge": "deleted"}
 POLL_SECONDS = 0.2
 Queue = Annotated[
     str | None,
-    typer.Argument(
-        help="Queue; default: all.", autocompletion=completer("/api/v1/queues", "queues")
-    ),
+    typer.Argument(help="Queue; default: all.", autocompletion=complete_queue),
 ]
 Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
 Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Only of this partition.")]

@@ -17,6 +17,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -141,12 +142,20 @@ class Sampler:
             | {"history": history, "last": self._now.get("sample")}
         )
 
-    async def fresh(self) -> None:
-        """Sample now if nobody watches: for who asks once."""
-        if self._task is None or self._task.done():
-            async with self._sampling:
-                self._queues_due = 0.0
+    async def fresh(self, *, recent: bool = False) -> None:
+        """Read the queues now, for who asks once; while somebody watches, the figures of a moment
+        ago do where they are said to (`recent`).
+        """
+        watched = self._task is not None and not self._task.done()
+        if watched and recent:
+            return
+        async with self._sampling:
+            self._queues_due = 0.0
+            if not watched:
                 await self._sample_now()
+                return
+            with suppress(PenstockError):  # the database is away: what is shown says so
+                await self._read_queues(time.time())
 
     def line_of(self, queue: str) -> list[int]:
         return list(self._lines.get(queue, ()))
@@ -261,6 +270,9 @@ class Sampler:
 
     def _take(self, at: float, figures: list[QueueFigures]) -> None:
         before = self._before if self._before and self._before[0] < at else None
+        if before and at - before[0] < LEAST_SECONDS and self.queues:
+            self._take_between(at, figures)
+            return
         seconds = at - before[0] if before else 0.0
         pushed = {queue.id: queue.pushed for queue in figures}
         completed = {group.id: group.completed for queue in figures for group in queue.groups}
@@ -269,21 +281,12 @@ class Sampler:
             rate = None
             if before:
                 rate = max(0, queue.pushed - before[1].get(queue.id, queue.pushed)) / seconds
-            queues[queue.name] = Queue(
-                queue.name,
-                queue.namespace,
-                queue.task,
-                queue.stored,
-                queue.pushed,
-                rate,
-                None,
-                queue.dead_letters,
-                [
-                    self._group(queue.name, group, before[2] if before else None, seconds)
-                    for group in queue.groups
-                ],
-                None if queue.groups else self._ages.get(queue.id) if queue.stored else 0.0,
-            )
+            groups = [
+                self._group(queue.name, group, before[2] if before else None, seconds)
+                for group in queue.groups
+            ]
+            queues[queue.name] = self._queue(queue, groups, None)
+            queues[queue.name].pushed_rate = rate
         for name, one in queues.items():
             rates = [group.rate for group in one.groups if group.rate is not None]
             one.delivered_rate = sum(rates) if before else None
@@ -292,6 +295,35 @@ class Sampler:
             del self._lines[name]
         self.queues, self.queues_at = queues, at
         self._before = (at, pushed, completed)
+
+    def _take_between(self, at: float, figures: list[QueueFigures]) -> None:
+        """Figures of now, with the rates of the last reading: this one is too soon after it."""
+        rates = {
+            (queue.name, group.name): group.rate
+            for queue in self.queues.values()
+            for group in queue.groups
+        }
+        queues: dict[str, Queue] = {}
+        for one in figures:
+            groups = [self._group(one.name, group, None, 0.0) for group in one.groups]
+            for group in groups:
+                group.rate = rates.get((one.name, group.name))
+            queues[one.name] = self._queue(one, groups, self.queues.get(one.name))
+        self.queues, self.queues_at = queues, at
+
+    def _queue(self, queue: QueueFigures, groups: list[Group], before: Queue | None) -> Queue:
+        return Queue(
+            queue.name,
+            queue.namespace,
+            queue.task,
+            queue.stored,
+            queue.pushed,
+            before.pushed_rate if before else None,
+            before.delivered_rate if before else None,
+            queue.dead_letters,
+            groups,
+            None if groups else self._ages.get(queue.id) if queue.stored else 0.0,
+        )
 
     def _group(
         self, queue: str, group: GroupFigures, before: dict[int, int] | None, seconds: float

@@ -93,7 +93,7 @@ export const queue = {
   crumbs: ({ queue: name }) => html`<a href="#/queues">Queues</a> / <b>${name}</b>`,
   async load({ queue: name }, query, signal) {
     const [tab, , , more] = tabOf(query);
-    const one = await get(path`/api/v1/queues/${name}`, {}, signal);
+    const one = await get(path`/api/v1/queues/${name}`, { recent: true }, signal);
     return { ...one, tab, list: more ? await more(name, query, signal, one) : null };
   },
   view(data, context) {

@@ -24,7 +24,7 @@ const COLUMNS = [
 export const queues = {
   path: "/queues",
   title: () => "Queues",
-  load: (_, query, signal) => get("/api/v1/queues", { filter: query.filter, sort: query.sort ?? "-waiting", limit: query.limit ?? 50, offset: query.offset }, signal),
+  load: (_, query, signal) => get("/api/v1/queues", { filter: query.filter, sort: query.sort ?? "-waiting", limit: query.limit ?? 50, offset: query.offset, recent: true }, signal),
   view(data, context) {
     const { query } = context;
     return html`<h1>Queues</h1>

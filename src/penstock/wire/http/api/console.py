@@ -75,6 +75,14 @@ class QueueRow(msgspec.Struct, rename="camel"):
     history: list[int]
 
 
+class QueuesQuery(ListQuery):
+    recent: bool = False
+
+
+class QueueQuery(msgspec.Struct):
+    recent: bool = False
+
+
 class QueuePage(msgspec.Struct):
     queues: list[QueueRow]
     total: int
@@ -156,22 +164,26 @@ class ConsoleApi:
     @route(
         "GET",
         "/api/v1/queues",
-        query=ListQuery,
+        query=QueuesQuery,
         answer=QueuePage,
         summary="Queues with their figures",
     )
     async def queues(self, request: Request) -> Response:
-        await self._sampler.fresh()
+        await self._sampler.fresh(recent=request.args.recent)
         if self._rows[0] != self._sampler.queues_at:
             rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
             self._rows = (self._sampler.queues_at, rows)
         return json_response(QueuePage(*page_of(self._rows[1], request.args)))
 
     @route(
-        "GET", "/api/v1/queues/{queue}", answer=dict[str, Any], summary="A queue with its groups"
+        "GET",
+        "/api/v1/queues/{queue}",
+        query=QueueQuery,
+        answer=dict[str, Any],
+        summary="A queue with its groups",
     )
     async def queue(self, request: Request) -> Response:
-        await self._sampler.fresh()
+        await self._sampler.fresh(recent=request.args.recent)
         name = request.params["queue"]
         queue = self._sampler.queues.get(name)
         info = await self._broker.queues.catalog.queue(name)
