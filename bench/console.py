@@ -39,7 +39,7 @@ def listing():
     connection = http.client.HTTPConnection("127.0.0.1", port)
     while True:
         time.sleep({LIST_SECONDS})
-        connection.request("GET", "/api/v1/queues?sort=-waiting&limit=50")
+        connection.request("GET", "/api/v1/queues?sort=-waiting&limit=50&recent=true")
         connection.getresponse().read()
 threading.Thread(target=listing, daemon=True).start()
 live = http.client.HTTPConnection("127.0.0.1", port)

@@ -105,7 +105,8 @@ def whole(
     state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]
     if counts.get("queues"):
-        page = ask(url, token, "GET", resource("/api/v1/queues", sort=sort, limit=limit))
+        query = {"sort": sort, "limit": limit, "recent": "true"}  # as recent as the rest of it
+        page = ask(url, token, "GET", resource("/api/v1/queues", **query))
         state["queues"] = [
             {key: value for key, value in row.items() if key != "history"} for row in page["queues"]
         ]
