@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from penstock.buffer.maintenance import READ
 from penstock.errors import Busy, InvalidRequest, MissingKey, Unavailable
 from penstock.queues.types import Item, PopRequest
 from tests.support.buffers import Store, buffering, delivered, items, names, real
@@ -98,14 +99,38 @@ def test_qos0_events_of_encrypted_queues_are_sealed_in_their_file(database_url, 
     run(body)
 
 
+def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scratch, monkeypatch):
+    async def body():
+        async with real(database_url, scratch) as buffer:
+            maintenance, fetch = buffer.maintenance, buffer._database.fetch
+            old, resume = asyncio.Event(), asyncio.Event()
+
+            async def slowly(statement, *arguments):
+                rows = await fetch(statement, *arguments)
+                if statement == READ:
+                    old.set()
+                    await resume.wait()
+                return rows
+
+            monkeypatch.setattr(buffer._database, "fetch", slowly)
+            modes = []
+            monkeypatch.setattr(maintenance, "_changed", lambda: modes.append(maintenance.push))
+            maintenance.settings_changed(None)
+            await old.wait()
+            await maintenance.switch(push=True)
+            resume.set()
+            await maintenance._reading
+            assert modes == [True]
+
+    run(body)
+
+
 def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_url, scratch):
     async def body():
         async with real(database_url, scratch, key=KEY) as buffer:
             await buffer.maintenance.switch(push=True)
             await buffer.push([Item("q", SECRET.encode(), producer="alice")])
-            await buffer.journal.seal()
-            # somebody else may be sealing it: then it has its last name a moment later
-            await eventually(lambda: list(buffer.directory.glob("*.buf")))
+            await buffer.journal.seal()  # or the file changes its name under the glob
             lines = b"".join(path.read_bytes() for path in buffer.directory.glob("*.buf"))
             assert SECRET.encode() not in lines
             await buffer.maintenance.switch(push=False)

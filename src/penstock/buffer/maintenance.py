@@ -95,6 +95,8 @@ class Maintenance:
         self.modes = Modes()
         self.pops = PopGate()
         self._unsaved = False  # switched while the database was down
+        self._switches = 0  # begun and ended here; a read that overlaps one may be older than it
+        self._switching = 0  # under way
         self._stale = False  # told of a change since the last read began
         self._reading: asyncio.Task[None] | None = None
 
@@ -120,6 +122,8 @@ class Maintenance:
     async def switch(self, *, push: bool | None = None, pop: bool | None = None) -> None:
         """Set one or both modes, here at once and everywhere as soon as the database knows."""
         modes = Modes(self.push if push is None else push, self.pop if pop is None else pop)
+        self._switches += 1
+        self._switching += 1
         self._apply(modes)
         try:
             await self._write()
@@ -129,7 +133,11 @@ class Maintenance:
                 "maintenance switched while the database is down: "
                 "the other brokers follow when it is back"
             )
-            self.settings_changed(None)  # unless it was just a connection: then now
+        finally:
+            self._switching -= 1
+            self._switches += 1
+            # a read that overlapped did not count; or it was just a connection: then write now
+            self.settings_changed(None)
 
     def settings_changed(self, name: str | None) -> None:
         """Something in `settings` changed, or (None) we may have missed it."""
@@ -151,7 +159,10 @@ class Maintenance:
         if self._unsaved:
             await self._write()
             return
+        switches = self._switches
         rows = await self._database.fetch(READ, NAME)
+        if self._switching or self._switches != switches:
+            return  # what was read may be from before; the switch has it read again
         self._apply(msgspec.json.decode(rows[0][0], type=Modes) if rows else Modes())
 
     async def _write(self) -> None:
