@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +14,7 @@ from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Runner
+from penstock.pipeline.sinks.table import TableFiles, TableSink
 from penstock.pipeline.validation import check
 
 FILE = """
@@ -51,6 +54,26 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     import shop_sink
 
     return shop_sink
+
+
+def test_a_table_keeps_the_files_of_a_commit_whose_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = pa.RecordBatch.from_pydict({"id": [1, 2]})
+    table = deltalake.DeltaTable.create(str(tmp_path), batch.schema)
+    stale = deltalake.DeltaTable(str(tmp_path))
+    sink, real = TableSink(str(tmp_path), "app", {}), deltalake.DeltaTable.create_write_transaction
+
+    def lost(*given: Any, **more: Any) -> None:
+        real(*given, **more)  # and the store's second try finds the first
+        raise deltalake.exceptions.CommitFailedError("conflict")
+
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", lost)
+    (written,) = TableFiles(sink._storage, "part")([batch])
+    assert sink._commit(table, "app", 0, written.to_pylist())
+    (again,) = TableFiles(sink._storage, "part")([batch])
+    assert not sink._commit(stale, "app", 0, again.to_pylist()), "another run has the batch"
+    assert table.to_pyarrow_table().num_rows == 2
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,12 @@ from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.lake import maintenance
+from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import TOPIC as TOPIC_KIND
 from penstock.pipeline.lake.data_files import FileWriter, read_range
 from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
-from penstock.pipeline.lake.table import SETTINGS, LakeTable, Superseded, folder, new_run
+from penstock.pipeline.lake.table import SETTINGS, LakeTable, Superseded, folder
 from penstock.pipeline.lake.typed_columns import object_fields
 from penstock.pipeline.report import Report
 from penstock.pipeline.sources.topic import DataLoss

@@ -19,6 +19,7 @@ from penstock.errors import Conflict, InvalidRequest
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.lake import outcomes
+from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.convert import (
     Position,
     convert,
@@ -38,7 +39,7 @@ from penstock.pipeline.lake.maintenance import (
     maintain,
     merged_by_tasks,
 )
-from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
 from penstock.pipeline.session import activate

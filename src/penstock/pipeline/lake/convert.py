@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from penstock.errors import Conflict, InvalidRequest
 from penstock.pipeline.jobs.archive_directory import Entry, Manifest, manifest_path, parse_manifest
+from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import DataFile
-from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 
 @dataclass(frozen=True)

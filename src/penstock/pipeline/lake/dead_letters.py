@@ -9,9 +9,10 @@ transaction of the table of its own, the version of the last commit that is done
 from typing import Any
 
 from penstock.pipeline.json_schema import REASON
+from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.frames import archived_frame
-from penstock.pipeline.lake.table import MISFITS, RUN, LakeTable, Snapshot
+from penstock.pipeline.lake.table import MISFITS, LakeTable, Snapshot
 
 REPORTED = "penstock:dead-letters"
 MAX_COMMITS = 1000  # that are looked through

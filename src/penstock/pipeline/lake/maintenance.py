@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import Damaged
+from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import (
     FILES_DDL,
     DataFile,
@@ -26,7 +27,7 @@ from penstock.pipeline.lake.data_files import (
     as_batch,
     read_file,
 )
-from penstock.pipeline.lake.table import LakeTable, Snapshot, new_run
+from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 MERGED_FILES = 8
 SMALLEST_BYTES = 64 << 10  # files below are of one size

@@ -14,8 +14,8 @@ position and the files change in one step, or not at all:
   rows, the other is `Superseded`, deletes the files it wrote and adds nothing.
 - A commit that was refused for another reason (a compaction beside it) is made again on the newer
   snapshot, if that has the same position.
-- An answer can be lost although the commit is there. Each commit names its run, so a run looks for
-  itself in the newer commits before it takes itself for a loser.
+- An answer can be lost although the commit is there: a run looks for itself before it takes itself
+  for a loser (`penstock.pipeline.lake.commits`).
 - Killed before the commit, a run leaves files that no commit names: `vacuum` removes them once they
   are older than its limit. Killed after it, nothing is missing.
 
@@ -30,7 +30,6 @@ deltalake the latter for an escape.
 """
 
 import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,15 +38,19 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from penstock.errors import Conflict, NotFound, Unavailable
+from penstock.pipeline.lake.commits import (
+    MAX_ATTEMPTS,
+    commit,
+    is_committed,
+    new_run,
+    sync_commits,
+)
 from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
 from penstock.pipeline.lake.storage import Storage
 
-MAX_ATTEMPTS = 20  # of a commit that others' commits refused
-HISTORY = 100  # commits that are looked at beyond those since the snapshot
 CHECKPOINT_INTERVAL = 50  # commits between checkpoints of the Delta log
 LOG_RETENTION = "interval 7 days"
 MAINTENANCE = "penstock:maintenance"
-RUN = "penstockRun"
 MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
 SETTINGS = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -273,37 +276,19 @@ class LakeTable:
         notes: dict[str, Any],
     ) -> bool:
         """Commit on top of `base`; whether it was accepted."""
-        from deltalake import CommitProperties
-        from deltalake.exceptions import CommitFailedError
-
-        properties = CommitProperties(
-            custom_metadata={RUN: run, **notes},
-            max_commit_retries=retries,
-            app_transactions=marks,
+        return commit(
+            base.delta, run, actions, marks, retries=retries, partition_by=["date"], notes=notes
         )
-        try:
-            base.delta.create_write_transaction(
-                actions,
-                "append",
-                base.delta.schema(),
-                partition_by=["date"],
-                commit_properties=properties,
-            )
-        except CommitFailedError:
-            return False
-        return True
 
     def _committed(self, base: Snapshot) -> Snapshot:
         """The table after a commit, which is durable then."""
         snapshot = self.require_version(base)
-        for version in range(base.version + 1, snapshot.version + 1):
-            self.storage.sync(f"_delta_log/{version:020}.json")
+        sync_commits(self.storage, base.version, snapshot.version)
         return snapshot
 
     def _has(self, newer: Snapshot, base: Snapshot, run: str) -> bool:
         """Whether a commit since `base` is the run's own."""
-        commits = newer.delta.history(newer.version - base.version + HISTORY)
-        return any(one.get(RUN) == run for one in commits if one["version"] > base.version)
+        return is_committed(newer.delta, run, base.version)
 
     def _add(self, file: DataFile, *, data_change: bool) -> Any:
         from deltalake.transaction import AddAction
@@ -321,11 +306,6 @@ class LakeTable:
 def folder(name: str) -> str:
     """A topic's or queue's name as a directory's."""
     return quote(name, safe="").replace("~", "%7E").replace("%", "~")
-
-
-def new_run() -> str:
-    """A name for a run's files and commits."""
-    return uuid.uuid4().hex
 
 
 def _application(identity: str) -> str:

@@ -20,9 +20,15 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
+from penstock.pipeline.lake.commits import (
+    MAX_ATTEMPTS,
+    commit,
+    is_committed,
+    new_run,
+    sync_commits,
+)
 from penstock.pipeline.lake.storage import Storage
 
-MAX_ATTEMPTS = 20  # of a commit that others' commits refused
 FILES = "path STRING, bytes BIGINT, records BIGINT"
 FILES_SCHEMA = pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("records", pa.int64())])
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -113,9 +119,8 @@ class TableSink:
         return last is not None and last >= number
 
     def _commit(self, table: Any, app: str, number: int, rows: list[Any]) -> bool:
-        """Whether this commit added the batch, as opposed to another run's."""
-        from deltalake import CommitProperties, Transaction
-        from deltalake.exceptions import CommitFailedError
+        """Whether this run's commit added the batch, as opposed to another run's."""
+        from deltalake import Transaction
         from deltalake.transaction import AddAction
 
         now = int(time.time() * 1000)
@@ -130,22 +135,15 @@ class TableSink:
             )
             for row in rows
         ]
-        properties = CommitProperties(
-            app_transactions=[Transaction(app, number)], max_commit_retries=0
-        )
+        run, base = new_run(), table.version()
         for _ in range(MAX_ATTEMPTS):
-            try:
-                table.create_write_transaction(
-                    actions, "append", table.schema(), commit_properties=properties
-                )
-            except CommitFailedError:
-                table.update_incremental()
-                if self._has(table, app, number):
-                    return False
-                continue
+            accepted = commit(table, run, actions, [Transaction(app, number)], retries=0)
             table.update_incremental()
-            self._storage.sync(f"_delta_log/{table.version():020d}.json")
-            return True
+            if accepted or self._has(table, app, number):
+                if not accepted and not is_committed(table, run, base):
+                    return False
+                sync_commits(self._storage, base, table.version())
+                return True
         raise Unavailable(
             f"{self._storage.uri}: others commit faster than this batch can be added; run it again"
         )

@@ -1,0 +1,67 @@
+"""Commits to a Delta table by runs that may be killed, repeated, or side by side.
+
+A commit carries an application transaction, by which Delta refuses it beside another one of the
+same id, and the name of its run. The answer to a commit can be lost although it is there: a store
+repeats the request by itself, finds the first one, and calls it a conflict. So a run that was
+refused looks for itself in the newer commits before it takes itself for a loser, whose files are
+deleted.
+"""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.pipeline.lake.storage import Storage
+
+MAX_ATTEMPTS = 20  # of a commit that others' commits refused
+HISTORY = 100  # commits that are looked at beyond those since the snapshot
+RUN = "penstockRun"
+
+
+def new_run() -> str:
+    """A name for a run's files and commits."""
+    return uuid.uuid4().hex
+
+
+def commit(
+    delta: Any,
+    run: str,
+    actions: list[Any],
+    transactions: list[Any],
+    *,
+    retries: int | None = None,
+    partition_by: Sequence[str] = (),
+    notes: dict[str, Any] | None = None,
+) -> bool:
+    """Commit on top of the version that `delta` has; whether it was accepted."""
+    from deltalake import CommitProperties
+    from deltalake.exceptions import CommitFailedError
+
+    properties = CommitProperties(
+        custom_metadata={RUN: run, **(notes or {})},
+        max_commit_retries=retries,
+        app_transactions=transactions,
+    )
+    try:
+        delta.create_write_transaction(
+            actions,
+            "append",
+            delta.schema(),
+            partition_by=list(partition_by) or None,
+            commit_properties=properties,
+        )
+    except CommitFailedError:
+        return False
+    return True
+
+
+def is_committed(delta: Any, run: str, base: int) -> bool:
+    """Whether one of the commits after version `base` is the run's."""
+    commits = delta.history(delta.version() - base + HISTORY)
+    return any(one.get(RUN) == run for one in commits if one["version"] > base)
+
+
+def sync_commits(storage: Storage, base: int, version: int) -> None:
+    """Make the commits after version `base` durable."""
+    for number in range(base + 1, version + 1):
+        storage.sync(f"_delta_log/{number:020}.json")
