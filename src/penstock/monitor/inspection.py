@@ -16,6 +16,7 @@ import msgspec
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
+from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
 
 
@@ -343,4 +344,4 @@ def _age(at: datetime | None, now: datetime) -> float | None:
 
 
 def _millis(at: datetime | None) -> float | None:
-    return None if at is None else at.timestamp() * 1000
+    return None if at is None else epoch_millis(at)

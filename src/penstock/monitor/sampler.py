@@ -269,68 +269,66 @@ class Sampler:
         }
 
     def _take(self, at: float, figures: list[QueueFigures]) -> None:
+        """Figures of now. Their rates are since the last reading, or that one's own where this one
+        is too soon after it.
+        """
         before = self._before if self._before and self._before[0] < at else None
-        if before and at - before[0] < LEAST_SECONDS and self.queues:
-            self._take_between(at, figures)
+        last, self.queues_at = self.queues, at
+        self.queues = {queue.name: self._queue(queue) for queue in figures}
+        if before and last and at - before[0] < LEAST_SECONDS:
+            self._keep_rates(last)
             return
-        seconds = at - before[0] if before else 0.0
-        pushed = {queue.id: queue.pushed for queue in figures}
-        completed = {group.id: group.completed for queue in figures for group in queue.groups}
-        queues: dict[str, Queue] = {}
-        for queue in figures:
-            rate = None
-            if before:
-                rate = max(0, queue.pushed - before[1].get(queue.id, queue.pushed)) / seconds
-            groups = [
-                self._group(queue.name, group, before[2] if before else None, seconds)
-                for group in queue.groups
-            ]
-            queues[queue.name] = self._queue(queue, groups, None)
-            queues[queue.name].pushed_rate = rate
-        for name, one in queues.items():
-            rates = [group.rate for group in one.groups if group.rate is not None]
-            one.delivered_rate = sum(rates) if before else None
+        self._before = (
+            at,
+            {queue.id: queue.pushed for queue in figures},
+            {group.id: group.completed for queue in figures for group in queue.groups},
+        )
+        if before:
+            self._set_rates(figures, before[1], before[2], at - before[0])
+        for name, one in self.queues.items():
             self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(one.waiting)
-        for name in self._lines.keys() - queues.keys():
+        for name in self._lines.keys() - self.queues.keys():
             del self._lines[name]
-        self.queues, self.queues_at = queues, at
-        self._before = (at, pushed, completed)
 
-    def _take_between(self, at: float, figures: list[QueueFigures]) -> None:
-        """Figures of now, with the rates of the last reading: this one is too soon after it."""
-        rates = {
-            (queue.name, group.name): group.rate
-            for queue in self.queues.values()
-            for group in queue.groups
-        }
-        queues: dict[str, Queue] = {}
-        for one in figures:
-            groups = [self._group(one.name, group, None, 0.0) for group in one.groups]
-            for group in groups:
-                group.rate = rates.get((one.name, group.name))
-            queues[one.name] = self._queue(one, groups, self.queues.get(one.name))
-        self.queues, self.queues_at = queues, at
+    def _set_rates(
+        self,
+        figures: list[QueueFigures],
+        pushed: dict[int, int],
+        completed: dict[int, int],
+        seconds: float,
+    ) -> None:
+        for queue in figures:
+            one = self.queues[queue.name]
+            one.pushed_rate = max(0, queue.pushed - pushed.get(queue.id, queue.pushed)) / seconds
+            one.delivered_rate = 0.0
+            for group, shown in zip(queue.groups, one.groups, strict=True):
+                done = group.completed - completed.get(group.id, group.completed)
+                shown.rate = max(0, done) / seconds
+                one.delivered_rate += shown.rate
 
-    def _queue(self, queue: QueueFigures, groups: list[Group], before: Queue | None) -> Queue:
+    def _keep_rates(self, last: dict[str, Queue]) -> None:
+        for name, one in self.queues.items():
+            if (old := last.get(name)) is not None:
+                one.pushed_rate, one.delivered_rate = old.pushed_rate, old.delivered_rate
+                rates = {group.name: group.rate for group in old.groups}
+                for group in one.groups:
+                    group.rate = rates.get(group.name)
+
+    def _queue(self, queue: QueueFigures) -> Queue:
         return Queue(
             queue.name,
             queue.namespace,
             queue.task,
             queue.stored,
             queue.pushed,
-            before.pushed_rate if before else None,
-            before.delivered_rate if before else None,
+            None,
+            None,
             queue.dead_letters,
-            groups,
-            None if groups else self._ages.get(queue.id) if queue.stored else 0.0,
+            [self._group(queue.name, group) for group in queue.groups],
+            None if queue.groups else self._ages.get(queue.id) if queue.stored else 0.0,
         )
 
-    def _group(
-        self, queue: str, group: GroupFigures, before: dict[int, int] | None, seconds: float
-    ) -> Group:
-        rate = None
-        if before is not None:
-            rate = max(0, group.completed - before.get(group.id, group.completed)) / seconds
+    def _group(self, queue: str, group: GroupFigures) -> Group:
         return Group(
             name="" if group.name == QUEUE_MODE else group.name,
             lag=group.waiting,
@@ -344,7 +342,7 @@ class Sampler:
             consumers=None
             if self._consumers is None
             else self._consumers.get((queue, group.name), 0),
-            rate=rate,
+            rate=None,
         )
 
     async def _look_slowly(self, at: float, figures: list[QueueFigures]) -> None:

@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
 
@@ -26,6 +25,7 @@ import msgspec
 
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
+from penstock.protocol.times import epoch_millis
 from penstock.queues.dead import COUNTED, Which
 from penstock.queues.engine import Queues
 
@@ -226,20 +226,16 @@ def _task(row: Any) -> Task:
         who=row["who"],
         total=row["total"],
         exact=row["exact"],
-        started_at=_millis(row["started_at"]),
+        started_at=epoch_millis(row["started_at"]),
         done=row["done"],
         state=row["state"] if row["state"] in get_args(State) else "failed",
         error=row["error"],
-        ended_at=_millis(row["ended_at"]) if row["ended_at"] else None,
+        ended_at=epoch_millis(row["ended_at"]) if row["ended_at"] else None,
     )
 
 
 def _progress(row: Any) -> tuple[UUID, int, int]:
     return row["id"], row["done"], row["total"]
-
-
-def _millis(at: datetime) -> float:
-    return at.timestamp() * 1000
 
 
 def _uuid(number: str) -> UUID:

@@ -26,6 +26,11 @@ def time_field(text: str, name: str) -> datetime:
         raise InvalidRequest(f"{name} must be an ISO 8601 time, not {text[:60]!r}") from None
 
 
+def epoch_millis(at: datetime) -> float:
+    """Milliseconds since 1970, as JavaScript counts."""
+    return at.timestamp() * 1000
+
+
 def epoch_seconds(text: str) -> float:
     """Seconds since 1970 of an ISO 8601 time, or of milliseconds since 1970."""
     try:

@@ -5,7 +5,6 @@ watches, lists that the server filters and sorts, the effective configuration an
 import asyncio
 import logging
 from collections import deque
-from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import Sampler
 from penstock.monitor.watched import Queue
+from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
 from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
@@ -194,7 +194,7 @@ class ConsoleApi:
             | {
                 "groups": queue.groups,
                 "options": info.options,
-                "createdAt": _millis(info.created_at),
+                "createdAt": epoch_millis(info.created_at),
             }
         )
 
@@ -249,7 +249,3 @@ def _row(queue: Queue, sampler: Sampler) -> QueueRow:
         dead_letters=queue.dead_letters,
         history=sampler.line_of(queue.name),
     )
-
-
-def _millis(at: datetime) -> float:
-    return at.timestamp() * 1000
