@@ -5,7 +5,7 @@ A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS
 having said that it ended is shown as `lost`. Reports live in memory; when a pipeline's state
 changes all of them are written to one small file, so that a restarted broker still tells what
 finished, what failed and why. With its report go a pipeline's last runs, and its last minutes: the
-rows of each and how far behind it was, as its reports told.
+rows of each and how far behind it was, as it reported.
 """
 
 import json

@@ -24,7 +24,7 @@ The answer to the last message of a batch travels with the next pop (`QueueClien
 A worker may fetch its next batch while the handler works on the one before (`prefetch`): one batch
 per worker, under a lease, given back on `stop` without counting an attempt. Where a queue has one
 partition that next batch comes only once the one before is answered, so an answer never waits for a
-fetch under way: it is then sent by itself. Unless told otherwise a worker does so while it pays:
+fetch under way: it is then sent by itself. Unless asked otherwise a worker does so while it pays:
 the handler takes longer than a fetch, and not so long that others should have the messages.
 """
 

@@ -142,7 +142,7 @@ class Tasks:
         return _task(rows[0]) if rows else await self.get(number)
 
     def claim_abandoned(self) -> None:
-        """Work on what processes left behind that are gone; also those that will be found gone."""
+        """Work on what processes that are gone left behind; also those noticed later."""
         if self._claiming is None or self._claiming.done():
             self._claiming = asyncio.create_task(self._claim())
 

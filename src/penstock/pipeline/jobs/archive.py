@@ -5,7 +5,7 @@ A run takes what came since the last one, up to a fixed end, in steps of at most
 (`penstock.pipeline.lake.table` makes that all or nothing), so the driver holds the names of files
 and no rows. Tasks write by pyarrow and not by Spark's own writer: it is the one way that reaches a
 disk and an object store without jars, and the statistics of the files come with them. For a topic
-the broker is told how far the archive reaches, which `topic describe` shows and retention respects.
+the broker learns how far the archive reaches, which `topic describe` shows and retention respects.
 """
 
 import json

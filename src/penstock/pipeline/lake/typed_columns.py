@@ -2,7 +2,7 @@
 
 The columns are those of a schema that is given, or of what the records have: scalars in a type of
 their own, objects and arrays as their JSON text, so that a new field inside one changes nothing.
-They are pinned in the table: later runs use them without being told, and only add columns. Payloads
+They are pinned in the table: later runs use them by themselves, and only add columns. Payloads
 stay. A record that does not fit has null in all these columns and says why in `_reason`, so the
 table holds every record and `_reason IS NOT NULL` finds those that do not fit.
 
