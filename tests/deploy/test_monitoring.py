@@ -159,7 +159,7 @@ def test_there_is_a_dashboard_and_rules_for_every_part_and_what_to_do():
 
 
 def test_every_command_of_a_runbook_is_one():
-    reference = (ROOT / "docs/reference/commands.md").read_text()
+    reference = (ROOT / "docs/reference/cli.md").read_text()
     commands = dict(re.findall(r"^#+ (penstock [a-z -]+)\n(.*?)(?=^#|\Z)", reference, re.M | re.S))
     page = (ROOT / "docs/how-to/alerts.md").read_text()
     for line in set(re.findall(r"\b(penstock [a-z][^`)]+)[`)]", page)):

@@ -176,7 +176,7 @@ def empty_broker(broker: BrokerProcess) -> Iterator[BrokerProcess]:
 
 
 def test_every_operation_of_a_broker_is_in_the_reference(broker: BrokerProcess) -> None:
-    page = (ROOT / "docs/reference/http-api.md").read_text()
+    page = (ROOT / "docs/reference/http.md").read_text()
     served = httpx.get(f"{broker.url}/openapi.json").json()["paths"]
     operations = {f"{verb.upper()} {path}" for path, verbs in served.items() for verb in verbs}
     assert len(operations) > 100

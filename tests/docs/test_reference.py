@@ -41,7 +41,7 @@ def test_every_configuration_key_is_there_with_its_meaning() -> None:
 
 def test_every_command_is_there(made: dict[str, str]) -> None:
     assert made  # all modules of the command line are imported now
-    page = (REFERENCE / "commands.md").read_text()
+    page = (REFERENCE / "cli.md").read_text()
     headings = set(re.findall(r"^##+ (penstock .*)$", page, re.M))
 
     def walk(words: str, command: object) -> list[str]:
@@ -63,7 +63,7 @@ def test_every_error_class_is_there() -> None:
 
 
 def test_every_public_name_and_method_of_the_client_is_there() -> None:
-    page = (REFERENCE / "client-api.md").read_text() + (REFERENCE / "errors.md").read_text()
+    page = (REFERENCE / "client.md").read_text() + (REFERENCE / "errors.md").read_text()
     for name in penstock.client.__all__:
         assert f"### {name}\n" in page or f"| `{name}` |" in page, name
     for name in ("Client", "Topic", "Message", "Schedules", "Routes", "Transaction", "Reader"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import penstock
-from tests.docs.blocks import pages
+from tests.docs.blocks import by_hand, pages
 from tests.docs.test_links import without_code
 from tests.docs.tools import ROOT
 
@@ -37,7 +37,7 @@ def test_blocks_are_short() -> None:
     long = [
         f"{page.name}: {len(one.split())} words: {one.strip()[:60]}"
         for page in written()
-        for one in paragraphs(page.read_text())
+        for one in paragraphs(by_hand(page))
         if len(one.split()) > BLOCK_WORDS
     ]
     assert long == []
@@ -47,7 +47,7 @@ def test_cells_of_tables_are_short() -> None:
     long = [
         f"{page.name}: {len(one.split())} words: {one.strip()[:60]}"
         for page in written()
-        for one in cells(page.read_text())
+        for one in cells(by_hand(page))
         if len(one.split()) > CELL_WORDS
     ]
     assert long == []

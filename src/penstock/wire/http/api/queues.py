@@ -1,6 +1,6 @@
 """The queue API as a whole: one list of routes from the modules of its nouns.
 
-It speaks the dialect of Queen MQ 0.15 (see docs/reference/queues-http.md): names and shapes are
+It speaks the dialect of Queen MQ 0.15 (see docs/reference/http.md): names and shapes are
 its, statuses are honest.
 """
 
