@@ -37,7 +37,7 @@ CHOSEN = {  # for the README: benchmark, row, beside what, in a reader's words
     "Push to a queue, 100 per request": (
         "queues", "queues: push, 100 per request, 16 connections", "plain table, a statement per message",
     ),
-    "Take and acknowledge, 100 per request": (
+    "Pop and acknowledge, 100 per request": (
         "queues", "queues: pop + ack, 100 per request, 8 connections", "plain table, a statement per message",
     ),
     "Append to a topic, 1,000 per batch": (
@@ -84,7 +84,7 @@ def write(results: dict[str, Any]) -> list[Path]:
 
 def with_figures(text: str, results: dict[str, Any]) -> str:
     """The README with its three figures as they are in the results."""
-    rows = ["| What | Penstock | Beside it | Ratio |", "|---|---|---|---|"]
+    rows = ["| What | Penstock | Compared with | Ratio |", "|---|---|---|---|"]
     for label, (name, row, against) in CHOSEN.items():
         (figure,) = [
             one
