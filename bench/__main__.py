@@ -25,7 +25,7 @@ from bench import page
 from bench.harness import Figure, busy_share, figures_of
 
 HERE = Path(__file__).parent
-SUPPORT = ("__init__", "__main__", "harness", "load", "page")
+SUPPORT = ("__init__", "__main__", "harness", "load", "page", "spark_topic")
 
 
 def main() -> int:

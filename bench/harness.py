@@ -3,7 +3,7 @@
 Machines are shared and noisy, so no absolute figure stands alone: a `Contest` runs ours and theirs
 in turn, several rounds, and reports the median of the rounds' ratios. A bench module defines
 `contests() -> Iterable[Contest]` or `figures() -> Iterable[Figure]` (for latencies and sizes that
-have a limit but no peer).
+have a limit but no peer); contests may have figures of the same set-up between them.
 """
 
 import os
@@ -107,6 +107,6 @@ def _idle() -> float:
 
 
 def figures_of(module: Any, rounds: int | None) -> Iterator[Figure]:
-    for contest in getattr(module, "contests", tuple)():
-        yield contest.run(rounds)
+    for one in getattr(module, "contests", tuple)():
+        yield one.run(rounds) if isinstance(one, Contest) else one
     yield from getattr(module, "figures", tuple)()

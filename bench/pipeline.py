@@ -1,12 +1,9 @@
 """Pipelines on Spark, local[2]: the topic source against a per-row source and Parquet, the queue
 source against JDBC.
-
-PENSTOCK_BENCH_SCALE (default 1.0) shrinks the data; the figures of the docs are at 1.0.
 """
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import statistics
@@ -15,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,10 @@ import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.harness import Contest, Figure
+from bench.spark_topic import JDBC, RECORDS, SCALE, SPARK, TOPIC, SparkTopic
 from penstock.buffer.events import encode
-from penstock.config.schema import Topics as TopicSettings
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.topic_files import MAX_ROWS, Slice, TopicFiles
-from penstock.metrics import Metrics
 from penstock.pipeline.jobs.recover import recover
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import build
@@ -36,21 +31,14 @@ from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.sources.topic import RECORDS_PER_TASK, Task, TopicOptions
 from penstock.queues.types import Item
-from penstock.topics.store import TopicStore
 from tests.support.broker import BrokerProcess
+from tests.support.topics import Arrays, random_records
 
 MICRO_BATCHES = 20
-SCALE = float(os.environ.get("PENSTOCK_BENCH_SCALE", "1"))
-RECORDS = int(5_000_000 * SCALE)
 SIZE = 100
+ROWS = RECORDS // 10  # of the topic, for the source that is slow
 MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
-EVENTS = int(1_000_000 * SCALE)
-JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
-SPARK = {
-    "spark.driver.memory": "2g",
-    "spark.driver.extraClassPath": str(JDBC),
-}  # one JVM serves all sessions
-LONG = "length(payload) >= 100"
+EVENTS = int(400_000 * SCALE)
 STORED = QUEUE_DDL.replace("id STRING, ", "")
 
 
@@ -74,15 +62,15 @@ class RowReader(DataSourceReader):
         self._directory = options["directory"]
 
     def partitions(self) -> list[InputPartition]:
-        state = self._options.topics.state("t")
-        return list(self._options.tasks({"t": (state.incarnation, 0, state.next)}))
+        incarnation = self._options.topics.state(TOPIC).incarnation
+        return list(self._options.tasks({TOPIC: (incarnation, 0, ROWS)}))
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         from datetime import UTC, datetime
 
         assert isinstance(partition, Task)
         (part,) = partition.ranges
-        for piece in TopicFiles(Path(self._directory) / "t").read(part.start, part.end):
+        for piece in TopicFiles(Path(self._directory) / TOPIC).read(part.start, part.end):
             raw, ends = piece.raw, piece.starts[1:].tolist()
             rows = zip(
                 piece.starts[:-1].tolist(),
@@ -133,42 +121,24 @@ class ReadyReader(DataSourceReader):
             yield batch.slice(0, min(MAX_ROWS, partition.value - begin))
 
 
-class Setup:
-    """A topic of 5 million records, and the same as Parquet."""
+class Pipeline(SparkTopic):
+    """A topic of records of 100 bytes, and the same as Parquet."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
+        super().__init__()
         self.late = 0  # microseconds since 1970: the last tenth came later
-        asyncio.run(self._fill())
-        self.spark = build("bench", "local[2]", SPARK)
+        self.append(self._noting_late(random_records(RECORDS, SIZE)))
         self.spark.dataSource.register(RowSource)
         self.spark.dataSource.register(ReadySource)
-        self.parquet = str(self.directory / "parquet")
-        self.topic().write.parquet(self.parquet)
+        self.topic().write.parquet(str(self.parquet))
 
-    async def _fill(self) -> None:
-        with ThreadPoolExecutor(2) as pool:
-            store = TopicStore(
-                self.directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics()
-            )
-            await store.start()
-            topic = await store.create("t")
-            random = np.random.default_rng(7)
-            step = 100_000
-            for _ in range(0, RECORDS, step):
-                data = random.integers(32, 127, step * SIZE, np.uint8)
-                if RECORDS - topic.next_offset <= max(step, RECORDS // 10) and not self.late:
-                    self.late = time.time_ns() // 1000
-                await topic.append_arrays(np.full(step, SIZE, np.int64), memoryview(data.tobytes()))
-            await store.stop()
-
-    def topic(self, kind: str = "penstock") -> Any:
-        return (
-            self.spark.read.format(kind)
-            .option("directory", str(self.directory))
-            .option("topic", "t")
-            .load()
-        )
+    def _noting_late(self, batches: Iterator[Arrays]) -> Iterator[Arrays]:
+        given = 0
+        for batch in batches:
+            given += len(batch[0])
+            if given > RECORDS // 10 * 9 and not self.late:
+                self.late = time.time_ns() // 1000
+            yield batch
 
     def read_by_time(self, *, pushed: bool) -> float:
         """Reads a second of the last tenth by time; the filter is the source's, or Spark's alone."""
@@ -187,7 +157,7 @@ class Setup:
         query = (
             reader.load()
             .writeStream.format("noop")
-            .option("checkpointLocation", tempfile.mkdtemp(dir=self.directory))
+            .option("checkpointLocation", self.checkpoint())
             .trigger(processingTime="0 seconds")
             .start()
         )
@@ -200,51 +170,59 @@ class Setup:
         return 1000 / statistics.median(times[1:])
 
     def micro_batches(self) -> float:
-        stream = self.spark.readStream.format("penstock").option("directory", str(self.directory))
-        return self.batches(stream.option("topic", "t").option("maxOffsetsPerTrigger", 100))
+        return self.batches(self.stream().option("maxOffsetsPerTrigger", 100))
 
     def rate_batches(self) -> float:
         return self.batches(
             self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
         )
 
-    def files(self) -> Any:
-        return self.spark.read.parquet(self.parquet)
+    def stream(self) -> Any:
+        reader = self.spark.readStream.format("penstock").option("directory", str(self.topics))
+        return reader.option("topic", TOPIC)
 
-    def count(self, frame: Any) -> float:
-        began = time.perf_counter()
-        assert frame.where(LONG).count() == RECORDS
-        return RECORDS / (time.perf_counter() - began)
+    def idle(self) -> Figure:
+        """What a stream costs when nothing comes."""
+        running = (
+            self.stream()
+            .option("startingOffsets", "latest")
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", self.checkpoint())
+            .trigger(processingTime="50 milliseconds")
+            .start()
+        )
+        running.processAllAvailable()
+        before, began = time.process_time(), time.monotonic()
+        time.sleep(3)
+        last = running.lastProgress
+        running.stop()
+        share = (time.process_time() - before) / (time.monotonic() - began)
+        return Figure(
+            "Idle stream: asking for new offsets",
+            float(last["durationMs"].get("latestOffset", 0) if last else 0),
+            "ms",
+            note=f"driver's Python {share:.1%} of a core",
+        )
 
-    def copy(self, frame: Any) -> float:
-        target = self.directory / "copy"
-        shutil.rmtree(target, ignore_errors=True)
-        began = time.perf_counter()
-        frame.write.parquet(str(target))
-        return RECORDS / (time.perf_counter() - began)
 
-    def close(self) -> None:
-        self.spark.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def contests() -> Iterator[Contest]:
-    setup = Setup()
+def contests() -> Iterator[Contest | Figure]:
+    setup = Pipeline()
     try:
         yield Contest(
             "Spark counts a topic after a filter",
             "records/s",
-            lambda: setup.count(setup.topic()),
-            lambda: setup.count(setup.topic("rows")),
-            "a data source of one tuple per record",
+            lambda: setup.count(setup.topic(), SIZE),
+            lambda: setup.count(setup.topic("rows"), SIZE, ROWS),
+            "a data source of one tuple per record, on a tenth of it",
             at_least=10,
             rounds=3,
         )
         yield Contest(
             "Spark counts a topic after a filter",
             "records/s",
-            lambda: setup.count(setup.topic()),
-            lambda: setup.count(setup.spark.read.format("ready").load()),
+            lambda: setup.count(setup.topic(), SIZE),
+            lambda: setup.count(setup.spark.read.format("ready").load(), SIZE),
             "a data source of Arrow batches that are ready, which is all Spark's own",
             rounds=3,
             note="what Spark takes for a Python source bounds the row before",
@@ -252,8 +230,8 @@ def contests() -> Iterator[Contest]:
         yield Contest(
             "Spark counts a topic after a filter",
             "records/s",
-            lambda: setup.count(setup.topic()),
-            lambda: setup.count(setup.files()),
+            lambda: setup.count(setup.topic(), SIZE),
+            lambda: setup.count(setup.files(), SIZE),
             "the same records in Parquet",
             at_least=0.5,
             rounds=3,
@@ -287,6 +265,7 @@ def contests() -> Iterator[Contest]:
             rounds=3,
             warm_up=0,
         )
+        yield setup.idle()
     finally:
         setup.close()
     queues = QueueSetup()
@@ -492,70 +471,3 @@ class QueueSetup:
         self.broker.stop()
         self.server.stop("immediate")
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def figures() -> Iterator[Figure]:
-    """What a micro-batch costs when nothing, or little, comes."""
-    directory = Path(tempfile.mkdtemp(prefix="penstock-bench-pipeline-"))
-    spark = build("bench", "local[2]")
-    try:
-        yield from _micro_batches(spark, directory)
-    finally:
-        spark.stop()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _micro_batches(spark: Any, directory: Path) -> Iterator[Figure]:
-    async def fill(count: int) -> None:
-        with ThreadPoolExecutor(2) as pool:
-            store = TopicStore(
-                directory, TopicSettings(fsync="never"), pool=pool, metrics=Metrics()
-            )
-            await store.start()
-            topic = store.get("t") or await store.create("t")
-            await topic.append([b"x" * SIZE] * count)
-            await store.stop()
-
-    asyncio.run(fill(2000))
-    query = (
-        spark.readStream.format("penstock")
-        .option("directory", str(directory))
-        .option("topic", "t")
-        .option("maxOffsetsPerTrigger", 100)
-        .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(directory / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    times = sorted(
-        int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress if p["numInputRows"]
-    )[:-1]
-    yield Figure(
-        "Micro-batch of 100 records, topic to nowhere (median)", times[len(times) // 2], "ms"
-    )
-    idle = (
-        spark.readStream.format("penstock")
-        .option("directory", str(directory))
-        .option("topic", "t")
-        .load()
-    )
-    running = (
-        idle.writeStream.format("noop")
-        .option("checkpointLocation", str(directory / "idle"))
-        .trigger(processingTime="50 milliseconds")
-        .start()
-    )
-    running.processAllAvailable()
-    before, began = time.process_time(), time.monotonic()
-    time.sleep(3)
-    looks = running.lastProgress["durationMs"].get("latestOffset", 0) if running.lastProgress else 0
-    running.stop()
-    share = (time.process_time() - before) / (time.monotonic() - began)
-    yield Figure(
-        "Idle stream: asking for new offsets",
-        float(looks),
-        "ms",
-        note=f"driver's Python {share:.1%} of a core",
-    )

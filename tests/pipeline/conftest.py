@@ -4,20 +4,16 @@ import asyncio
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from penstock.config.schema import Topics as TopicSettings
-from penstock.metrics import Metrics
-from penstock.topics.store import TopicStore
 from tests.conftest import fresh_database
 from tests.pipeline.cluster import Cluster
 from tests.support.broker import BrokerProcess
 from tests.support.served import serving
+from tests.support.topics import append
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
@@ -60,52 +56,14 @@ Append = Callable[..., None]
 
 @pytest.fixture
 def write_topic(tmp_path: Path) -> Append:
-    """write_topic(name, batches, **settings): append batches of payloads to a topic in `tmp_path`,
-    as a broker does.
+    """write_topic(name, *batches, **settings): append batches of payloads to a topic in
+    `tmp_path`, as a broker does.
     """
 
     def write(
         name: str, *batches: Sequence[bytes], directory: Path = tmp_path, **settings: Any
     ) -> None:
-        async def run() -> None:
-            with ThreadPoolExecutor(2) as pool:
-                store = TopicStore(
-                    directory,
-                    TopicSettings(fsync="never", **settings),
-                    pool=pool,
-                    metrics=Metrics(),
-                )
-                await store.start()
-                topic = store.get(name) or await store.create(name)
-                for batch in batches:
-                    await topic.append(batch)
-                await store.stop()
-
-        asyncio.run(run())
-
-    return write
-
-
-@pytest.fixture
-def write_arrays(tmp_path: Path) -> Callable[[str, int, int], None]:
-    """write_arrays(name, count, size): a topic in `tmp_path` of many records of one size."""
-
-    def write(name: str, count: int, size: int) -> None:
-        async def run() -> None:
-            with ThreadPoolExecutor(2) as pool:
-                settings = TopicSettings(fsync="never")
-                store = TopicStore(tmp_path, settings, pool=pool, metrics=Metrics())
-                await store.start()
-                topic = await store.create(name)
-                random = np.random.default_rng(7)
-                for begin in range(0, count, 100_000):
-                    step = min(100_000, count - begin)
-                    data = random.integers(32, 127, step * size, np.uint8)
-                    lengths = np.full(step, size, np.int64)
-                    await topic.append_arrays(lengths, memoryview(data.tobytes()))
-                await store.stop()
-
-        asyncio.run(run())
+        append(directory, name, batches, **settings)
 
     return write
 

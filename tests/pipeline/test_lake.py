@@ -37,6 +37,7 @@ from penstock.pipeline.lake.typed_columns import object_fields
 from penstock.pipeline.report import Report
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.protocol import frames
+from tests.pipeline import scale
 from tests.pipeline.archiver import TOPIC, LocalArchiver, archiver, merge_here
 from tests.pipeline.conftest import Append
 from tests.pipeline.support import Driver, batch_rows, patiently, topic_options
@@ -702,32 +703,11 @@ def test_a_table_in_an_object_store_has_each_record_once_too(
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
 def test_fifty_million_records_are_archived_in_one_run_and_bounded_memory(
-    tmp_path: Path, write_arrays: Any, spark: Any, soak: bool
+    tmp_path: Path, postgres: Any, soak: bool
 ) -> None:
+    """`python -m tests.pipeline.scale archive` prints the figures."""
     if not soak:
         pytest.skip("gigabytes: make soak")
-    import psutil
-
-    records = 50_000_000
-    write_arrays(TOPIC, records, 60)
-    driver = psutil.Process()
-    before, peak, ended = driver.memory_info().rss, 0, threading.Event()
-
-    def look() -> None:
-        nonlocal peak
-        while not ended.wait(0.2):
-            peak = max(peak, driver.memory_info().rss)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        job = Archiver(str(tmp_path / "lake"), Origin(topic=TOPIC, directory=str(tmp_path)))
-        done = job.run(spark)
-    finally:
-        ended.set()
-        looking.join()
-    files = job.table.require().files()
-    assert (done.rows, sum(file.rows for file in files)) == (records, records)
-    spans = sorted((file.first, file.last) for file in files)
-    assert [first for first, _ in spans] == [0, *(last + 1 for _, last in spans[:-1])]
-    assert peak - before < 300 << 20, "the driver's own memory; the JVM's is bounded by its heap"
+    peaks = scale.archive(tmp_path, postgres, 50_000_000)["peaks"]
+    assert max(peaks[scale.DRIVER]) < 400
+    assert max(peaks[scale.JVM]) < 2000, "its heap is 1 GiB"

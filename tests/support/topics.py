@@ -1,7 +1,7 @@
 """A topic store in a test: real files, a pool, a clock that the test moves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -45,6 +45,35 @@ async def running(
 
 def run(body: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(body)
+
+
+Arrays = tuple[np.ndarray, memoryview]  # lengths of records, and their bytes
+
+
+def append(
+    directory: Path, name: str, batches: Iterable[Sequence[bytes] | Arrays], **settings: Any
+) -> None:
+    """Append batches to a topic, which is made if need be, as a broker does."""
+
+    async def body() -> None:
+        async with running(directory, **{"fsync": "never", **settings}) as store:
+            topic = store.get(name) or await store.create(name)
+            for batch in batches:
+                if isinstance(batch, tuple):
+                    await topic.append_arrays(*batch)
+                else:
+                    await topic.append(batch)
+
+    run(body())
+
+
+def random_records(count: int, size: int, step: int = 100_000) -> Iterator[Arrays]:
+    """Printable records of one size, in batches."""
+    random = np.random.default_rng(7)
+    for begin in range(0, count, step):
+        records = min(step, count - begin)
+        data = random.integers(32, 127, records * size, np.uint8)
+        yield np.full(records, size, np.int64), memoryview(data.tobytes())
 
 
 def everything(
