@@ -53,9 +53,14 @@ class PageRunner:
     """One page in a directory of its own."""
 
     def __init__(
-        self, directory: Path, environment: dict[str, str], addresses: dict[str, str]
+        self,
+        directory: Path,
+        environment: dict[str, str],
+        addresses: dict[str, str],
+        block_seconds: float = BLOCK_SECONDS,
     ) -> None:
         self.directory = directory
+        self._block_seconds = block_seconds
         self.environment = environment
         self._addresses = addresses  # as a page writes them -> where the broker is
         self._names: dict[str, Any] = {"__name__": "page"}
@@ -112,7 +117,7 @@ class PageRunner:
             self._wait_for(running, block, expected)
 
     def _wait_for(self, running: Background, block: Block, expected: str) -> None:
-        end = time.monotonic() + BLOCK_SECONDS
+        end = time.monotonic() + self._block_seconds
         while not prints(expected + "...\n", running.printed + "\n-"):
             assert time.monotonic() < end, (
                 f"{block.name} prints\n{running.printed}\nand the page says\n{expected}"
@@ -128,7 +133,7 @@ class PageRunner:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=BLOCK_SECONDS,
+            timeout=self._block_seconds,
         )
         assert done.returncode == 0, f"{block.name} ended with {done.returncode}:\n{done.stdout}"
         return done.stdout

@@ -33,7 +33,8 @@ def broken(page: Path) -> list[str]:
             continue
         else:
             path = page.parent / name if name else page
-        if not path.exists() or (anchor and anchor not in anchors(path)):
+        in_page = anchor and path.suffix == ".md"  # of a picture it names the theme
+        if not path.exists() or (in_page and anchor not in anchors(path)):
             found.append(target)
     return found
 

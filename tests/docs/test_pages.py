@@ -3,9 +3,12 @@ and addresses that exist.
 """
 
 import json
+import os
 import re
 import shlex
 import socket
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -39,6 +42,8 @@ BEFORE = {  # what the reader of a recipe has before it, besides `client`
     "stuck-group.md": "client.push('orders', 1)",
     "moving.md": "from pathlib import Path; Path('copy-of-the-data').mkdir()",
 }
+RUN_BY_SPARK = "<!-- run by: tests/pipeline/test_docs.py -->\n"
+BLOCK_SECONDS = 600  # one block may take, with an environment to set up
 READ = {"text", "ini"}  # not code, or no language of ours
 
 
@@ -199,7 +204,12 @@ def test_a_page_does_what_it_says(
         PENSTOCK_BROKER=f"{host}:{port}",
         DATABASE_URL=broker.database_url,  # type: ignore[attr-defined]
     )
+    names = ("http", "tcp", "websocket")  # a broker that the page itself starts
+    ports = dict(zip(names, map(str, free_ports(3)), strict=True))
+    environment |= {f"PENSTOCK_{one.upper()}_SERVER_PORT": port for one, port in ports.items()}
     addresses = {
+        "localhost:6632": f"localhost:{ports['http']}",
+        "localhost:12345": f"localhost:{ports['tcp']}",
         "127.0.0.1:6632": broker.url.rpartition("//")[2],
         "127.0.0.1:12345": f"{host}:{port}",
         "127.0.0.1:9090": broker.websocket.rpartition("//")[2].partition("/")[0],
@@ -221,8 +231,7 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-@pytest.mark.timeout(300)
-def test_the_tutorial_does_what_it_says(programs: Path, scratch: Path) -> None:
+def run_tutorial(page: Path, directory: Path, programs: Path, **variables: str) -> int:
     """It starts a broker of its own, and stops PostgreSQL under it."""
     http, tcp, websocket = free_ports(3)
     environment = clean_environment(
@@ -237,7 +246,37 @@ def test_the_tutorial_does_what_it_says(programs: Path, scratch: Path) -> None:
     addresses = {
         old: f"127.0.0.1:{new}" for old, new in zip(written, (http, tcp, websocket), strict=True)
     }
-    assert PageRunner(scratch, environment, addresses).run(TUTORIAL) > 10
+    return PageRunner(directory, environment | variables, addresses, BLOCK_SECONDS).run(page)
+
+
+@pytest.mark.timeout(300)
+def test_the_tutorial_does_what_it_says(programs: Path, scratch: Path) -> None:
+    assert run_tutorial(TUTORIAL, scratch, programs) > 10
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", ["wheel", "clone"])
+def test_a_stranger_can_follow_the_whole_tutorial(form: str, soak: bool, scratch: Path) -> None:
+    """From nothing: with the built wheel in a fresh environment, or with `make run` in a clone."""
+    if not soak:
+        pytest.skip("the long form: make soak")
+    text = re.sub(r"<!-- not run: the suite uses .*-->\n", "", TUTORIAL.read_text())
+    text = text.replace(f"{RUN_BY_SPARK}```yaml", "<!-- file: big.yaml -->\n```yaml")
+    text = text.replace(RUN_BY_SPARK, "")
+    if form == "wheel":
+        directory, programs = scratch, scratch / "shop/bin"
+        build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", scratch, ROOT]
+        subprocess.run(build, check=True)
+    else:
+        directory, programs = scratch / "penstock", scratch / "penstock/.venv/bin"
+        subprocess.run(["git", "clone", "-q", ROOT, directory], check=True)
+        text = re.sub(r"```bash\npython3 -m venv.*?```\n", "", text, flags=re.S)
+        text = text.replace("\npenstock serve\n", "\nmake run\n")
+        text = text.replace("\npip install 'penstock[", "\npython -m pip install -e '.[")
+    page = scratch / "tutorial.md"
+    page.write_text(text)
+    path = f"{programs}:{os.environ['PATH']}"
+    assert run_tutorial(page, directory, programs, PATH=path, PIP_FIND_LINKS=str(scratch)) > 12
 
 
 # The machinery itself
