@@ -114,7 +114,7 @@ def test_an_expired_lease_goes_to_the_next_member_and_its_holder_has_lost_it(
             with pytest.raises(Conflict):
                 groups.renew(slow.lease_id)
             assert groups.leave("g", "t", "quick") == 3
-            assert groups.details("g")[0]["leases"] == []
+            assert groups.details("g")[0].leases == []
 
     run(body())
 

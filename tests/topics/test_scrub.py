@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -45,10 +46,10 @@ async def fill(
 
 async def scrubbed(store: TopicStore) -> dict[str, Any]:
     """The report of a pass that began now."""
-    before = store.scrub.status()["last"]
+    before = store.scrub.status().last
     store.scrub.ask()
-    await eventually(lambda: store.scrub.status()["last"] != before)
-    return dict(store.scrub.status()["last"])
+    await eventually(lambda: store.scrub.status().last != before)
+    return msgspec.to_builtins(store.scrub.status().last)
 
 
 def flip(path: Path, position: int) -> None:
@@ -71,7 +72,7 @@ def test_a_flipped_bit_is_found_told_once_and_no_longer_handed_out(tmp_path: Pat
             assert topic.read(9, 1).count == 1  # nobody has noticed
             assert (await scrubbed(store))["findings"] == 1
             assert (await scrubbed(store))["findings"] == 0  # known
-            (place,) = topic.details()["damage"]
+            (place,) = topic.damage
             assert (place["outcome"], place["base"], place["lost_from"], place["lost_to"]) == (
                 "lost",
                 0,
@@ -206,15 +207,13 @@ def test_a_pass_goes_on_after_a_restart_where_it_was(
         with monkeypatch.context() as slow:
             slow.setattr(scrub.Scrub, "_pause", stuck)
             async with running(tmp_path, clock=clock, scrub_interval=60) as store:
-                await eventually(
-                    lambda: (store.scrub.status()["current"] or {}).get("segments") == 1
-                )
+                await eventually(lambda: getattr(store.scrub.status().current, "segments", 0) == 1)
         state = json.loads((tmp_path / ".penstock" / scrub.STATE).read_bytes())
         assert (state["topic"], state["base"], state["current"]["segments"]) == ("a", 0, 1)
         monkeypatch.setattr(scrub, "SegmentCheck", watched)
         async with running(tmp_path, clock=clock, scrub_interval=60) as store:
-            last = await eventually(lambda: store.scrub.status()["last"])
-            assert last["segments"] == 6
+            last = await eventually(lambda: store.scrub.status().last)
+            assert last.segments == 6
         assert seen == [("a", 20), ("a", 40), ("b", 0), ("b", 20), ("b", 40)]
 
     run(body())
@@ -229,11 +228,11 @@ def test_the_schedule_is_kept_and_its_file_is_only_a_hint(
     async def body() -> None:
         async with running(tmp_path, clock=clock, scrub_interval=1000) as store:
             await fill(store)
-            await eventually(lambda: store.scrub.status()["last"])
+            await eventually(lambda: store.scrub.status().last)
             assert store.scrub.status()["next"] == clock.now + 1000
         (tmp_path / ".penstock" / scrub.STATE).write_bytes(b'{"current": 7}')
         async with running(tmp_path, clock=clock, scrub_interval=1000) as store:
-            assert (await eventually(lambda: store.scrub.status()["last"]))["segments"] == 2
+            assert (await eventually(lambda: store.scrub.status().last))["segments"] == 2
         async with running(tmp_path, clock=clock) as store:
             status = store.scrub.status()
             assert (status["next"], status["running"], status["last"]["segments"]) == (
@@ -310,14 +309,14 @@ def test_people_see_progress_and_findings_over_http_and_on_the_command_line(tmp_
             assert await said("scrub", *at) == (0, "next pass\tnow, or soon after the start\n")
             code, told = await said("scrub", "--now", "--json", *at)
             assert (code, json.loads(told)["interval"]) == (0, 1000)
-            last = await eventually(lambda: served.topics.scrub.status()["last"])
+            last = await eventually(lambda: served.topics.scrub.status().last)
             code, told = await said("scrub", *at)
             assert (code, "1 DAMAGED, 2 segments" in told, "next pass\t20" in told) == (
                 1,
                 True,
                 True,
             ), told
-            assert last["findings"] == 1
+            assert last.findings == 1
             _, told = await said("describe", "t", "--json", "--broker", served.address)
             assert json.loads(told)["damaged_places"] == 1
             assert served.metrics.values_of("penstock_topic_scrubbed_bytes_total")[()] > 0

@@ -206,7 +206,7 @@ def test_a_producer_that_was_silent_for_long_is_forgotten(tmp_path: Path) -> Non
         clock.now += 61
         async with running(tmp_path, clock=clock, producer_expiry=60) as store:
             topic = store.require("t")
-            assert topic.details()["producers"] == 0
+            assert topic.producers == 0
             assert not (await topic.append([b"a"], Producer(ME, 5))).duplicate
 
     run(body())
@@ -424,7 +424,7 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
             if policy == "group":
                 with pytest.raises(StorageFailed):
                     await topic.append([b"two"])
-                assert topic.details()["broken"]
+                assert topic.broken
             else:
                 await topic.append(
                     [b"two"]
@@ -434,7 +434,7 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
             failed = fs.failed
             await topic.append([b"three"])
             assert fs.failed == failed == 1
-            assert topic.details()["broken"] is None
+            assert topic.broken is None
             wanted = [b"one", b"three"] if policy == "group" else [b"one", b"two", b"three"]
             assert [payload for _, payload in everything(topic)] == wanted
             assert [(segment.base, segment.rows) for segment in topic.segments] == [
@@ -452,7 +452,7 @@ def test_a_topic_that_stops_broken_tries_no_repair_after_that() -> None:
             topic = await store.create("t")
             fs.fail(1, errno.EIO, forever=True, only={"sync"})
             await topic.append([b"one"])
-            await eventually(lambda: topic.details()["broken"])
+            await eventually(lambda: topic.broken)
         assert topic._segments._timer is None
 
     run(body())

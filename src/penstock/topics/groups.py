@@ -20,7 +20,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
 from penstock.log.fs import DISK, Fs
@@ -76,6 +78,26 @@ class Cursor:
             self.committed = max(self.committed, heappop(self.done)[1])
         self.next = max(self.next, self.committed)
         return self.committed != before
+
+
+class LeaseDetails(msgspec.Struct):
+    """A range of records that a member holds."""
+
+    lease: str
+    member: str
+    start: int
+    end: int
+    expires_in: float  # seconds
+
+
+class GroupDetails(msgspec.Struct):
+    """A group on one topic."""
+
+    group: str
+    topic: str
+    committed: int  # the next offset that it reads
+    lag: int
+    leases: list[LeaseDetails]
 
 
 class Groups:
@@ -188,29 +210,25 @@ class Groups:
         """The groups, all or those on one topic."""
         return sorted({cursor.group for cursor in self._live() if topic in (None, cursor.topic)})
 
-    def details(self, group: str) -> list[dict[str, Any]]:
+    def details(self, group: str) -> list[GroupDetails]:
         """Per topic: committed offset, lag, and who holds what."""
         cursors = [cursor for cursor in self._live() if cursor.group == group]
         if not cursors:
             raise NotFound(f"group {group!r} does not exist")
         now = self._clock()
         return [
-            {
-                "group": group,
-                "topic": cursor.topic,
-                "committed": cursor.committed,
-                "lag": self.lag(group, cursor.topic),
-                "leases": [
-                    {
-                        "lease": lease.lease_id,
-                        "member": lease.member,
-                        "start": lease.start,
-                        "end": lease.end,
-                        "expires_in": lease.expires - now,
-                    }
+            GroupDetails(
+                group,
+                cursor.topic,
+                cursor.committed,
+                self.lag(group, cursor.topic),
+                [
+                    LeaseDetails(
+                        lease.lease_id, lease.member, lease.start, lease.end, lease.expires - now
+                    )
                     for lease in cursor.leases.values()
                 ],
-            }
+            )
             for cursor in sorted(cursors, key=lambda cursor: cursor.topic)
         ]
 

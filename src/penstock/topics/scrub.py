@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -67,6 +67,18 @@ class State(msgspec.Struct, kw_only=True):
     # it
     topic: str = ""
     base: int = -1
+
+
+class ScrubStatus(msgspec.Struct):
+    running: bool
+    interval: float  # seconds from one pass to the next; 0: only when asked
+    rate: int  # bytes per second
+    topic: str | None  # where the pass that runs is
+    base: int | None
+    sealed_bytes: int
+    current: Pass | None
+    last: Pass | None
+    next: float | None  # when the next pass is due
 
 
 class Topics(Protocol):
@@ -123,7 +135,7 @@ class Scrub:
         """Begin a pass now, unless one is under way."""
         self._asked.set()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ScrubStatus:
         state, settings = self._state, self._context.settings
         topics = (self._topics.get(name) for name in self._topics.names())
         total = sum(
@@ -133,17 +145,17 @@ class Scrub:
             for segment in topic.segments[:-1]
             if segment.local
         )
-        return {
-            "running": self.running,
-            "interval": settings.scrub_interval,
-            "rate": settings.scrub_rate,
-            "topic": state.topic if self.running else None,
-            "base": state.base if self.running else None,
-            "sealed_bytes": total,
-            "current": msgspec.to_builtins(state.current),
-            "last": msgspec.to_builtins(state.last),
-            "next": self._due() if not self.running and settings.scrub_interval else None,
-        }
+        return ScrubStatus(
+            running=self.running,
+            interval=settings.scrub_interval,
+            rate=settings.scrub_rate,
+            topic=state.topic if self.running else None,
+            base=state.base if self.running else None,
+            sealed_bytes=total,
+            current=state.current,
+            last=state.last,
+            next=self._due() if not self.running and settings.scrub_interval else None,
+        )
 
     # The schedule
 

@@ -115,37 +115,15 @@ class Topic:
             local = segment.base
         return local
 
-    def details(self) -> dict[str, Any]:
-        return {
-            "topic": self.name,
-            "incarnation": self.incarnation,
-            "first_offset": self.first_offset,
-            "next_offset": self.next_offset,
-            "records": self.records,
-            "bytes": self.size_bytes,
-            "local_offset": self.local_offset,
-            "local_bytes": self.local_bytes,
-            "tier_offset": self.tier.end if self.tier is not None else None,
-            "tier_bytes": self.tier.size if self.tier is not None else 0,
-            "producers": len(self._segments.producers.entries),
-            "archived_offset": self.archived_offset,
-            "policy": self.policy,
-            "broken": self._segments.broken,
-            "damage": self.damage,
-            "segments": [
-                {
-                    "base": segment.base,
-                    "end": segment.end,
-                    "records": segment.rows,
-                    "bytes": segment.size,
-                    "newest": segment.newest / 1e6,
-                    "sealed": segment.sealed,
-                    "compacted": segment.compacted,
-                    "local": segment.local,
-                }
-                for segment in self.segments
-            ],
-        }
+    @property
+    def producers(self) -> int:
+        """How many are known by their sequence numbers."""
+        return len(self._segments.producers.entries)
+
+    @property
+    def broken(self) -> str | None:
+        """Why appends are refused until the topic is repaired; None: they are not."""
+        return self._segments.broken
 
     # Appending
 

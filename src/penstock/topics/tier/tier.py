@@ -16,6 +16,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, KINDS, TIER, parse_checked
@@ -55,6 +57,19 @@ class Topics(Protocol):
     def names(self) -> list[str]: ...
 
     def get(self, name: str) -> Topic | None: ...
+
+
+class TierStatus(msgspec.Struct):
+    address: str
+    owner: bool  # this broker may write to it
+    problem: str | None  # why nothing is copied at the moment
+    topic_problems: dict[str, str]  # the same for single topics, by name
+    tier_bytes: int
+    local_bytes: int
+    pending_bytes: int  # not copied yet
+    lag_seconds: float
+    passes: int  # that went through
+    adopted: dict[str, Any] | None  # the report of an adoption, if this broker began so
 
 
 class Tier:
@@ -133,20 +148,20 @@ class Tier:
         late = self._context.now() - min(due, default=self._context.now())
         return max(0.0, late / 1e6 - self._context.settings.tier_delay)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> TierStatus:
         topics = self._all()
-        return {
-            "address": self.store.address,
-            "owner": bool(self._ownership.epoch),
-            "problem": self.problem,
-            "topic_problems": dict(self.topic_problems),
-            "tier_bytes": self._bytes(),
-            "local_bytes": sum(topic.local_bytes for topic in topics),
-            "pending_bytes": sum(s.size for t in topics for s in _pending(t)),
-            "lag_seconds": self.lag(),
-            "passes": self.passes,
-            "adopted": self.adopted,
-        }
+        return TierStatus(
+            address=self.store.address,
+            owner=bool(self._ownership.epoch),
+            problem=self.problem,
+            topic_problems=dict(self.topic_problems),
+            tier_bytes=self._bytes(),
+            local_bytes=sum(topic.local_bytes for topic in topics),
+            pending_bytes=sum(s.size for t in topics for s in _pending(t)),
+            lag_seconds=self.lag(),
+            passes=self.passes,
+            adopted=self.adopted,
+        )
 
     async def _run_blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await in_pool(self._pool, function, *args, **kwargs)

@@ -3,7 +3,7 @@ the Spark job `rollup` has written down.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -11,8 +11,9 @@ from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import answer
-from penstock.wire.http.api.resources import BUCKETS, RangeQuery
+from penstock.queues.status import DatabaseSize
+from penstock.wire.http.api.answers import Body, Range, answer, each, of
+from penstock.wire.http.api.bodies import BUCKETS, RangeQuery
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -27,19 +28,19 @@ class MinutesQuery(msgspec.Struct, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
-class Latency(msgspec.Struct):
+class Latency(Body):
     """From push to ack, in milliseconds; each within `latencyError` of the truth."""
 
     count: int
-    p50: float
-    p95: float
-    p99: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
 
 
-class Minute(msgspec.Struct, kw_only=True):
+class Minute(Body, kw_only=True):
     """A queue, a topic, or a group of one of them in one interval."""
 
-    time: str
+    time: datetime
     kind: Literal["queue", "group", "topic"]
     queue: str | None
     group: str | None
@@ -49,26 +50,75 @@ class Minute(msgspec.Struct, kw_only=True):
     acked: int
     failed: int
     retried: int
-    deadLetters: int  # noqa: N815
+    dead_letters: int
     dropped: int
     lag: int | None  # at the end of the interval
     latency: Latency | None
 
 
-class Minutes(msgspec.Struct, kw_only=True):
-    from_: str = msgspec.field(name="from")
-    to: str
+class Minutes(Range):
     interval: str
-    latencyError: float  # noqa: N815
+    latency_error: float
     points: list[Minute]
     truncated: bool  # there is more: ask again from `next`, or for a longer interval
-    next: str | None
+    next: datetime | None
 
 
 class RolledUp(msgspec.Struct):
     upto: float | None  # milliseconds since 1970; null: nothing was rolled up yet
     times: list[float]
     series: dict[str, list[int | None]]
+
+
+class OperationsPoint(Body):
+    timestamp: datetime
+    pushed: int
+    done: int
+    failed: int
+    dead: int
+
+
+class QueueOperations(Body):
+    time_range: Range
+    series: list[OperationsPoint]
+
+
+class GroupLag(Body):
+    queue_name: str
+    name: str
+    total_lag: int
+    max_time_lag: int
+    partitions_with_lag: int
+    state: str
+
+
+class QueueLag(Body):
+    timestamp: datetime
+    groups: list[GroupLag]
+
+
+class OldestTransaction(Body):
+    """The session that holds vacuum back the most."""
+
+    pid: int
+    application: str
+    state: str | None
+    xmin_age: int
+    transaction_seconds: float | None
+
+
+class TableSize(Body):
+    table: str
+    live: int
+    dead: int
+    last_autovacuum: datetime | None
+    bytes: int
+
+
+class Postgres(Body):
+    database: DatabaseSize
+    oldest_transaction: OldestTransaction | None
+    tables: list[TableSize]
 
 
 class AnalyticsApi:
@@ -102,15 +152,15 @@ class AnalyticsApi:
             limit=args.limit,
         )
         return answer(
-            {
-                "from": since,
-                "to": until,
-                "interval": args.interval,
-                "latencyError": round(ERROR, 4),
-                "points": [_minute(point) for point in points.points],
-                "truncated": points.truncated,
-                "next": points.next,
-            }
+            Minutes(
+                since,
+                until,
+                interval=args.interval,
+                latency_error=round(ERROR, 4),
+                points=[_minute(point) for point in points.points],
+                truncated=points.truncated,
+                next=points.next,
+            )
         )
 
     @route(
@@ -137,7 +187,7 @@ class AnalyticsApi:
         "GET",
         "/api/v1/analytics/queue-ops",
         query=RangeQuery,
-        answer=dict[str, Any],
+        answer=QueueOperations,
         summary="Messages pushed, completed, failed and given up over time",
     )
     async def queue_ops(self, request: Request) -> Response:
@@ -146,72 +196,68 @@ class AnalyticsApi:
         width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
         points = await self._status.history(since, until, width, args.queue or None)
         series = [
-            {
-                "timestamp": point.bucket,
-                "pushed": point.pushed,
-                "done": point.completed,
-                "failed": point.failed,
-                "dead": point.dead,
-            }
+            OperationsPoint(point.bucket, point.pushed, point.completed, point.failed, point.dead)
             for point in points
         ]
-        return answer({"timeRange": {"from": since, "to": until}, "series": series})
+        return answer(QueueOperations(Range(since, until), series))
 
     @route(
         "GET",
         "/api/v1/analytics/queue-lag",
         query=RangeQuery,
-        answer=dict[str, Any],
+        answer=QueueLag,
         summary="How far behind every group is",
     )
     async def queue_lag(self, request: Request) -> Response:
         wanted = request.args.queue or None
         groups = await self._queues.groups.listing(None, wanted)
-        return answer(
-            {
-                "timestamp": datetime.now(UTC),
-                "groups": [
-                    {
-                        "queueName": group.queue,
-                        "name": group.name,
-                        "totalLag": group.figures.waiting,
-                        "maxTimeLag": int(group.backlog.seconds or 0),
-                        "partitionsWithLag": group.backlog.partitions,
-                        "state": group.state,
-                    }
-                    for group in groups
-                ],
-            }
-        )
+        rows = [
+            GroupLag(
+                queue_name=group.queue,
+                name=group.name,
+                total_lag=group.figures.waiting,
+                max_time_lag=int(group.backlog.seconds or 0),
+                partitions_with_lag=group.backlog.partitions,
+                state=group.state,
+            )
+            for group in groups
+        ]
+        return answer(QueueLag(datetime.now(UTC), rows))
 
     @route(
         "GET",
         "/api/v1/analytics/postgres-stats",
-        answer=dict[str, Any],
+        answer=Postgres,
         summary="Size, sessions, dead rows, what holds vacuum back",
     )
     async def postgres(self, _: Request) -> Response:
-        return answer(await self._status.postgres())
+        status = await self._status.postgres()
+        oldest = status.oldest_transaction
+        return answer(
+            Postgres(
+                status.database,
+                of(OldestTransaction, oldest) if oldest is not None else None,
+                each(TableSize, status.tables),
+            )
+        )
 
 
-def _minute(point: Point) -> dict[str, Any]:
+def _minute(point: Point) -> Minute:
     of_queue = point.kind != "topic"
     counts = dict(point.counts)
     dead = counts.pop("dead")
-    latency = {
-        f"p{percent}": _milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES
-    }
-    return {
-        "time": point.at,
-        "kind": "group" if point.group else point.kind,
-        "queue": point.name if of_queue else None,
-        "group": point.group or None,
-        "topic": None if of_queue else point.name,
+    percentiles = (_milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES)
+    return Minute(
+        time=point.at,
+        kind="group" if point.group else "queue" if of_queue else "topic",
+        queue=point.name if of_queue else None,
+        group=point.group or None,
+        topic=None if of_queue else point.name,
         **counts,
-        "deadLetters": dead,
-        "lag": point.lag,
-        "latency": {"count": point.latency.total, **latency} if point.latency.total else None,
-    }
+        dead_letters=dead,
+        lag=point.lag,
+        latency=Latency(point.latency.total, *percentiles) if point.latency.total else None,
+    )
 
 
 def _milliseconds(seconds: float | None) -> float | None:

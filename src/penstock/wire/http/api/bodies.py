@@ -1,19 +1,19 @@
-"""Decoding bodies whose refusals have texts of their own, and the forms of time in answers."""
+"""Decoding bodies whose refusals have texts of their own, and queries of pages and times."""
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest
-from penstock.wire.http.messages import Response, json_response
+from penstock.protocol.times import time_field
 
 T = TypeVar("T")
 # what comes before a page is read and thrown away, so pages far down are found by other means
 MOST_OFFSET = 10_000
+BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 
@@ -84,66 +84,14 @@ class Paged(msgspec.Struct, frozen=True):
         check_offset(self.offset, self.farther)
 
 
-def milliseconds(at: datetime | None) -> str | None:
-    """2026-01-31T12:00:00.123Z"""
-    return (
-        None
-        if at is None
-        else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
-    )
+class RangeQuery(msgspec.Struct, frozen=True):
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+    queue: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    interval: Literal["minute", "hour", "day"] = "hour"
 
-
-def microseconds(at: datetime) -> str:
-    """2026-01-31T12:00:00.123456Z"""
-    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
-
-
-def answer(value: Any, status: int = 200) -> Response:
-    """JSON with its times in milliseconds and payloads (bytes) spliced in as the JSON they are;
-    structs have their names in camel case.
-    """
-    return json_response(plain(value), status)
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return {
-            name: plain(inner)
-            for field, name in _names(type(value))
-            if (inner := getattr(value, field)) is not msgspec.UNSET
-        }
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, datetime):
-        return milliseconds(value)
-    if isinstance(value, bytes):
-        return msgspec.Raw(value)
-    return value
-
-
-def headers_of(headers: dict[str, str] | None) -> dict[str, Any]:
-    """`headers` of a message for its answer, which has none where the message has none."""
-    return {} if headers is None else {"headers": headers}
-
-
-def fields(value: msgspec.Struct, *names: str) -> dict[str, Any]:
-    """Some fields of a struct, with their names in camel case."""
-    return {name: plain(getattr(value, field)) for field, name in _named(names)}
-
-
-@cache
-def _names(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Its fields and what they are called in JSON."""
-    return _named(kind.__struct_fields__)
-
-
-@cache
-def _named(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, _camel(name)) for name in names)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
+    def range(self, default: timedelta) -> tuple[datetime, datetime]:
+        to = time_field(self.to, "to") if self.to else datetime.now(UTC)
+        return time_field(self.from_, "from") if self.from_ else to - default, to

@@ -3,29 +3,38 @@ waking them.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.queues.consumer_reports import ConsumerReport
 from penstock.queues.consumers import ALIVE_SECONDS
 from penstock.queues.engine import Queues
-from penstock.queues.presence import BEAT_SECONDS, Presence
+from penstock.queues.presence import (
+    BEAT_SECONDS,
+    Member,
+    OperationCounts,
+    PoolFigures,
+    Presence,
+    RequestCounts,
+)
 from penstock.queues.status import Removal
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, decoder, fields
-from penstock.wire.http.api.resources import RangeQuery, worker_answer
+from penstock.wire.http.api.answers import Body, Range, answer, of
+from penstock.wire.http.api.bodies import RangeQuery, decoder
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import route
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
 MOST_POINTS = 120
-REASONS = {
-    "retention": "retentionMsgs",
-    "completed": "completedRetentionMsgs",
-    "eviction": "evictionMsgs",
-    "ttl": "ttlMsgs",
+REASONS = {  # why messages were deleted, and its field of `RemovalCounts`
+    "retention": "retention_msgs",
+    "completed": "completed_retention_msgs",
+    "eviction": "eviction_msgs",
+    "ttl": "ttl_msgs",
 }
+W = TypeVar("W", bound="Worker")
 
 
 class MachineQuery(RangeQuery, rename={"worker_id": "workerId"}, frozen=True):
@@ -40,6 +49,157 @@ class RetentionQuery(RangeQuery, rename={"group_by": "groupBy"}, frozen=True):
 class NotifyBody(msgspec.Struct):
     queue: str
     partition: str | None = None
+
+
+class Worker(Body):
+    """A process that is alive, with its figures."""
+
+    id: str
+    hostname: str
+    worker_id: int
+    pid: int
+    server: str
+    started_at: datetime
+    last_seen: datetime
+    version: str
+    cpu: float  # cores in use
+    cpu_user_seconds: float
+    cpu_system_seconds: float
+    memory_bytes: int
+    load_average: float
+    waiting_pops: int
+    requests: RequestCounts
+    messages: OperationCounts
+    db_errors: int
+    pool: PoolFigures
+
+
+class WorkerDetails(Worker):
+    parked: dict[str, int]  # queue -> pops that wait for it
+    consumers: list[tuple[str, str, int]]  # queue, group, connections that pop
+    reports: list[ConsumerReport]
+
+
+class LoadPoint(Body):
+    bucket: datetime
+    hostname: str
+    worker_id: int
+    cpu: float
+    memory_bytes: int
+    waiting_pops: float
+
+
+class Series(Body):
+    """What answers about a range of time begin with."""
+
+    time_range: Range
+    bucket_minutes: int
+
+
+class Machines(Series):
+    timestamp: datetime
+    workers: list[WorkerDetails]
+    series: list[LoadPoint]
+
+
+class ParkedPoint(Body):
+    bucket: datetime
+    queue_name: str
+    hostname: str
+    worker_id: int
+    parked_count: float
+
+
+class Replica(Body):
+    hostname: str
+    worker_id: int
+
+
+class Parked(Series):
+    series: list[ParkedPoint]
+    replicas: list[Replica]
+
+
+class RemovalCounts(Body):
+    """Messages that upkeep deleted, by why."""
+
+    retention_msgs: int = 0
+    completed_retention_msgs: int = 0
+    eviction_msgs: int = 0
+    ttl_msgs: int = 0
+    total_msgs: int = 0
+    event_count: int = 0
+
+    def add(self, row: Removal) -> None:
+        reason = REASONS[row.reason]
+        setattr(self, reason, getattr(self, reason) + row.messages)
+        self.total_msgs += row.messages
+        self.event_count += row.steps
+
+
+class RemovalPoint(RemovalCounts, kw_only=True):
+    bucket: datetime
+
+
+class RemovalRow(Body):
+    key: str | None  # namespace, task or queue
+    queues: int
+    totals: RemovalCounts
+
+
+class Removals(Series):
+    series: list[RemovalPoint]
+    totals: RemovalCounts
+    rows: list[RemovalRow] | msgspec.UnsetType = msgspec.UNSET  # when groupBy is given
+
+
+class ServerSeen(Body):
+    id: str
+    hostname: str
+    worker_id: int
+    pid: int
+    started_at: datetime
+    last_seen: datetime
+
+
+class ServerHealth(Body):
+    servers_alive: int
+    beat_seconds: float
+    dead_after_seconds: float
+    servers: list[ServerSeen]
+
+
+class QueueConfigCache(Body):
+    queues: int
+    changes: int
+
+
+class ConsumerPresence(Body):
+    waiting_pops: int
+    queues: dict[str, int]
+
+
+class SharedState(Body):
+    enabled: bool
+    running: bool
+    server_id: str
+    transport: str
+    server_health: ServerHealth
+    queue_config_cache: QueueConfigCache
+    consumer_presence: ConsumerPresence
+
+
+class InterInstance(Body):
+    enabled: bool
+    transport: str
+    server_id: str
+    peers: list[str]
+    sent: int
+    received: int
+
+
+class Notified(Body):
+    status: str = "ok"
 
 
 read_notify = decoder(
@@ -67,108 +227,88 @@ class ClusterApi:
         "GET",
         "/api/v1/analytics/system-metrics",
         query=MachineQuery,
-        answer=dict[str, Any],
+        answer=Machines,
         summary="Processor and memory of every process",
     )
     @route(
         "GET",
         "/api/v1/analytics/worker-metrics",
         query=MachineQuery,
-        answer=dict[str, Any],
+        answer=Machines,
         summary="The same, under another name",
     )
     async def machines(self, request: Request) -> Response:
         args: MachineQuery = request.args
-        since, until, minutes, about = _frame(args)
+        since, until, minutes = _frame(args)
         series = await self._presence.series(
             since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id
         )
         workers = [
-            worker_answer(one)
+            worker_answer(WorkerDetails, one)
             for one in await self._presence.members()
             if (not args.hostname or one.hostname == args.hostname)
             and (args.worker_id is None or one.worker == args.worker_id)
         ]
-        return answer(
-            {
-                **about,
-                "timestamp": datetime.now(UTC),
-                "workers": workers,
-                "series": [
-                    fields(point, "bucket", "hostname", "cpu", "memory_bytes", "waiting_pops")
-                    | {"workerId": point.worker}
-                    for point in series
-                ],
-            }
-        )
+        points = [of(LoadPoint, point, worker_id=point.worker) for point in series]
+        now = datetime.now(UTC)
+        return answer(Machines(Range(since, until), minutes, now, workers, points))
 
     @route(
         "GET",
         "/api/v1/analytics/queue-parked-replicas",
         query=RangeQuery,
-        answer=dict[str, Any],
+        answer=Parked,
         summary="Waiting pops per queue and process",
     )
     async def parked(self, request: Request) -> Response:
         args: RangeQuery = request.args
-        since, until, minutes, about = _frame(args)
+        since, until, minutes = _frame(args)
         series = await self._presence.parked(
             since, until, timedelta(minutes=minutes), args.queue or None
         )
+        points = [
+            ParkedPoint(point.bucket, point.queue, point.hostname, point.worker, point.parked)
+            for point in series
+        ]
         replicas = sorted({(point.hostname, point.worker) for point in series})
         return answer(
-            {
-                **about,
-                "series": [
-                    {
-                        "bucket": point.bucket,
-                        "queueName": point.queue,
-                        "hostname": point.hostname,
-                        "workerId": point.worker,
-                        "parkedCount": point.parked,
-                    }
-                    for point in series
-                ],
-                "replicas": [{"hostname": host, "workerId": worker} for host, worker in replicas],
-            }
+            Parked(Range(since, until), minutes, points, [Replica(*one) for one in replicas])
         )
 
     @route(
         "GET",
         "/api/v1/analytics/retention",
         query=RetentionQuery,
-        answer=dict[str, Any],
+        answer=Removals,
         summary="Messages deleted by retention, eviction and ttl",
     )
     async def retention(self, request: Request) -> Response:
         args: RetentionQuery = request.args
-        since, until, minutes, about = _frame(args)
+        since, until, minutes = _frame(args)
         rows = await self._queues.status.removals(
             since, until, timedelta(minutes=minutes), args.queue or None
         )
-        series: dict[datetime, dict[str, Any]] = {}
-        groups: dict[str, tuple[set[str], dict[str, Any]]] = {}
-        totals = _none()
+        series: dict[datetime, RemovalPoint] = {}
+        groups: dict[str, tuple[set[str], RemovalCounts]] = {}
+        totals = RemovalCounts()
         for row in rows:
-            _count(totals, row)
-            _count(series.setdefault(row.bucket, {"bucket": row.bucket, **_none()}), row)
+            totals.add(row)
+            series.setdefault(row.bucket, RemovalPoint(bucket=row.bucket)).add(row)
             if args.group_by and row.queue is not None:  # of a queue that still exists
-                names, counts = groups.setdefault(getattr(row, args.group_by), (set(), _none()))
+                key = getattr(row, args.group_by)
+                names, counts = groups.setdefault(key, (set(), RemovalCounts()))
                 names.add(row.queue)
-                _count(counts, row)
-        body: dict[str, Any] = {**about, "series": list(series.values()), "totals": totals}
+                counts.add(row)
+        body = Removals(Range(since, until), minutes, list(series.values()), totals)
         if args.group_by:
-            ordered = sorted(groups.items(), key=lambda item: (-item[1][1]["totalMsgs"], item[0]))
-            body["rows"] = [
-                {"key": key, "queues": len(names), "totals": counts}
-                for key, (names, counts) in ordered
-            ]
+            ordered = sorted(groups.items(), key=lambda item: (-item[1][1].total_msgs, item[0]))
+            body.rows = [RemovalRow(key, len(names), counts) for key, (names, counts) in ordered]
         return answer(body)
 
     @route(
         "GET",
         "/api/v1/system/shared-state",
-        answer=dict[str, Any],
+        answer=SharedState,
         summary="What this process knows of the others",
         tag="internal",
         role=Role.ADMIN,
@@ -176,44 +316,34 @@ class ClusterApi:
     @route(
         "GET",
         "/internal/api/shared-state/stats",
-        answer=dict[str, Any],
+        answer=SharedState,
         summary="The same, under another name",
         tag="internal",
         role=Role.ADMIN,
     )
     async def shared_state(self, _: Request) -> Response:
         members = await self._presence.members()
+        servers = [of(ServerSeen, one, worker_id=one.worker) for one in members]
         return answer(
-            {
-                "enabled": True,
-                "running": True,
-                "serverId": self._presence.member,
-                "transport": "postgresql",
-                "serverHealth": {
-                    "serversAlive": len(members),
-                    "beatSeconds": BEAT_SECONDS,
-                    "deadAfterSeconds": ALIVE_SECONDS,
-                    "servers": [
-                        fields(one, "id", "hostname", "pid", "started_at", "last_seen")
-                        | {"workerId": one.worker}
-                        for one in members
-                    ],
-                },
-                "queueConfigCache": {
-                    "queues": self._queues.catalog.known,
-                    "changes": self._signals.changes,
-                },
-                "consumerPresence": {
-                    "waitingPops": self._signals.waiting,
-                    "queues": self._signals.parked(100),
-                },
-            }
+            SharedState(
+                enabled=True,
+                running=True,
+                server_id=self._presence.member,
+                transport="postgresql",
+                server_health=ServerHealth(len(members), BEAT_SECONDS, ALIVE_SECONDS, servers),
+                queue_config_cache=QueueConfigCache(
+                    self._queues.catalog.known, self._signals.changes
+                ),
+                consumer_presence=ConsumerPresence(
+                    self._signals.waiting, self._signals.parked(100)
+                ),
+            )
         )
 
     @route(
         "GET",
         "/internal/api/inter-instance/stats",
-        answer=dict[str, Any],
+        answer=InterInstance,
         summary="Wake-ups between processes",
         tag="internal",
         role=Role.ADMIN,
@@ -221,14 +351,14 @@ class ClusterApi:
     async def inter_instance(self, _: Request) -> Response:
         members = await self._presence.members()
         return answer(
-            {
-                "enabled": True,
-                "transport": "postgresql",
-                "serverId": self._presence.member,
-                "peers": [one.id for one in members if one.id != self._presence.member],
-                "sent": self._signals.sent,
-                "received": self._signals.heard,
-            }
+            InterInstance(
+                enabled=True,
+                transport="postgresql",
+                server_id=self._presence.member,
+                peers=[one.id for one in members if one.id != self._presence.member],
+                sent=self._signals.sent,
+                received=self._signals.heard,
+            )
         )
 
     @route(
@@ -236,7 +366,7 @@ class ClusterApi:
         "/internal/api/notify",
         body=NotifyBody,
         decode=False,
-        answer=dict[str, Any],
+        answer=Notified,
         summary="Wake the pops that wait for a queue, in every process",
         tag="internal",
         role=Role.ADMIN,
@@ -246,25 +376,14 @@ class ClusterApi:
         if not body.queue:
             raise InvalidRequest("queue is required")
         self._signals.available(body.queue, 1)
-        return answer({"status": "ok"})
+        return answer(Notified())
 
 
-def _frame(args: RangeQuery) -> tuple[datetime, datetime, int, dict[str, Any]]:
+def _frame(args: RangeQuery) -> tuple[datetime, datetime, int]:
     since, until = args.range(timedelta(hours=1))
-    minutes = width_of(since, until)
-    return (
-        since,
-        until,
-        minutes,
-        {"timeRange": {"from": since, "to": until}, "bucketMinutes": minutes},
-    )
+    return since, until, width_of(since, until)
 
 
-def _none() -> dict[str, Any]:
-    return {**dict.fromkeys(REASONS.values(), 0), "totalMsgs": 0, "eventCount": 0}
-
-
-def _count(counts: dict[str, Any], row: Removal) -> None:
-    counts[REASONS[row.reason]] += row.messages
-    counts["totalMsgs"] += row.messages
-    counts["eventCount"] += row.steps
+def worker_answer(kind: type[W], one: Member) -> W:
+    """A process with its figures, in one object."""
+    return of(kind, one, one.figures, worker_id=one.worker)

@@ -7,7 +7,6 @@ import logging
 from collections import deque
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,9 +14,11 @@ from penstock.broker import Broker
 from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import Sampler
-from penstock.monitor.watched import Queue
+from penstock.monitor.watched import Group, Queue
+from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
+from penstock.wire.http.api.answers import of
 from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
 from penstock.wire.http.routes import Route, route
@@ -88,6 +89,23 @@ class QueuePage(msgspec.Struct):
     total: int
 
 
+class QueueWithGroups(QueueRow, rename="camel"):
+    groups: list[Group]  # type: ignore[assignment]
+    options: QueueOptions
+    created_at: float  # milliseconds since 1970
+
+
+class LogLine(msgspec.Struct):
+    at: float  # milliseconds since 1970
+    level: str
+    logger: str
+    message: str
+
+
+class LogLines(msgspec.Struct):
+    lines: list[LogLine]  # the newest first
+
+
 class RecentLines(logging.Handler):
     """The last log lines, in memory."""
 
@@ -98,15 +116,10 @@ class RecentLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append((record.created, record.levelno, record.name, record.getMessage()))
 
-    def newest(self, level: int, limit: int) -> list[dict[str, Any]]:
+    def newest(self, level: int, limit: int) -> list[LogLine]:
         lines = [line for line in reversed(self._lines) if line[1] >= level][:limit]
         return [
-            {
-                "at": at * 1000,
-                "level": logging.getLevelName(number).lower(),
-                "logger": name,
-                "message": text,
-            }
+            LogLine(at * 1000, logging.getLevelName(number).lower(), name, text)
             for at, number, name, text in lines
         ]
 
@@ -179,7 +192,7 @@ class ConsoleApi:
         "GET",
         "/api/v1/queues/{queue}",
         query=QueueQuery,
-        answer=dict[str, Any],
+        answer=QueueWithGroups,
         summary="A queue with its groups",
     )
     async def queue(self, request: Request) -> Response:
@@ -189,14 +202,14 @@ class ConsoleApi:
         info = await self._broker.queues.catalog.queue(name)
         if queue is None or info is None:
             raise NotFound(f"queue '{name}' does not exist")
-        return json_response(
-            msgspec.to_builtins(_row(queue, self._sampler))
-            | {
-                "groups": queue.groups,
-                "options": info.options,
-                "createdAt": epoch_millis(info.created_at),
-            }
+        row = of(
+            QueueWithGroups,
+            _row(queue, self._sampler),
+            groups=queue.groups,
+            options=info.options,
+            created_at=epoch_millis(info.created_at),
         )
+        return json_response(row)
 
     @route(
         "GET",
@@ -215,7 +228,7 @@ class ConsoleApi:
         "GET",
         "/api/v1/logs",
         query=LogQuery,
-        answer=dict[str, Any],
+        answer=LogLines,
         summary="Recent log lines",
         role=Role.ADMIN,
     )
@@ -223,7 +236,7 @@ class ConsoleApi:
         level = logging.getLevelNamesMapping().get(request.args.level.upper())
         if level is None:
             raise InvalidRequest("level is info, warning or error")
-        return json_response({"lines": _LINES.newest(level, min(request.args.limit, KEPT_LINES))})
+        return json_response(LogLines(_LINES.newest(level, min(request.args.limit, KEPT_LINES))))
 
 
 def console_routes() -> list[Route]:
@@ -234,18 +247,4 @@ def console_routes() -> list[Route]:
 
 
 def _row(queue: Queue, sampler: Sampler) -> QueueRow:
-    return QueueRow(
-        name=queue.name,
-        namespace=queue.namespace,
-        task=queue.task,
-        waiting=queue.waiting,
-        leased=queue.leased,
-        stored=queue.stored,
-        pushed=queue.pushed,
-        pushed_rate=queue.pushed_rate,
-        delivered_rate=queue.delivered_rate,
-        oldest=queue.oldest,
-        groups=len(queue.groups),
-        dead_letters=queue.dead_letters,
-        history=sampler.line_of(queue.name),
-    )
+    return of(QueueRow, queue, groups=len(queue.groups), history=sampler.line_of(queue.name))

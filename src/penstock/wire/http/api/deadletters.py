@@ -1,6 +1,7 @@
 """Dead letters: look, deliver again, delete."""
 
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
@@ -9,7 +10,8 @@ from penstock.protocol.times import time_field
 from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Offset, answer, check_offset, headers_of
+from penstock.wire.http.api.answers import Body, PaginationOf, answer, of
+from penstock.wire.http.api.bodies import Offset, check_offset
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -44,6 +46,43 @@ class Page(Filter, frozen=True):
         check_offset(self.offset, "read on with before=<dlqId of the last one>")
 
 
+class Letter(Body, kw_only=True):
+    """A dead letter."""
+
+    dlq_id: int
+    id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    consumer_group: str | None  # null: it was deleted
+    error_message: str
+    retry_count: int
+    attempts: int
+    data: msgspec.Raw | None
+    data_omitted: bool | msgspec.UnsetType = msgspec.UNSET  # true: the page has enough already
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    producer_sub: str | None
+    created_at: datetime
+    failed_at: datetime
+
+
+class Letters(Body):
+    messages: list[Letter]
+    total: int
+    pagination: PaginationOf
+
+
+class Requeued(Body):
+    success: bool
+    requeued: int
+
+
+class Purged(Body):
+    success: bool
+    deleted: int
+
+
 class DeadLettersApi:
     """Dead letters."""
 
@@ -56,75 +95,59 @@ class DeadLettersApi:
         "GET",
         "/api/v1/dlq",
         query=Page,
-        answer=dict[str, Any],
+        answer=Letters,
         summary="Dead letters, the newest first",
     )
     async def page(self, request: Request) -> Response:
         args = request.args
         page = await self._dead.listing(args.which(), args.limit, args.offset, args.before)
-        pagination = {"limit": args.limit, "offset": args.offset, "total": page.total}
         letters = [_letter(letter) for letter in page.letters]
-        return answer({"messages": letters, "total": page.total, "pagination": pagination})
+        pagination = PaginationOf(args.limit, args.offset, page.total)
+        return answer(Letters(letters, page.total, pagination))
 
     @route(
         "POST",
         "/api/v1/dlq/requeue",
         query=Filter,
-        answer=dict[str, Any],
+        answer=Requeued,
         summary="Deliver those that match again",
         audit=Audited("deadletters.requeue", answer=("requeued",)),
     )
     async def requeue(self, request: Request) -> Response:
-        return answer(
-            {
-                "success": True,
-                "requeued": _found(request.args, await self._dead.requeue(request.args.which())),
-            }
-        )
+        count = await self._dead.requeue(request.args.which())
+        return answer(Requeued(True, _matched(request.args, count)))
 
     @route(
         "DELETE",
         "/api/v1/dlq",
         query=Filter,
-        answer=dict[str, Any],
+        answer=Purged,
         summary="Delete those that match",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("deleted",)),
     )
     async def purge(self, request: Request) -> Response:
-        return answer(
-            {
-                "success": True,
-                "deleted": _found(request.args, await self._dead.purge(request.args.which())),
-            }
-        )
+        count = await self._dead.purge(request.args.which())
+        return answer(Purged(True, _matched(request.args, count)))
 
 
-def _found(wanted: Filter, count: int) -> int:
+def _matched(wanted: Filter, count: int) -> int:
     if wanted.id is not None and not count:
         raise NotFound("Dead letter not found")
     return count
 
 
-def _letter(letter: DeadLetter) -> dict[str, Any]:
-    omitted = {"dataOmitted": True} if letter.payload is None else {}
-    return (
-        omitted
-        | headers_of(letter.headers)
-        | {
-            "dlqId": letter.number,
-            "id": letter.message_id,
-            "transactionId": letter.transaction_id,
-            "partitionId": letter.partition_id,
-            "queue": letter.queue,
-            "partition": letter.partition,
-            "consumerGroup": letter.group,
-            "errorMessage": letter.error,
-            "retryCount": max(0, letter.attempts - 1),
-            "attempts": letter.attempts,
-            "data": letter.payload,
-            "producerSub": letter.producer,
-            "createdAt": letter.created_at,
-            "failedAt": letter.failed_at,
-        }
+def _letter(letter: DeadLetter) -> Letter:
+    return of(
+        Letter,
+        letter,
+        dlq_id=letter.number,
+        id=letter.message_id,
+        consumer_group=letter.group,
+        error_message=letter.error,
+        retry_count=max(0, letter.attempts - 1),
+        data=letter.payload,
+        data_omitted=True if letter.payload is None else msgspec.UNSET,
+        headers=msgspec.UNSET if letter.headers is None else letter.headers,
+        producer_sub=letter.producer,
     )

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Annotated, Any
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, convert
 from msgspec.json import Decoder
 
 from penstock.errors import InvalidRequest
@@ -22,7 +22,6 @@ from penstock.wire.http.routes import Audited, route
 ANSWER_BYTES = 8 << 20
 ROUTES = "/api/v1/routes"
 ROUTE = f"{ROUTES}/{{name}}"
-Status = dict[str, Any]
 NDJSON, OCTETS = ("application/x-ndjson", "application/ndjson"), "application/octet-stream"
 
 
@@ -61,8 +60,107 @@ class Records(Struct):
     records: list[Raw]
 
 
+class RouteSource(Struct, omit_defaults=True):
+    topic: str | None = None
+    queue: str | None = None
+    group: str | None = None  # of the queue
+
+
+class Accounting(Struct, rename="camel"):
+    """Where the records went that were ever accepted."""
+
+    accepted: int
+    delivered: int
+    dead_lettered: int
+    dropped: dict[str, int]  # by reason
+    queued: int
+
+
+class QueueOfRoute(Struct, rename="camel"):
+    """The send queue."""
+
+    accounting: Accounting
+    batches: int
+    records: int
+    leased: int
+    bytes: int
+    disk_bytes: int
+    memory_blocks: int
+    oldest_age_seconds: float
+    batches_in_per_second: float
+    batches_out_per_second: float
+    drain_eta_seconds: float
+    time_to_full_seconds: float
+    storage_failing: str | None
+
+
+class Breaker(Struct):
+    state: str
+    failures: int
+
+
+class Workers(Struct, rename="camel"):
+    total: int
+    active: int
+    target: int
+    inflight: int
+    latency_seconds: float
+
+
+class RouteStatus(Struct, rename="camel", kw_only=True):
+    """A route. One that could not start has its name, its state and the last error only."""
+
+    name: str
+    state: str
+    last_error: str | None
+    paused: str | UnsetType | None = UNSET  # why; null: it is not
+    tries_again_seconds: float | UnsetType | None = UNSET
+    source: RouteSource | str | UnsetType = UNSET  # "push": none
+    lag: int | UnsetType | None = UNSET
+    source_error: str | UnsetType | None = UNSET
+    source_damage: str | UnsetType | None = UNSET
+    destination: str | UnsetType = UNSET
+    queue: QueueOfRoute | UnsetType = UNSET
+    breaker: Breaker | UnsetType = UNSET
+    backoff_seconds: float | UnsetType = UNSET
+    workers: Workers | UnsetType = UNSET
+    dead_letters: int | UnsetType = UNSET
+    failing_since: float | UnsetType | None = UNSET
+
+
 class Routes(Struct):
-    routes: list[dict[str, Any]]
+    routes: list[RouteStatus]
+
+
+class DamagedBytes(Struct):
+    at: int
+    bytes: int
+
+
+class Chunk(Struct, omit_defaults=True):
+    """A file of the send queue."""
+
+    name: str
+    bytes: int
+    blocks: int
+    waiting: int
+    damaged: list[DamagedBytes]
+    first: int | UnsetType = UNSET  # sequence numbers; absent: it has no block
+    last: int | UnsetType = UNSET
+
+
+class Inspection(Struct, rename="camel"):
+    """The files of a route, read and checked."""
+
+    chunks: list[Chunk]
+    waiting_batches: int
+    waiting_records: int
+    journal_entries: int
+    accounting: Accounting
+    position: int
+    dead_letters: int
+    meta: dict[str, Any] | None
+    problems: list[str]
 
 
 class Pushed(Struct):
@@ -115,13 +213,13 @@ class ExportApi:
     @route("GET", ROUTES, answer=Routes, summary="All routes with their status")
     async def everything(self, _: Request) -> Response:
         await self._exports.refresh()
-        return json_response(Routes(self._exports.status()))
+        return json_response(Routes(convert(self._exports.status(), list[RouteStatus])))
 
     @route(
         "POST",
         ROUTES,
         body=Definition,
-        answer=Status,
+        answer=RouteStatus,
         status=201,
         summary="Make a route",
         role=Role.ADMIN,
@@ -130,13 +228,13 @@ class ExportApi:
     async def create(self, request: Request) -> Response:
         definition: Definition = request.data
         made = await self._exports.create(definition.name, definition.tree())
-        return json_response(made.status(), 201)
+        return _status(made, 201)
 
-    @route("GET", ROUTE, answer=Status, summary="A route's status")
+    @route("GET", ROUTE, answer=RouteStatus, summary="A route's status")
     async def one(self, request: Request) -> Response:
         named = self._named(request)
         await named.refresh()
-        return json_response(named.status())
+        return _status(named)
 
     @route(
         "DELETE",
@@ -166,7 +264,7 @@ class ExportApi:
     @route(
         "POST",
         f"{ROUTE}/pause",
-        answer=Status,
+        answer=RouteStatus,
         summary="Stop sending",
         role=Role.ADMIN,
         audit=Audited("route.pause"),
@@ -174,12 +272,12 @@ class ExportApi:
     async def pause(self, request: Request) -> Response:
         named = self._named(request)
         await named.pause()
-        return json_response(named.status())
+        return _status(named)
 
     @route(
         "POST",
         f"{ROUTE}/resume",
-        answer=Status,
+        answer=RouteStatus,
         summary="Go on",
         role=Role.ADMIN,
         audit=Audited("route.resume"),
@@ -187,12 +285,12 @@ class ExportApi:
     async def resume(self, request: Request) -> Response:
         named = self._named(request)
         await named.resume()
-        return json_response(named.status())
+        return _status(named)
 
     @route(
         "POST",
         f"{ROUTE}/drain",
-        answer=Status,
+        answer=RouteStatus,
         summary="Take nothing new, deliver what there is",
         role=Role.ADMIN,
         audit=Audited("route.drain"),
@@ -200,7 +298,7 @@ class ExportApi:
     async def drain(self, request: Request) -> Response:
         named = self._named(request)
         await named.drain()
-        return json_response(named.status())
+        return _status(named)
 
     @route(
         "POST",
@@ -248,12 +346,18 @@ class ExportApi:
             Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
         )
 
-    @route("GET", f"{ROUTE}/inspect", answer=Status, summary="Check a route's files")
+    @route("GET", f"{ROUTE}/inspect", answer=Inspection, summary="Check a route's files")
     async def inspect(self, request: Request) -> Response:
-        return json_response(await self._exports.inspect(request.params["name"]))
+        return json_response(
+            convert(await self._exports.inspect(request.params["name"]), Inspection)
+        )
 
     def _named(self, request: Request) -> Route:
         return self._exports.get(request.params["name"])
+
+
+def _status(named: Route, status: int = 200) -> Response:
+    return json_response(convert(named.status(), RouteStatus), status)
 
 
 def _records(request: Request) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Consumer groups: who reads what, how far behind, and moving them."""
 
-from typing import Annotated, Any, ClassVar
+from datetime import datetime
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -9,7 +10,8 @@ from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import Paged, answer, decoder
+from penstock.wire.http.api.answers import Body, answer, of
+from penstock.wire.http.api.bodies import Paged, decoder
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -43,6 +45,92 @@ class SeekBody(msgspec.Struct, rename="camel"):
     dry_run: bool = False
 
 
+class Group(Body):
+    """A group of one queue."""
+
+    name: str
+    topics: list[str]  # the queue
+    queue_name: str
+    members: int
+    partitions_with_lag: int
+    total_lag: int
+    max_time_lag: int  # seconds
+    state: str
+    subscription_mode: str | None
+    subscription_timestamp: datetime | None
+    subscription_created_at: datetime
+    leased: int
+    completed: int
+    failed: int
+    dead_letters: int
+    dropped: int
+    skipped: int
+    discovering: bool
+
+
+class LaggingPartition(Body, rename=None):
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    partition_id: str
+    worker_id: str | None  # the lease that is live
+    offset_lag: int
+    time_lag_seconds: int
+    lag_hours: float
+    oldest_unconsumed_at: datetime | None
+    last_consumed_at: datetime | None
+
+
+class GroupPartition(Body):
+    partition: str
+    worker_id: str | None  # the lease that is live
+    last_consumed_at: datetime | None
+    total_consumed: int
+    offset_lag: int
+    time_lag_seconds: int
+    lease_active: bool
+
+
+class GroupPartitions(Body):
+    partitions: list[GroupPartition]
+
+
+class GroupDeleted(Body):
+    success: bool
+    consumer_group: str
+    deleted_partitions: int
+    metadata_deleted: bool
+    queue_name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Subscribed(Body):
+    success: bool
+    consumer_group: str
+    new_timestamp: datetime
+    rows_updated: int
+
+
+class Sought(Body):
+    success: bool
+    consumer_group: str
+    queue_name: str
+    seek_to_end: bool
+    target_timestamp: datetime | None
+    partitions_updated: int
+    dry_run: bool | msgspec.UnsetType = msgspec.UNSET
+    redelivered: int | msgspec.UnsetType = msgspec.UNSET  # of a dry run
+    skipped: int | msgspec.UnsetType = msgspec.UNSET  # of a dry run
+
+
+class PartitionSought(Body):
+    success: bool
+    consumer_group: str
+    queue_name: str
+    partition_name: str
+    updated: bool
+    cursor_moved_to: int | None
+
+
 read_subscription = decoder(
     SubscriptionBody, {"subscriptionTimestamp": "Missing subscriptionTimestamp in request body"}
 )
@@ -63,7 +151,7 @@ class GroupsApi:
     @route(
         "GET",
         "/api/v1/consumer-groups",
-        answer=list[dict[str, Any]],
+        answer=list[Group],
         summary="Every group of every queue",
     )
     async def list_all(self, _: Request) -> Response:
@@ -73,7 +161,7 @@ class GroupsApi:
         "GET",
         "/api/v1/consumer-groups/lagging",
         query=LaggingQuery,
-        answer=list[dict[str, Any]],
+        answer=list[LaggingPartition],
         summary="Partitions that are far behind",
     )
     async def lagging(self, request: Request) -> Response:
@@ -84,7 +172,7 @@ class GroupsApi:
         "GET",
         "/api/v1/consumer-groups/{group}",
         query=DescribeQuery,
-        answer=dict[str, Any],
+        answer=dict[str, GroupPartitions],
         summary="A group's partitions",
     )
     async def describe(self, request: Request) -> Response:
@@ -92,16 +180,16 @@ class GroupsApi:
         rows = await self._groups.describe(group, request.args.limit, request.args.offset)
         if not rows and not await self._groups.listing(group):
             raise NotFound(f"Consumer group not found: {group}")
-        queues: dict[str, Any] = {}
+        queues: dict[str, GroupPartitions] = {}
         for row in rows:
-            queues.setdefault(row.queue, {"partitions": []})["partitions"].append(_partition(row))
+            queues.setdefault(row.queue, GroupPartitions([])).partitions.append(_partition(row))
         return answer(queues)
 
     @route(
         "DELETE",
         "/api/v1/consumer-groups/{group}",
         query=DeleteQuery,
-        answer=dict[str, Any],
+        answer=GroupDeleted,
         summary="Forget a group",
         role=Role.ADMIN,
         audit=DELETED,
@@ -110,7 +198,7 @@ class GroupsApi:
         "DELETE",
         "/api/v1/consumer-groups/{group}/queues/{queue}",
         query=DeleteQuery,
-        answer=dict[str, Any],
+        answer=GroupDeleted,
         summary="Forget a group of one queue",
         role=Role.ADMIN,
         audit=DELETED,
@@ -119,20 +207,22 @@ class GroupsApi:
         group, queue = request.params["group"], request.params.get("queue")
         metadata = request.args.delete_metadata
         deleted = await self._groups.delete(group, queue, metadata=metadata)
-        body = {
-            "success": True,
-            "consumerGroup": group,
-            "deletedPartitions": deleted.partitions,
-            "metadataDeleted": metadata and deleted.existed,
-        }
-        return answer(body | ({"queueName": queue} if queue is not None else {}))
+        return answer(
+            GroupDeleted(
+                success=True,
+                consumer_group=group,
+                deleted_partitions=deleted.partitions,
+                metadata_deleted=metadata and deleted.existed,
+                queue_name=msgspec.UNSET if queue is None else queue,
+            )
+        )
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/subscription",
         body=SubscriptionBody,
         decode=False,
-        answer=dict[str, Any],
+        answer=Subscribed,
         summary="Where a group starts in partitions new to it",
         audit=Audited("group.subscription", answer=("rowsUpdated",)),
     )
@@ -141,21 +231,14 @@ class GroupsApi:
         start = time_field(body.subscription_timestamp, "subscriptionTimestamp")
         group = request.params["group"]
         updated = await self._groups.subscription(group, start)
-        return answer(
-            {
-                "success": True,
-                "consumerGroup": group,
-                "newTimestamp": start,
-                "rowsUpdated": updated,
-            }
-        )
+        return answer(Subscribed(True, group, start, updated))
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/queues/{queue}/seek",
         body=SeekBody,
         decode=False,
-        answer=dict[str, Any],
+        answer=Sought,
         summary="Move a group to the end, the beginning or a time; dryRun only counts",
         audit=Audited(
             "group.seek",
@@ -170,31 +253,22 @@ class GroupsApi:
         at = time_field(body.timestamp, "timestamp") if body.timestamp is not None else None
         to = "beginning" if body.to_beginning else "end"
         group, queue = request.params["group"], request.params["queue"]
-        about = {
-            "success": True,
-            "consumerGroup": group,
-            "queueName": queue,
-            "seekToEnd": body.to_end,
-            "targetTimestamp": at,
-        }
+        sought = Sought(True, group, queue, body.to_end, at, partitions_updated=0)
         if body.dry_run:
             preview = await self._groups.preview(group, queue, moment=at, to=to)
-            return answer(
-                about
-                | {
-                    "dryRun": True,
-                    "partitionsUpdated": preview.partitions,
-                    "redelivered": preview.again,
-                    "skipped": preview.skipped,
-                }
-            )
-        moved = await self._groups.seek(group, queue, moment=at, to=to)
-        return answer(about | {"partitionsUpdated": moved.partitions})
+            sought.dry_run = True
+            sought.partitions_updated = preview.partitions
+            sought.redelivered = preview.again
+            sought.skipped = preview.skipped
+        else:
+            moved = await self._groups.seek(group, queue, moment=at, to=to)
+            sought.partitions_updated = moved.partitions
+        return answer(sought)
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-        answer=dict[str, Any],
+        answer=PartitionSought,
         summary="Move a group to the end of one partition",
         audit=Audited("group.seek"),
     )
@@ -202,63 +276,48 @@ class GroupsApi:
         group, queue, partition = (request.params[name] for name in ("group", "queue", "partition"))
         moved = await self._groups.seek(group, queue, partition=partition)
         return answer(
-            {
-                "success": True,
-                "consumerGroup": group,
-                "queueName": queue,
-                "partitionName": partition,
-                "updated": bool(moved.partitions),
-                "cursorMovedTo": moved.position,
-            }
+            PartitionSought(True, group, queue, partition, bool(moved.partitions), moved.position)
         )
 
 
-def _group(group: GroupStatus) -> dict[str, Any]:
-    figures = group.figures
-    return {
-        "name": group.name,
-        "topics": [group.queue],
-        "queueName": group.queue,
-        "members": group.members,
-        "partitionsWithLag": group.backlog.partitions,
-        "totalLag": figures.waiting,
-        "maxTimeLag": int(group.backlog.seconds or 0),
-        "state": group.state,
-        "subscriptionMode": group.mode,
-        "subscriptionTimestamp": group.start_at,
-        "subscriptionCreatedAt": group.created_at,
-        "leased": figures.leased,
-        "completed": figures.completed,
-        "failed": figures.failed,
-        "deadLetters": figures.dead_letters,
-        "dropped": figures.dropped,
-        "skipped": figures.skipped,
-        "discovering": group.discovering,
-    }
+def _group(group: GroupStatus) -> Group:
+    return of(
+        Group,
+        group,
+        group.figures,
+        topics=[group.queue],
+        queue_name=group.queue,
+        partitions_with_lag=group.backlog.partitions,
+        total_lag=group.figures.waiting,
+        max_time_lag=int(group.backlog.seconds or 0),
+        subscription_mode=group.mode,
+        subscription_timestamp=group.start_at,
+        subscription_created_at=group.created_at,
+    )
 
 
-def _lagging(row: PartitionLag) -> dict[str, Any]:
-    return {
-        "consumer_group": row.group,
-        "queue_name": row.queue,
-        "partition_name": row.partition,
-        "partition_id": row.partition_id,
-        "worker_id": row.lease_id,
-        "offset_lag": row.lag,
-        "time_lag_seconds": int(row.lag_seconds),
-        "lag_hours": round(row.lag_seconds / 3600, 2),
-        "oldest_unconsumed_at": row.oldest,
-        "last_consumed_at": row.consumed_at,
-    }
+def _lagging(row: PartitionLag) -> LaggingPartition:
+    return LaggingPartition(
+        consumer_group=row.group,
+        queue_name=row.queue,
+        partition_name=row.partition,
+        partition_id=row.partition_id,
+        worker_id=row.lease_id,
+        offset_lag=row.lag,
+        time_lag_seconds=int(row.lag_seconds),
+        lag_hours=round(row.lag_seconds / 3600, 2),
+        oldest_unconsumed_at=row.oldest,
+        last_consumed_at=row.consumed_at,
+    )
 
 
-def _partition(row: PartitionLag) -> dict[str, Any]:
-    return {
-        "partition": row.partition,
-        "workerId": row.lease_id,
-        "lastConsumedAt": row.consumed_at,
-        "totalConsumed": row.consumed,
-        "offsetLag": row.lag,
-        "timeLagSeconds": int(row.lag_seconds),
-        "leaseActive": row.lease_id is not None,
-    }
+def _partition(row: PartitionLag) -> GroupPartition:
+    return GroupPartition(
+        partition=row.partition,
+        worker_id=row.lease_id,
+        last_consumed_at=row.consumed_at,
+        total_consumed=row.consumed,
+        offset_lag=row.lag,
+        time_lag_seconds=int(row.lag_seconds),
+        lease_active=row.lease_id is not None,
+    )

@@ -21,7 +21,8 @@ from penstock.queues.engine import Queues
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Message, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import decoder, microseconds, milliseconds
+from penstock.wire.http.api.answers import microseconds, milliseconds
+from penstock.wire.http.api.bodies import decoder
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.messages import (
     EMPTY,

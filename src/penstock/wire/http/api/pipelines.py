@@ -2,7 +2,7 @@
 last.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,6 +34,43 @@ class Report(msgspec.Struct):
     pid: int = 0
     started_at: float = 0.0
     master: str = ""
+
+
+class Run(msgspec.Struct):
+    """One of a pipeline's last runs."""
+
+    state: str
+    started_at: float | None
+    rows: int | None
+    batch: int | None
+    error: str | None
+    host: str | None
+    reported_at: float
+
+
+class PipelineMinute(msgspec.Struct):
+    at: float
+    rows: int
+    lag: int | None
+
+
+class Pipeline(Report, kw_only=True):
+    """A pipeline's last report, its last runs (the newest first) and its last minutes."""
+
+    name: str
+    reported_at: float
+    stopping: bool
+    runs: list[Run]
+    minutes: list[PipelineMinute]
+
+
+class PipelineList(msgspec.Struct):
+    pipelines: list[Pipeline]
+
+
+class Rolled(msgspec.Struct):
+    topic: str
+    active: int  # base offset of the segment that is written to now
 
 
 class Wish(msgspec.Struct):
@@ -68,15 +105,15 @@ class PipelinesApi:
     @route(
         "GET",
         "/api/v1/pipelines",
-        answer=dict[str, Any],
+        answer=PipelineList,
         summary="Every pipeline that has reported",
     )
     def everything(self, _: Request) -> Response:
-        return json_response({"pipelines": self._pipelines.all()})
+        return json_response(PipelineList([_pipeline(one) for one in self._pipelines.all()]))
 
-    @route("GET", PIPELINE, answer=dict[str, Any], summary="One pipeline's last report")
+    @route("GET", PIPELINE, answer=Pipeline, summary="One pipeline's last report")
     def one(self, request: Request) -> Response:
-        return json_response(self._pipelines.get(request.params["name"]))
+        return json_response(_pipeline(self._pipelines.get(request.params["name"])))
 
     @route(
         "PUT",
@@ -92,13 +129,13 @@ class PipelinesApi:
     @route(
         "POST",
         f"{PIPELINE}/stop",
-        answer=dict[str, Any],
+        answer=Pipeline,
         summary="Ask a pipeline to stop after its batch",
         role=Role.ADMIN,
         audit=Audited("pipeline.stop"),
     )
     def stop(self, request: Request) -> Response:
-        return json_response(self._pipelines.ask_to_stop(request.params["name"]))
+        return json_response(_pipeline(self._pipelines.ask_to_stop(request.params["name"])))
 
     @route(
         "DELETE",
@@ -142,14 +179,14 @@ class PipelinesApi:
     @route(
         "POST",
         "/topics/{topic}/roll",
-        answer=dict[str, Any],
+        answer=Rolled,
         summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
         audit=Audited("topic.roll"),
     )
     async def roll(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
         await topic.seal()
-        return json_response({"topic": topic.name, "active": topic.segments[-1].base})
+        return json_response(Rolled(topic.name, topic.segments[-1].base))
 
     @route(
         "POST",
@@ -166,3 +203,7 @@ class PipelinesApi:
         return json_response(
             await self._topics.compact(name, body.bases, body.keep, body.incarnation)
         )
+
+
+def _pipeline(report: dict[str, object]) -> Pipeline:
+    return msgspec.convert(report, Pipeline)

@@ -7,7 +7,15 @@ its, statuses are honest.
 from penstock.buffer import Buffer
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
-from penstock.wire.http.api import analytics, cluster, deadletters, groups, resources, stored
+from penstock.wire.http.api import (
+    analytics,
+    cluster,
+    deadletters,
+    groups,
+    resources,
+    status,
+    stored,
+)
 from penstock.wire.http.api.consumers import ConsumersApi
 from penstock.wire.http.api.messages import MessagesApi
 from penstock.wire.http.api.scheduled import ScheduledApi
@@ -21,7 +29,8 @@ def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
     return [
         *routes_of(MessagesApi(queues, buffer)),
         *routes_of(TransactionsApi(queues, buffer)),
-        *routes_of(resources.ResourcesApi(queues, presence)),
+        *routes_of(resources.ResourcesApi(queues)),
+        *routes_of(status.StatusApi(queues, presence)),
         *routes_of(groups.GroupsApi(queues)),
         *routes_of(ConsumersApi(presence)),
         *routes_of(deadletters.DeadLettersApi(queues)),

@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.queues.scheduled import Scheduled, Waiting
-from penstock.wire.http.api.bodies import milliseconds
+from penstock.wire.http.api.answers import milliseconds
 from penstock.wire.http.api.stored import Limit
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route

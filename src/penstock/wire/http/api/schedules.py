@@ -1,14 +1,16 @@
 """Schedules: messages that are pushed at the times a cron expression gives."""
 
-from typing import Any, Literal
+from datetime import datetime
+from typing import Literal
 
 import msgspec
 
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.queues.schedules import Definition, Run, Schedule, Schedules
+from penstock.queues.schedules import Definition, Schedule, Schedules
 from penstock.wire.auth import Role
-from penstock.wire.http.api.bodies import answer, decoder, milliseconds
+from penstock.wire.http.api.answers import answer, each, of
+from penstock.wire.http.api.bodies import decoder
 from penstock.wire.http.messages import EMPTY, Request, Response
 from penstock.wire.http.routes import Audited, route
 
@@ -29,8 +31,8 @@ class DefinitionBody(msgspec.Struct, rename="camel"):
 
 
 class RunAnswer(msgspec.Struct, rename="camel"):
-    due_at: str
-    fired_at: str
+    due_at: datetime
+    fired_at: datetime
     transaction_id: str
     result: str
     manual: bool
@@ -39,9 +41,9 @@ class RunAnswer(msgspec.Struct, rename="camel"):
 
 class ScheduleAnswer(DefinitionBody, rename="camel", kw_only=True):
     name: str
-    created_at: str
-    updated_at: str
-    next_runs: list[str]
+    created_at: datetime
+    updated_at: datetime
+    next_runs: list[datetime]
     last_runs: list[RunAnswer]
 
 
@@ -70,7 +72,7 @@ class SchedulesApi:
 
     @route("GET", BASE, answer=Listing, summary="All schedules, with their last and next runs")
     async def listing(self, _: Request) -> Response:
-        return answer({"schedules": [_shown(one) for one in await self._schedules.listing()]})
+        return answer(Listing([_shown(one) for one in await self._schedules.listing()]))
 
     @route("GET", ONE, answer=ScheduleAnswer, summary="One schedule")
     async def one(self, request: Request) -> Response:
@@ -139,34 +141,15 @@ class SchedulesApi:
         audit=Audited("schedule.run", answer=("transactionId", "result")),
     )
     async def run(self, request: Request) -> Response:
-        return answer(_run(await self._schedules.run(request.params["name"])))
+        return answer(of(RunAnswer, await self._schedules.run(request.params["name"])))
 
 
-def _shown(schedule: Schedule) -> dict[str, Any]:
-    wanted = schedule.definition
-    return {
-        "name": schedule.name,
-        "cron": wanted.cron,
-        "timezone": wanted.timezone,
-        "queue": wanted.queue,
-        "partition": wanted.partition,
-        "payload": wanted.payload,
-        "headers": headers.decode(wanted.headers) if wanted.headers else None,
-        "catchUp": wanted.catch_up,
-        "paused": wanted.paused,
-        "createdAt": schedule.created_at,
-        "updatedAt": schedule.updated_at,
-        "nextRuns": schedule.next_runs,
-        "lastRuns": [_run(run) for run in schedule.last_runs],
-    }
-
-
-def _run(run: Run) -> dict[str, Any]:
-    return {
-        "dueAt": milliseconds(run.due_at),
-        "firedAt": milliseconds(run.fired_at),
-        "transactionId": run.transaction_id,
-        "result": run.result,
-        "manual": run.manual,
-        "error": run.error,
-    }
+def _shown(schedule: Schedule) -> ScheduleAnswer:
+    definition = schedule.definition
+    return of(
+        ScheduleAnswer,
+        definition,
+        schedule,
+        headers=headers.decode(definition.headers) if definition.headers else None,
+        last_runs=each(RunAnswer, schedule.last_runs),
+    )

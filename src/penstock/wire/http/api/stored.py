@@ -1,6 +1,7 @@
 """Stored messages one by one, and their traces: what an operator looks at and mends."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -10,11 +11,13 @@ from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageDetail, MessageFilter, StoredMessage
 from penstock.queues.traces import Trace
-from penstock.wire.http.api.bodies import Paged, answer, decoder, fields, headers_of
+from penstock.wire.http.api.answers import Body, Pagination, answer, each, of
+from penstock.wire.http.api.bodies import Paged, decoder
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
+T = TypeVar("T")
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
@@ -64,6 +67,161 @@ class TraceBody(msgspec.Struct, rename="camel"):
     trace_names: str | list[str] | None = None
 
 
+class Mode(Body):
+    """Who reads: queue mode, groups (a bus), both (hybrid) or nobody."""
+
+    has_queue_mode: bool
+    bus_groups_count: int
+    type: Literal["queue", "bus", "hybrid", "none"]
+
+
+class DetailMode(Mode):
+    consumed_by_groups: int
+
+
+class BusStatus(Body):
+    consumed_by: int
+    total_groups: int
+
+
+class ListedMessage(Body, kw_only=True):
+    """A message without its payload."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    namespace: str
+    task: str
+    status: str
+    queue_status: str
+    trace_id: str | None
+    created_at: datetime
+    lease_expires_at: datetime | None
+    queue_path: str
+    bus_status: BusStatus
+    producer_sub: str | None
+    queue_priority: int
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessagePage(Body):
+    messages: list[ListedMessage]
+    mode: Mode
+    next: str | None
+    behind_seconds: float | msgspec.UnsetType = msgspec.UNSET  # of a standby that was read
+
+
+class MessageGroup(Body):
+    name: str
+    consumed: bool
+    lease_expires_at: datetime | None
+
+
+class MessageConfig(Body):
+    """Options of the message's queue."""
+
+    lease_time: int
+    retry_limit: int
+    retry_delay: int
+    ttl: int
+    priority: int
+
+
+class Message(Body, kw_only=True):
+    """A message with its payload."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    status: str
+    trace_id: str | None
+    created_at: datetime
+    payload: msgspec.Raw
+    queue_path: str
+    queue: str
+    namespace: str
+    task: str
+    producer_sub: str | None
+    is_encrypted: bool
+    error_message: str | None
+    retry_count: int
+    queue_config: MessageConfig
+    mode: DetailMode
+    consumer_groups: list[MessageGroup]
+    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Deleted(Body):
+    success: bool
+    partition_id: str
+    transaction_id: str
+    message: str
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Retried(Body):
+    success: bool
+    partition_id: str
+    transaction_id: str
+    groups: int
+
+
+class Buried(Body):
+    success: bool
+    partition_id: str
+    transaction_id: str
+    dlq: bool
+
+
+class TraceAdded(Body):
+    success: bool
+    trace_id: str
+
+
+class TraceEntry(Body, rename=None, kw_only=True):
+    """A note about a message; the fields of the message are there where traces of many are
+    listed.
+    """
+
+    id: str
+    event_type: str
+    data: msgspec.Raw
+    consumer_group: str
+    worker_id: str | None
+    created_at: datetime
+    trace_names: list[str]
+    transaction_id: str | msgspec.UnsetType | None = msgspec.UNSET  # null: it was deleted
+    partition_id: str | msgspec.UnsetType = msgspec.UNSET
+    queue_name: str | msgspec.UnsetType = msgspec.UNSET
+    partition_name: str | msgspec.UnsetType = msgspec.UNSET
+    message_payload: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class TraceList(Body):
+    traces: list[TraceEntry]
+
+
+class TracePage(TraceList):
+    total: int
+    pagination: Pagination
+
+
+class TraceName(Body, rename=None):
+    trace_name: str
+    trace_count: int
+    message_count: int
+    last_seen: datetime
+
+
+class TraceNames(Body, rename=None):
+    trace_names: list[TraceName]
+    total: int
+    pagination: Pagination
+
+
 read_bury = decoder(BuryBody, {}, empty=BuryBody())
 _IDS = "transactionId and partitionId are required"
 read_trace = decoder(TraceBody, {"transactionId": _IDS, "partitionId": _IDS})
@@ -82,7 +240,7 @@ class StoredApi:
         "GET",
         "/api/v1/messages",
         query=ListQuery,
-        answer=dict[str, Any],
+        answer=MessagePage,
         summary="Messages, newest first",
     )
     async def list_messages(self, request: Request) -> Response:
@@ -98,18 +256,18 @@ class StoredApi:
         )
         page = await self._messages.listing(which, args.limit, args.offset, args.cursor)
         return answer(
-            {
-                "messages": [_message(message) for message in page.messages],
-                "mode": _mode(page.queue_mode, page.groups),
-                "next": page.next,
-                **({} if page.behind_seconds is None else {"behindSeconds": page.behind_seconds}),
-            }
+            MessagePage(
+                messages=[_message(message) for message in page.messages],
+                mode=_mode(page.queue_mode, page.groups),
+                next=page.next,
+                behind_seconds=_or_unset(page.behind_seconds),
+            )
         )
 
     @route(
         "GET",
         "/api/v1/messages/{partition}/{transaction}",
-        answer=dict[str, Any],
+        answer=Message,
         summary="A message with its payload and what groups did with it",
     )
     async def detail(self, request: Request) -> Response:
@@ -118,23 +276,23 @@ class StoredApi:
     @route(
         "DELETE",
         "/api/v1/messages/{partition}/{transaction}",
-        answer=dict[str, Any],
+        answer=Deleted,
         summary="Delete a message",
         audit=Audited("message.delete"),
     )
     async def delete(self, request: Request) -> Response:
         partition, transaction = _ids(request)
         deleted = await self._messages.delete(partition, transaction)
-        body = {"success": deleted, "partitionId": partition, "transactionId": transaction}
         if deleted:
-            return answer(body | {"message": "Message deleted successfully"})
-        return answer(body | {"message": "Message not found", "error": "Message not found"}, 404)
+            return answer(Deleted(True, partition, transaction, "Message deleted successfully"))
+        missing = "Message not found"
+        return answer(Deleted(False, partition, transaction, missing, error=missing), 404)
 
     @route(
         "POST",
         "/api/v1/messages/{partition}/{transaction}/retry",
         query=GroupQuery,
-        answer=dict[str, Any],
+        answer=Retried,
         summary="Deliver a message again",
         audit=Audited("message.retry"),
     )
@@ -143,20 +301,13 @@ class StoredApi:
         groups = await self._messages.retry(
             partition, transaction, request.args.consumer_group or None
         )
-        return answer(
-            {
-                "success": True,
-                "partitionId": partition,
-                "transactionId": transaction,
-                "groups": groups,
-            }
-        )
+        return answer(Retried(True, partition, transaction, groups))
 
     @route(
         "POST",
         "/api/v1/messages/{partition}/{transaction}/dlq",
         query=GroupQuery,
-        answer=dict[str, Any],
+        answer=Buried,
         summary="Move a message to a group's dead letters",
         audit=Audited("message.bury", body=("consumerGroup", "error")),
     )
@@ -165,16 +316,14 @@ class StoredApi:
         body = read_bury(request.body)
         group = request.args.consumer_group or body.consumer_group or QUEUE_MODE
         moved = await self._messages.bury(partition, transaction, group, body.error)
-        return answer(
-            {"success": moved, "partitionId": partition, "transactionId": transaction, "dlq": moved}
-        )
+        return answer(Buried(moved, partition, transaction, moved))
 
     @route(
         "POST",
         "/api/v1/traces",
         body=TraceBody,
         decode=False,
-        answer=dict[str, Any],
+        answer=TraceAdded,
         summary="Note about a message",
         tag="traces",
     )
@@ -193,134 +342,111 @@ class StoredApi:
             event_type=body.event_type or "info",
             names=[name for name in names or [] if name],
         )
-        return answer({"success": True, "traceId": trace})
+        return answer(TraceAdded(True, trace))
 
     @route(
         "GET",
         "/api/v1/traces/{partition}/{transaction}",
-        answer=dict[str, Any],
+        answer=TraceList,
         summary="A message's traces",
         tag="traces",
     )
     async def of_message(self, request: Request) -> Response:
         traces = await self._traces.of_message(*_ids(request))
-        return answer({"traces": [_trace(trace) for trace in traces]})
+        return answer(TraceList([_trace(trace) for trace in traces]))
 
     @route(
         "GET",
         "/api/v1/traces/by-name/{name}",
         query=PageQuery,
-        answer=dict[str, Any],
+        answer=TracePage,
         summary="Traces by name",
         tag="traces",
     )
     async def by_name(self, request: Request) -> Response:
         args = request.args
         page = await self._traces.by_name(request.params["name"], args.limit, args.offset)
-        return answer(
-            {
-                "traces": [_trace(trace) for trace in page.traces],
-                "total": page.total,
-                "pagination": {"limit": args.limit, "offset": args.offset},
-            }
-        )
+        traces = [_trace(trace) for trace in page.traces]
+        return answer(TracePage(traces, page.total, Pagination(args.limit, args.offset)))
 
     @route(
         "GET",
         "/api/v1/traces/names",
         query=NamesQuery,
-        answer=dict[str, Any],
+        answer=TraceNames,
         summary="Names of traces",
         tag="traces",
     )
     async def names(self, request: Request) -> Response:
         args = request.args
         page = await self._traces.names(args.limit, args.offset)
-        return answer(
-            {
-                "trace_names": [msgspec.structs.asdict(name) for name in page.names],
-                "total": page.total,
-                "pagination": {"limit": args.limit, "offset": args.offset},
-            }
-        )
+        names = each(TraceName, page.names)
+        return answer(TraceNames(names, page.total, Pagination(args.limit, args.offset)))
 
 
 def _ids(request: Request) -> tuple[str, str]:
     return request.params["partition"], request.params["transaction"]
 
 
-def _message(message: StoredMessage) -> dict[str, Any]:
-    names = (
-        "id",
-        "transaction_id",
-        "partition_id",
-        "queue",
-        "partition",
-        "namespace",
-        "task",
-        "status",
-        "queue_status",
-        "trace_id",
-        "created_at",
-        "lease_expires_at",
+def _or_unset(value: T | None) -> T | msgspec.UnsetType:
+    return msgspec.UNSET if value is None else value
+
+
+def _message(message: StoredMessage) -> ListedMessage:
+    return of(
+        ListedMessage,
+        message,
+        headers=_or_unset(message.headers),
+        queue_path=f"{message.queue}/{message.partition}",
+        bus_status=BusStatus(message.groups_done, message.groups),
+        producer_sub=message.producer,
+        queue_priority=message.priority,
     )
-    return {
-        **fields(message, *names),
-        **headers_of(message.headers),
-        "queuePath": f"{message.queue}/{message.partition}",
-        "busStatus": {"consumedBy": message.groups_done, "totalGroups": message.groups},
-        "producerSub": message.producer,
-        "queuePriority": message.priority,
-    }
 
 
-def _detail(message: MessageDetail) -> dict[str, Any]:
-    names = ("id", "transaction_id", "partition_id", "partition", "status", "trace_id")
+def _detail(message: MessageDetail) -> Message:
     groups, queue = message.groups, message.queue
     buses = [group for group in groups if group.name != QUEUE_MODE]
-    return {
-        **fields(message, *names, "created_at", "payload"),
-        **headers_of(message.headers),
-        "queuePath": f"{queue.name}/{message.partition}",
-        "queue": queue.name,
-        "namespace": queue.namespace,
-        "task": queue.task,
-        "producerSub": message.producer,
-        "isEncrypted": message.encrypted,
-        "errorMessage": message.error,
-        "retryCount": message.attempts,
-        "queueConfig": fields(
-            queue.options, "lease_time", "retry_limit", "retry_delay", "ttl", "priority"
+    return of(
+        Message,
+        message,
+        headers=_or_unset(message.headers),
+        queue_path=f"{queue.name}/{message.partition}",
+        queue=queue.name,
+        namespace=queue.namespace,
+        task=queue.task,
+        producer_sub=message.producer,
+        is_encrypted=message.encrypted,
+        error_message=message.error,
+        retry_count=message.attempts,
+        queue_config=of(MessageConfig, queue.options),
+        mode=of(
+            DetailMode,
+            _mode(len(buses) < len(groups), len(buses)),
+            consumed_by_groups=sum(group.consumed for group in groups),
         ),
-        "mode": _mode(len(buses) < len(groups), len(buses))
-        | {"consumedByGroups": sum(group.consumed for group in groups)},
-        "consumerGroups": groups,
-    }
-
-
-def _mode(queue_mode: bool, buses: int) -> dict[str, Any]:
-    kind = (
-        "hybrid" if queue_mode and buses else "queue" if queue_mode else "bus" if buses else "none"
+        consumer_groups=each(MessageGroup, groups),
     )
-    return {"hasQueueMode": queue_mode, "busGroupsCount": buses, "type": kind}
 
 
-def _trace(trace: Trace) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "id": trace.id,
-        "event_type": trace.event_type,
-        "data": trace.data,
-        "consumer_group": trace.group,
-        "worker_id": trace.worker,
-        "created_at": trace.created_at,
-        "trace_names": trace.names,
-    }
+def _mode(queue_mode: bool, buses: int) -> Mode:
+    if queue_mode:
+        return Mode(True, buses, "hybrid" if buses else "queue")
+    return Mode(False, buses, "bus" if buses else "none")
+
+
+def _trace(trace: Trace) -> TraceEntry:
+    entry = of(
+        TraceEntry,
+        trace,
+        consumer_group=trace.group,
+        worker_id=trace.worker,
+        trace_names=trace.names,
+    )
     if trace.message is not None:
-        entry |= {
-            "transaction_id": trace.message.transaction_id,
-            "partition_id": trace.message.partition_id,
-            "queue_name": trace.message.queue,
-            "partition_name": trace.message.partition,
-            "message_payload": trace.message.payload,
-        }
+        entry.transaction_id = trace.message.transaction_id
+        entry.partition_id = trace.message.partition_id
+        entry.queue_name = trace.message.queue
+        entry.partition_name = trace.message.partition
+        entry.message_payload = trace.message.payload  # type: ignore[assignment]
     return entry

@@ -15,6 +15,7 @@ from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
+from penstock.queues.presence import OperationCounts, RequestCounts
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -22,6 +23,16 @@ log = logging.getLogger("penstock.wire")
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 WORKER_STATE = "/internal/metrics"
+
+
+class SharedState(msgspec.Struct):
+    enabled: bool
+    server_id: str
+
+
+class QueueEngine(msgspec.Struct):
+    waiting_pops: int
+    merging: dict[str, float]  # requests that wait to share a call to the database, by kind
 
 
 class Health(msgspec.Struct):
@@ -36,8 +47,8 @@ class Health(msgspec.Struct):
     version: str
     uptime: float
     listeners: dict[str, str]
-    shared_state: dict[str, Any]
-    queen: dict[str, Any]  # the queue engine, by the dialect's name for it
+    shared_state: SharedState
+    queen: QueueEngine  # the queue engine, by the dialect's name for it
 
 
 class ReadyQuery(msgspec.Struct, frozen=True):
@@ -55,6 +66,38 @@ class Welcome(msgspec.Struct):
     docs: str
     openapi: str
     health: str
+
+
+class Alive(msgspec.Struct):
+    status: str = "alive"
+
+
+class PoolFigures(msgspec.Struct, rename="camel"):
+    pool_size: int
+    idle_connections: int
+    waiting_requests: int
+
+
+class MemoryFigures(msgspec.Struct):
+    rss: int
+
+
+class CpuFigures(msgspec.Struct):
+    """Seconds of a processor."""
+
+    user: float
+    system: float
+
+
+class MetricsAnswer(msgspec.Struct):
+    uptime: float
+    requests: RequestCounts
+    messages: OperationCounts
+    database: PoolFigures
+    memory: MemoryFigures
+    cpu: CpuFigures
+    file_buffer: FileBuffer
+    metrics: dict[str, float]  # every sample, by its name and labels
 
 
 class SystemApi:
@@ -95,14 +138,14 @@ class SystemApi:
             version=__version__,
             uptime=round(broker.uptime, 3),
             listeners=self._addresses(),
-            shared_state={"enabled": True, "server_id": broker.presence.member},
-            queen={"waiting_pops": broker.queues.signals.waiting, "merging": _merging(broker)},
+            shared_state=SharedState(True, broker.presence.member),
+            queen=QueueEngine(broker.queues.signals.waiting, _merging(broker)),
         )
         return json_response(health, 200 if up else 503)
 
-    @route("GET", "/health/live", answer=dict[str, str], summary="200 while the process serves")
+    @route("GET", "/health/live", answer=Alive, summary="200 while the process serves")
     def live(self, _: Request) -> Response:
-        return json_response({"status": "alive"})
+        return json_response(Alive())
 
     @route(
         "GET",
@@ -132,27 +175,28 @@ class SystemApi:
             return await self.metrics_json(request)
         return await self.prometheus(request)
 
-    @route("GET", "/metrics.json", answer=dict[str, Any], summary="Metrics as JSON")
+    @route("GET", "/metrics.json", answer=MetricsAnswer, summary="Metrics as JSON")
     async def metrics_json(self, _: Request) -> Response:
         broker = self._broker
         await self._state.fill()
         samples = broker.metrics.snapshot(await self._worker_states())
         figures = broker.presence.figures()
+        pool = PoolFigures(
+            broker.database.pool_size,
+            broker.database.pool_idle,
+            _total(samples, "penstock_queue_merging"),
+        )
         return json_response(
-            {
-                "uptime": round(broker.uptime, 3),
-                "requests": figures.requests,
-                "messages": figures.messages,
-                "database": {
-                    "poolSize": broker.database.pool_size,
-                    "idleConnections": broker.database.pool_idle,
-                    "waitingRequests": _total(samples, "penstock_queue_merging"),
-                },
-                "memory": {"rss": figures.memory_bytes},
-                "cpu": {"user": figures.cpu_user_seconds, "system": figures.cpu_system_seconds},
-                "file_buffer": _file_buffer(samples, broker),
-                "metrics": samples,
-            }
+            MetricsAnswer(
+                uptime=round(broker.uptime, 3),
+                requests=figures.requests,
+                messages=figures.messages,
+                database=pool,
+                memory=MemoryFigures(figures.memory_bytes),
+                cpu=CpuFigures(figures.cpu_user_seconds, figures.cpu_system_seconds),
+                file_buffer=_file_buffer(samples, broker),
+                metrics=samples,
+            )
         )
 
     @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str, summary="Metrics")

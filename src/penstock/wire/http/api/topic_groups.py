@@ -3,16 +3,17 @@
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
-from penstock.topics.groups import Groups, Range
+from penstock.topics.groups import GroupDetails, Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
+from penstock.wire.http.api.answers import of
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
@@ -67,6 +68,16 @@ class Leased(Struct):
     expires_in: float
 
 
+class GroupWithAge(GroupDetails):
+    lag_seconds: float | None  # age of the record that it reads next
+
+
+class GroupDeleted(Struct):
+    group: str
+    topic: str
+    status: str = "deleted"
+
+
 class TimesQuery(Struct, frozen=True):
     from_: str = field(name="from")
     to: str
@@ -94,27 +105,25 @@ class TopicGroupsApi:
         self._topics = topics
         self._groups = groups
 
-    @route(
-        "GET", "/topics/{topic}/groups", answer=list[dict[str, Any]], summary="The topic's groups"
-    )
+    @route("GET", "/topics/{topic}/groups", answer=list[GroupWithAge], summary="The topic's groups")
     def everything(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
         return json_response(group_details(self._groups, topic))
 
-    @route("GET", GROUP, answer=dict[str, Any], summary="A group's position, lag and leases")
+    @route("GET", GROUP, answer=GroupDetails, summary="A group's position, lag and leases")
     def one(self, request: Request) -> Response:
         return json_response(self._details(*self._named(request)))
 
-    def _details(self, topic: Topic, group: str) -> dict[str, Any]:
+    def _details(self, topic: Topic, group: str) -> GroupDetails:
         for details in self._groups.details(group):
-            if details["topic"] == topic.name:
+            if details.topic == topic.name:
                 return details
         raise NotFound(f"group {group!r} does not exist on topic {topic.name!r}")
 
     @route(
         "DELETE",
         GROUP,
-        answer=dict[str, str],
+        answer=GroupDeleted,
         summary="Forget a group on this topic",
         role=Role.ADMIN,
         audit=Audited("topic-group.delete"),
@@ -122,7 +131,7 @@ class TopicGroupsApi:
     async def delete(self, request: Request) -> Response:
         topic, group = self._named(request)
         await self._groups.delete(group, topic.name)
-        return json_response({"group": group, "topic": topic.name, "status": "deleted"})
+        return json_response(GroupDeleted(group, topic.name))
 
     @route(
         "POST", f"{GROUP}/commit", body=Commit, answer=Committed, summary="Set a group's position"
@@ -161,8 +170,8 @@ class TopicGroupsApi:
             topic=topic.name,
             committed=target,
             lag=await topic.read_through(lambda: topic.records_from(target)),
-            before=now["committed"],
-            lag_before=now["lag"],
+            before=now.committed,
+            lag_before=now.lag,
             dry_run=body.dry_run,
         )
         return json_response(answer)
@@ -239,10 +248,10 @@ def _leased(lease: Range) -> Response:
     return json_response(Leased(lease.lease_id, lease.start, lease.end, seconds))
 
 
-def group_details(groups: Groups, topic: Topic) -> list[dict[str, Any]]:
+def group_details(groups: Groups, topic: Topic) -> list[GroupWithAge]:
     every = (details for name in groups.names(topic.name) for details in groups.details(name))
     return [
-        details | {"lag_seconds": topic.age_at(details["committed"])}
+        of(GroupWithAge, details, lag_seconds=topic.age_at(details.committed))
         for details in every
-        if details["topic"] == topic.name
+        if details.topic == topic.name
     ]

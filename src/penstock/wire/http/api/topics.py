@@ -12,13 +12,15 @@ from penstock.protocol.names import check_name
 from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
+from penstock.topics.scrub import ScrubStatus
 from penstock.topics.store import TopicStore
-from penstock.topics.tier.tier import Tier
+from penstock.topics.tier.tier import Tier, TierStatus
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
+from penstock.wire.http.api.answers import of
 from penstock.wire.http.api.listing import ListQuery, page_of
-from penstock.wire.http.api.topic_groups import group_details
+from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Audited, route
 from penstock.wire.sse import stream_response
@@ -87,6 +89,45 @@ class TopicRow(Struct, rename="camel"):
 class TopicPage(Struct):
     topics: list[TopicRow]
     total: int
+
+
+class SegmentDetails(Struct):
+    base: int
+    end: int
+    records: int
+    bytes: int
+    newest: float  # seconds since 1970
+    sealed: bool
+    compacted: bool
+    local: bool  # on this disk
+
+
+class Retention(Struct):
+    bytes: int
+    age: float  # seconds
+
+
+class TopicDetails(Struct):
+    topic: str
+    incarnation: str
+    first_offset: int
+    next_offset: int
+    records: int
+    bytes: int
+    local_offset: int
+    local_bytes: int
+    tier_offset: int | None
+    tier_bytes: int
+    producers: int  # that are known by their sequence numbers
+    archived_offset: int | None
+    policy: str
+    broken: str | None  # why appends are refused
+    damage: list[dict[str, Any]]  # the places of damage.json
+    segments: list[SegmentDetails]
+    groups: list[GroupWithAge]
+    rate: float | None  # records per second; null when it was not asked for before
+    history: list[float]
+    retention: Retention
 
 
 class Created(Struct):
@@ -178,7 +219,7 @@ class TopicsApi:
     @route(
         "GET",
         "/api/v1/scrub",
-        answer=dict[str, Any],
+        answer=ScrubStatus,
         summary="How far the check of sealed segments is",
     )
     def scrub(self, _: Request) -> Response:
@@ -187,7 +228,7 @@ class TopicsApi:
     @route(
         "POST",
         "/api/v1/scrub",
-        answer=dict[str, Any],
+        answer=ScrubStatus,
         status=202,
         summary="Check all sealed segments now",
         role=Role.ADMIN,
@@ -200,7 +241,7 @@ class TopicsApi:
     @route(
         "GET",
         "/api/v1/tier",
-        answer=dict[str, Any],
+        answer=TierStatus,
         summary="What of the topics lies in the object store, and how far behind it is",
     )
     def tier(self, _: Request) -> Response:
@@ -209,7 +250,7 @@ class TopicsApi:
     @route(
         "POST",
         "/api/v1/tier/flush",
-        answer=dict[str, Any],
+        answer=TierStatus,
         status=202,
         summary="Seal all topics and copy them to the object store now",
         role=Role.ADMIN,
@@ -225,19 +266,34 @@ class TopicsApi:
             raise NotFound("this broker has no tier: set topics.tier to an address")
         return self._topics.tier
 
-    @route("GET", "/topics/{topic}", answer=dict[str, Any], summary="Describe a topic")
+    @route("GET", "/topics/{topic}", answer=TopicDetails, summary="Describe a topic")
     def details(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
         self._rates.look()
         settings = self._topics.settings
         return json_response(
-            topic.details()
-            | {
-                "groups": group_details(self._groups, topic),
-                "rate": self._rates.rate(topic.name),
-                "history": self._rates.line(topic.name),
-                "retention": {"bytes": settings.retention_bytes, "age": settings.retention_age},
-            }
+            of(
+                TopicDetails,
+                topic,
+                topic=topic.name,
+                bytes=topic.size_bytes,
+                tier_offset=topic.tier.end if topic.tier is not None else None,
+                tier_bytes=topic.tier.size if topic.tier is not None else 0,
+                segments=[
+                    of(
+                        SegmentDetails,
+                        segment,
+                        records=segment.rows,
+                        bytes=segment.size,
+                        newest=segment.newest / 1e6,
+                    )
+                    for segment in topic.segments
+                ],
+                groups=group_details(self._groups, topic),
+                rate=self._rates.rate(topic.name),
+                history=self._rates.line(topic.name),
+                retention=Retention(settings.retention_bytes, settings.retention_age),
+            )
         )
 
     @route(

@@ -10,7 +10,8 @@ from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
-from penstock.wire.http.api.bodies import decoder, microseconds
+from penstock.wire.http.api.answers import microseconds
+from penstock.wire.http.api.bodies import decoder
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.messages import PushItem, due_of, items_of
 from penstock.wire.http.messages import Request, Response, json_response

@@ -1,0 +1,99 @@
+"""Answers in JSON: structs with the dialect's names, their times in milliseconds and payloads
+spliced in as the JSON they are.
+
+A route names its struct as `answer`, so that the OpenAPI document describes it, and its handler
+returns `answer(struct)`. Structs of the engines are not written themselves: `of` takes what they
+have in common with the answer.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.wire.http.messages import Response, json_response
+
+T = TypeVar("T", bound=msgspec.Struct)
+_MISSING = object()
+
+
+class Body(msgspec.Struct, rename="camel"):
+    """Base of answers: their fields have their names in camel case."""
+
+
+class Range(Body):
+    """A range of time."""
+
+    from_: datetime = msgspec.field(name="from")
+    to: datetime
+
+
+class Pagination(Body):
+    limit: int
+    offset: int
+
+
+class PaginationOf(Pagination):
+    """With how many there are in all."""
+
+    total: int
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    """Structs, and what they are in, as JSON."""
+    return json_response(plain(value), status)
+
+
+def of(kind: type[T], *sources: object, **more: Any) -> T:
+    """A `kind` with the fields that the sources have by the same name, and `more`."""
+    shared = {
+        name: value
+        for source in sources
+        for name in kind.__struct_fields__
+        if name not in more and (value := getattr(source, name, _MISSING)) is not _MISSING
+    }
+    return kind(**shared, **more)
+
+
+def each(kind: type[T], sources: Iterable[object]) -> list[T]:
+    return [of(kind, source) for source in sources]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {
+            name: plain(inner)
+            for field, name in _names(type(value))
+            if (inner := getattr(value, field)) is not msgspec.UNSET
+        }
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, datetime):
+        return milliseconds(value)
+    if isinstance(value, bytes):
+        return msgspec.Raw(value)
+    return value
+
+
+@cache
+def _names(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Its fields and what they are called in JSON."""
+    return tuple(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+def milliseconds(at: datetime | None) -> str | None:
+    """2026-01-31T12:00:00.123Z"""
+    return (
+        None
+        if at is None
+        else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    )
+
+
+def microseconds(at: datetime) -> str:
+    """2026-01-31T12:00:00.123456Z"""
+    return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"

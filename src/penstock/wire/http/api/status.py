@@ -1,0 +1,420 @@
+"""How the queues are: their counts, their throughput, their dead letters and who serves them.
+
+Nothing here counts rows: totals come from counters the engine keeps.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar
+
+from penstock.protocol.queue_options import QueueOptions
+from penstock.queues.dead import Which
+from penstock.queues.engine import Queues
+from penstock.queues.messages import MessageFilter
+from penstock.queues.presence import OperationCounts, Presence
+from penstock.queues.status import total
+from penstock.wire.auth import Role
+from penstock.wire.http.api.answers import Body, PaginationOf, Range, answer, each, of
+from penstock.wire.http.api.bodies import BUCKETS, Paged, RangeQuery
+from penstock.wire.http.api.cluster import Worker, worker_answer
+from penstock.wire.http.api.resources import (
+    Limit,
+    PageQuery,
+    PartitionCounts,
+    QueueCounts,
+    QueuePartition,
+    QueuesQuery,
+    QueueSummary,
+    summary,
+)
+from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.routes import route
+
+
+class StatusQueuesQuery(QueuesQuery, frozen=True):
+    limit: Limit = 100
+
+
+class MessagesQuery(Paged, frozen=True):
+    limit: Limit = 50
+
+    farther: ClassVar[str] = (
+        "read on with GET /api/v1/messages?queue=...&cursor=<next of the page before>"
+    )
+
+
+class QueuePage(Body):
+    queues: list[QueueSummary]
+    pagination: PaginationOf
+
+
+class QueueConfig(Body):
+    """Options of a queue by the dialect's names; `options` has all of them."""
+
+    lease_time: int
+    retry_limit: int
+    retry_delay: int
+    ttl: int
+    dead_letter_queue: bool
+    max_queue_size: int
+
+
+class ConfiguredQueue(Body):
+    id: str
+    name: str
+    namespace: str
+    task: str
+    created_at: datetime
+    priority: int
+    options: QueueOptions
+    config: QueueConfig
+
+
+class Consumed(Body):
+    total_consumed: int
+    batches_consumed: int
+
+
+class PartitionStatus(QueuePartition):
+    last_activity: datetime
+    messages: PartitionCounts
+    cursor: Consumed
+
+
+class Totals(QueueCounts):
+    messages: QueueCounts
+
+
+class QueueDetails(Body):
+    queue: ConfiguredQueue
+    partitions: list[PartitionStatus]
+    partition_count: int
+    totals: Totals
+
+
+class NewestMessage(Body):
+    id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    status: str
+    created_at: datetime
+    queue_path: str
+
+
+class Throughput(Body):
+    ingested_per_second: float
+    processed_per_second: float
+
+
+class Spread(Body):
+    avg: float = 0
+    median: float = 0
+    min: float = 0
+    max: float = 0
+
+
+class Lag(Body):
+    time: Spread  # seconds
+    offset: Spread  # messages
+
+
+class Overview(Body):
+    queues: int
+    partitions: int
+    namespaces: int
+    tasks: int
+    messages: QueueCounts
+    throughput: Throughput
+    lag: Lag
+    timestamp: datetime
+    stats_age: int  # always 0: counters are exact
+
+
+class ThroughputPoint(Body):
+    timestamp: datetime
+    ingested: int
+    processed: int
+    failed: int
+    dead_letter: int
+    ingested_per_second: float
+    processed_per_second: float
+
+
+class Operations(Body):
+    push: int
+    pop: int
+    ack: int
+
+
+class BatchSizes(Body):
+    """Messages per request."""
+
+    push: float
+    pop: float
+    ack: float
+
+
+class StatusCounts(QueueCounts):
+    requests: Operations
+    batch_efficiency: BatchSizes
+
+
+class LeaseCounts(Body):
+    active: int
+    partitions_with_leases: int
+    total_batch_size: int
+    total_acked: int
+
+
+class ErrorCount(Body):
+    error: str
+    count: int
+    last_seen: datetime
+
+
+class DeadLetterCounts(Body):
+    total_messages: int
+    affected_partitions: int
+    top_errors: list[ErrorCount]
+
+
+class ErrorCounts(Body):
+    db_errors: int
+    ack_failed: int
+    dlq_messages: int
+
+
+class StatusAnswer(Body):
+    time_range: Range
+    bucket_minutes: int
+    point_count: int
+    throughput: list[ThroughputPoint]
+    queues: list[QueueSummary]
+    messages: StatusCounts
+    leases: LeaseCounts
+    dead_letter_queue: DeadLetterCounts
+    workers: list[Worker]
+    errors: ErrorCounts
+    stats_age: int  # always 0: counters are exact
+
+
+class PushedPoint(Body):
+    timestamp: datetime
+    messages: int
+
+
+class Pushed(Range):
+    interval: str
+    data_points: list[PushedPoint]
+
+
+class Refreshed(Body):
+    folded: int | None  # rows of the counters' log
+    skipped: bool  # another broker is at it
+
+
+class StatusApi:
+    """Numbers that an operator or a dashboard asks for."""
+
+    tag = "resources"
+
+    def __init__(self, queues: Queues, presence: Presence) -> None:
+        self._queues = queues
+        self._status = queues.status
+        self._presence = presence
+
+    @route(
+        "GET",
+        "/api/v1/status/queues",
+        query=StatusQueuesQuery,
+        answer=QueuePage,
+        summary="Queues, page by page",
+    )
+    async def queues(self, request: Request) -> Response:
+        args = request.args
+        statuses = await self._status.queues(args.namespace or None, args.task or None)
+        page = statuses[args.offset : args.offset + args.limit]
+        pagination = PaginationOf(args.limit, args.offset, len(statuses))
+        return answer(QueuePage([summary(status) for status in page], pagination))
+
+    @route(
+        "GET",
+        "/api/v1/status/queues/{queue}",
+        query=PageQuery,
+        answer=QueueDetails,
+        summary="A queue with options and partitions",
+    )
+    async def queue(self, request: Request) -> Response:
+        status = await self._status.queue(request.params["queue"])
+        rows = await self._status.partitions(status, request.args.limit, request.args.offset)
+        options = status.info.options
+        totals = of(QueueCounts, status.counts)
+        return answer(
+            QueueDetails(
+                queue=of(
+                    ConfiguredQueue,
+                    status.info,
+                    id=status.info.uuid,
+                    priority=options.priority,
+                    config=of(QueueConfig, options, max_queue_size=options.max_size),
+                ),
+                partitions=[
+                    of(
+                        PartitionStatus,
+                        row,
+                        messages=of(PartitionCounts, row.counts),
+                        stats=of(PartitionCounts, row.counts),
+                        cursor=Consumed(row.counts.completed, row.batches),
+                    )
+                    for row in rows
+                ],
+                partition_count=status.partitions,
+                totals=of(Totals, status.counts, messages=totals),
+            )
+        )
+
+    @route(
+        "GET",
+        "/api/v1/status/queues/{queue}/messages",
+        query=MessagesQuery,
+        answer=list[NewestMessage],
+        summary="A queue's newest messages",
+    )
+    async def newest(self, request: Request) -> Response:
+        queue, args = request.params["queue"], request.args
+        await self._queues.admin.describe(queue)
+        which = MessageFilter(queue=queue, since=datetime(1970, 1, 2, tzinfo=UTC))
+        page = await self._queues.messages.listing(which, args.limit, args.offset)
+        return answer(
+            [
+                of(NewestMessage, row, queue_path=f"{row.queue}/{row.partition}")
+                for row in page.messages
+            ]
+        )
+
+    @route("GET", "/api/v1/resources/overview", answer=Overview, summary="Sums over all queues")
+    async def overview(self, _: Request) -> Response:
+        sums = await self._status.overview()
+        groups = await self._queues.groups.listing()
+        return answer(
+            of(
+                Overview,
+                sums,
+                messages=of(QueueCounts, sums.messages),
+                throughput=Throughput(sums.pushed_per_second, sums.completed_per_second),
+                lag=Lag(
+                    _spread([int(group.backlog.seconds or 0) for group in groups]),
+                    _spread([group.figures.waiting for group in groups]),
+                ),
+                timestamp=datetime.now(UTC),
+                stats_age=0,
+            )
+        )
+
+    @route(
+        "GET", "/api/v1/status", query=RangeQuery, answer=StatusAnswer, summary="What is going on"
+    )
+    async def status(self, request: Request) -> Response:
+        args: RangeQuery = request.args
+        since, until = args.range(timedelta(hours=1))
+        minutes = max(1, round((until - since).total_seconds() / 60 / 60))
+        wanted = (args.queue or None, args.namespace or None, args.task or None)
+        points = await self._status.history(since, until, timedelta(minutes=minutes), *wanted)
+        statuses = await self._status.queues(
+            args.namespace or None, args.task or None, args.queue or None
+        )
+        counts = total([status.counts for status in statuses])
+        errors = await self._queues.dead.errors(Which(queue=args.queue or None))
+        leases = await self._status.leases()
+        workers = await self._presence.members()
+        requests = _operations(worker.figures.requests for worker in workers)
+        messages = _operations(worker.figures.messages for worker in workers)
+        return answer(
+            StatusAnswer(
+                time_range=Range(since, until),
+                bucket_minutes=minutes,
+                point_count=len(points),
+                throughput=[
+                    ThroughputPoint(
+                        timestamp=point.bucket,
+                        ingested=point.pushed,
+                        processed=point.completed,
+                        failed=point.failed,
+                        dead_letter=point.dead,
+                        ingested_per_second=point.pushed / minutes / 60,
+                        processed_per_second=point.completed / minutes / 60,
+                    )
+                    for point in points
+                ],
+                queues=[summary(status) for status in statuses],
+                messages=of(
+                    StatusCounts,
+                    counts,
+                    requests=requests,
+                    batch_efficiency=BatchSizes(
+                        _ratio(messages.push, requests.push),
+                        _ratio(messages.pop, requests.pop),
+                        _ratio(messages.ack, requests.ack),
+                    ),
+                ),
+                leases=LeaseCounts(leases.active, leases.partitions, leases.taken, leases.acked),
+                dead_letter_queue=DeadLetterCounts(
+                    total_messages=counts.dead_letter,
+                    affected_partitions=errors.affected_partitions,
+                    top_errors=each(ErrorCount, errors.top_errors),
+                ),
+                workers=[worker_answer(Worker, worker) for worker in workers],
+                errors=ErrorCounts(
+                    db_errors=sum(worker.figures.db_errors for worker in workers),
+                    ack_failed=counts.failed or 0,
+                    dlq_messages=counts.dead_letter,
+                ),
+                stats_age=0,
+            )
+        )
+
+    @route(
+        "GET",
+        "/api/v1/status/analytics",
+        query=RangeQuery,
+        answer=Pushed,
+        summary="Messages pushed over time",
+    )
+    async def analytics(self, request: Request) -> Response:
+        args: RangeQuery = request.args
+        since, until = args.range(timedelta(hours=24))
+        wanted = (args.queue or None, args.namespace or None, args.task or None)
+        points = await self._status.history(since, until, BUCKETS[args.interval], *wanted)
+        pushed = [PushedPoint(point.bucket, point.pushed) for point in points]
+        return answer(Pushed(since, until, args.interval, pushed))
+
+    @route(
+        "POST",
+        "/api/v1/stats/refresh",
+        answer=Refreshed,
+        summary="Fold the counters now (they are exact without it)",
+        role=Role.ADMIN,
+    )
+    async def refresh(self, _: Request) -> Response:
+        folded = await self._status.refresh()
+        return answer(Refreshed(folded, skipped=folded is None))
+
+
+def _operations(counts: Iterable[OperationCounts]) -> Operations:
+    ones = list(counts)
+    return Operations(
+        sum(one.push for one in ones), sum(one.pop for one in ones), sum(one.ack for one in ones)
+    )
+
+
+def _ratio(messages: int, requests: int) -> float:
+    return round(messages / max(1, requests), 2)
+
+
+def _spread(values: list[int]) -> Spread:
+    if not values:
+        return Spread()
+    ordered = sorted(values)
+    return Spread(sum(ordered) / len(ordered), ordered[len(ordered) // 2], ordered[0], ordered[-1])
