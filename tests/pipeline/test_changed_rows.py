@@ -181,7 +181,7 @@ def test_a_write_with_a_used_app_id_adds_nothing_and_takes_no_other_rows(
 
 def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
     from penstock.errors import Conflict
-    from penstock.pipeline.jobs.replay import replay
+    from penstock.pipeline.jobs.replay import ReplayOptions, replay
 
     flow.append(0, 40)
     to = {"to_queue": f"out-{flow.tag}", "url": flow.server.url}
@@ -195,7 +195,7 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
             **to,
             **more,
         }
-        return replay(flow.spark, execute=True, **given).rows
+        return replay(flow.spark, ReplayOptions(execute=True, **given)).rows
 
     said: list[str] = []
 
@@ -216,18 +216,15 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
 
 
 def test_a_replay_keeps_to_its_rate(flow: Flow) -> None:
-    from penstock.pipeline.jobs.replay import replay
+    from penstock.pipeline.jobs.replay import ReplayOptions, replay
 
     flow.append(0, 80)
     out = f"out-{flow.tag}"
     replay(
         flow.spark,
-        topic=f"in-{flow.tag}",
-        id="r",
-        to_topic=out,
-        broker=flow.tcp,
-        rate=20.0,
-        execute=True,
+        ReplayOptions(
+            topic=f"in-{flow.tag}", id="r", to_topic=out, broker=flow.tcp, rate=20.0, execute=True
+        ),
     )
     rows = batch_rows(broker=flow.tcp, topic=out)
     assert [int(row["payload"]) for row in rows] == list(range(80))

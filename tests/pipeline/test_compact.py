@@ -17,7 +17,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import compact as compact_job
 from penstock.pipeline.jobs import compact_in_place
 from penstock.pipeline.jobs.archive_directory import Lake
-from penstock.pipeline.jobs.compact import compact, read_compacted
+from penstock.pipeline.jobs.compact import CompactOptions, compact, read_compacted
 from penstock.pipeline.jobs.compact_in_place import BUCKET, Kept, _groups
 from penstock.pipeline.jobs.keyed_topic import Keys
 from penstock.protocol import frames
@@ -97,7 +97,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     before = records(tcp, topic)
     sealed, active = before[:240], before[240:]
     with pytest.raises(Conflict, match="penstock topic policy place-"):
-        compact(spark, **where)
+        compact(spark, CompactOptions(**where))
     runner = CliRunner()
     set_it = runner.invoke(
         topic_commands.commands, ["policy", topic, "compact", "--broker", tcp, "--url", server.url]
@@ -137,11 +137,11 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     with monkeypatch.context() as patch:
         patch.setattr(compact_in_place, "_swap", dies)
         with pytest.raises(KeyboardInterrupt):
-            compact(spark, **where, segment_bytes=1000)
+            compact(spark, CompactOptions(**where, segment_bytes=1000))
     halfway = records(tcp, topic)
     assert expected(halfway, tombstones=False) == expected(before, tombstones=False)
     assert len(halfway) < len(before)
-    done = compact(spark, **where, segment_bytes=1000, tombstone_seconds=-3600.0)
+    done = compact(spark, CompactOptions(**where, segment_bytes=1000, tombstone_seconds=-3600.0))
     left = expected(sealed, tombstones=False) + (kept[-1:] if b"deleted" in kept[-1][1] else [])
     assert records(tcp, topic) == left + active
     assert done.tombstones == sum(b"deleted" in payload for _, payload in kept[:-1])
@@ -152,7 +152,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert described["records"] == len(left) + len(active)
 
     append(tcp, topic, [b'{"id": 1, "n": "new"}'])
-    rolled = compact(spark, **where, roll=True)
+    rolled = compact(spark, CompactOptions(**where, roll=True))
     everything = expected(left + active, tombstones=True)
     assert (rolled.end, rolled.records) == (251, len(records(tcp, topic)))
     assert records(tcp, topic)[-1] == (250, b'{"id": 1, "n": "new"}')
@@ -161,7 +161,8 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert [segment["compacted"] for segment in segments] == [True, False]
     monkeypatch.setattr(compact_in_place, "_plan", lambda *_: Kept({}))
     with pytest.raises(Conflict, match=r"0 records were read where its segments have \d+"):
-        compact(spark, **where)  # what was not read is not judged, and must not be removed
+        # What was not read is not judged, and must not be removed.
+        compact(spark, CompactOptions(**where))
     assert len(records(tcp, topic)) == rolled.records
 
 
@@ -183,17 +184,17 @@ def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(
     with monkeypatch.context() as patch:
         patch.setattr(compact_job, "_commit", dies)
         with pytest.raises(KeyboardInterrupt):
-            compact(spark, **where)
+            compact(spark, CompactOptions(**where))
     append(tcp, topic, history(Random(2), 40, 80))  # the run under way must not grow by these
-    done = compact(spark, **where)
+    done = compact(spark, CompactOptions(**where))
     assert (done.end, done.records) == (80, len(wanted))
     assert [payload for _, payload in records(tcp, target)] == wanted
 
-    more = compact(spark, **where)
+    more = compact(spark, CompactOptions(**where))
     assert (more.first, more.end, more.tombstones) == (80, 120, 0)
     later = [payload for _, payload in expected(records(tcp, topic)[80:], tombstones=True)]
     assert [payload for _, payload in records(tcp, target)] == wanted + later
-    assert compact(spark, **where).records_before == 0
+    assert compact(spark, CompactOptions(**where)).records_before == 0
     lag = call(f"{server.url}/topics/{topic}/groups/compact-{target}", "GET")["lag"]
     assert lag == 0
 
@@ -212,7 +213,7 @@ def test_a_parquet_snapshot_is_replaced_as_a_whole(
 
     append(tcp, topic, history(Random(3), 60))
     first = records(tcp, topic)
-    assert compact(spark, **where).records == len(expected(first, tombstones=False))
+    assert compact(spark, CompactOptions(**where)).records == len(expected(first, tombstones=False))
     assert snapshot() == expected(first, tombstones=False)
     append(tcp, topic, history(Random(4), 60, 60))
 
@@ -222,17 +223,19 @@ def test_a_parquet_snapshot_is_replaced_as_a_whole(
     with monkeypatch.context() as patch:
         patch.setattr(Lake, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            compact(spark, **where)
+            compact(spark, CompactOptions(**where))
     assert snapshot() == expected(first, tombstones=False)
-    compact(spark, **where)
+    compact(spark, CompactOptions(**where))
     assert snapshot() == expected(records(tcp, topic), tombstones=False)
-    assert compact(spark, **where).records_before == 0
+    assert compact(spark, CompactOptions(**where)).records_before == 0
     with pytest.raises(Conflict, match="another key"):
-        compact(spark, **{**where, "key": "$.n"})
+        compact(spark, CompactOptions(**{**where, "key": "$.n"}))
     with pytest.raises(InvalidRequest, match="the SQL of the key"):
         compact(
             spark,
-            **{**where, "key": None, "key_sql": "no_such_column", "to": str(tmp_path / "other")},
+            CompactOptions(
+                **{**where, "key": None, "key_sql": "no_such_column", "to": str(tmp_path / "other")}
+            ),
         )
 
 
@@ -246,9 +249,9 @@ def test_what_cannot_be_meant_is_refused() -> None:
         with pytest.raises(InvalidRequest):
             Keys(**keys)
     with pytest.raises(InvalidRequest, match="to a topic, to a directory"):
-        compact(None, topic="t", key="$.id")
+        compact(None, CompactOptions(topic="t", key="$.id"))
     with pytest.raises(InvalidRequest, match="in place"):
-        compact(None, topic="t", key="$.id", to_topic="t")
+        compact(None, CompactOptions(topic="t", key="$.id", to_topic="t"))
 
 
 def test_bits_are_cut_and_segments_grouped_as_the_broker_expects() -> None:

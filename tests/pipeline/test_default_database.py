@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs.rollup import rollup
+from penstock.pipeline.jobs.rollup import RollupOptions, rollup
 from penstock.pipeline.options import Options
 from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources.postgres import Postgres
@@ -69,7 +69,8 @@ def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
         == 20
     )
     done_now = rollup(
-        spark, since=datetime.now(UTC) - timedelta(minutes=5), until=datetime.now(UTC)
+        spark,
+        RollupOptions(since=datetime.now(UTC) - timedelta(minutes=5), until=datetime.now(UTC)),
     )
     assert done_now.queues == 1
     if soak:  # a JVM of its own

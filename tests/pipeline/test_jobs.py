@@ -23,7 +23,7 @@ from penstock.pipeline.jobs.archive import (
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.jobs.recover import find_files, recover
-from penstock.pipeline.jobs.replay import replay
+from penstock.pipeline.jobs.replay import ReplayOptions, replay
 from penstock.pipeline.lake import maintenance
 from penstock.pipeline.lake.table import LakeTable
 from penstock.pipeline.sinks.queue import PushLink
@@ -95,15 +95,15 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
         "broker": tcp,
         "where": "offset % 2 = 0",
     }
-    dry = replay(spark, **plan)
+    dry = replay(spark, ReplayOptions(**plan))
     assert (dry.rows, dry.first, dry.last, dry.executed) == (40, 0, 78, False)
     for _ in range(2):  # the second run with the same id adds nothing
-        assert replay(spark, **plan, execute=True).rows == 40
+        assert replay(spark, ReplayOptions(**plan, execute=True)).rows == 40
     assert [int(row["payload"]) for row in batch_rows(broker=tcp, topic=copy)] == list(
         range(0, 80, 2)
     )
     with pytest.raises(InvalidRequest, match="into itself"):
-        replay(spark, topic=topic, id="x", to_topic=topic, broker=tcp)
+        replay(spark, ReplayOptions(topic=topic, id="x", to_topic=topic, broker=tcp))
 
 
 @pytest.mark.spark

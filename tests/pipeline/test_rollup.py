@@ -23,7 +23,7 @@ from penstock.cli import pipeline as _pipeline_commands  # noqa: F401
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import rollup_minutes as minutes
-from penstock.pipeline.jobs.dlq_report import dlq_report
+from penstock.pipeline.jobs.dlq_report import ReportOptions, dlq_report
 from penstock.pipeline.jobs.html_report import (
     Panel,
     Report,
@@ -34,7 +34,14 @@ from penstock.pipeline.jobs.html_report import (
     to_html,
     write,
 )
-from penstock.pipeline.jobs.rollup import REACHED, _known, _topic_names, _window, rollup
+from penstock.pipeline.jobs.rollup import (
+    REACHED,
+    RollupOptions,
+    _known,
+    _topic_names,
+    _window,
+    rollup,
+)
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
 from penstock.pipeline.options import Options
@@ -382,14 +389,19 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
     assert of_indexer["latency"]["count"] == 2
     assert 0 < of_indexer["latency"]["p99"] / 1000 <= (took + 0.1) * (1 + ERROR)
 
-    again = rollup(spark, **where)
+    again = rollup(spark, RollupOptions(**where))
     assert again.rows == done["rows"]
     assert call(f"{ask}&queue={ledger.queue}&group=g") == first
     call(
         f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE"
     )  # its bytes can be read no more
     until = datetime.now(UTC) + timedelta(minutes=1)
-    rollup(spark, queues=[ledger.queue], database=server.database_url, since=since, until=until)
+    rollup(
+        spark,
+        RollupOptions(
+            queues=[ledger.queue], database=server.database_url, since=since, until=until
+        ),
+    )
     ask = f"{server.url}/api/v1/analytics?from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
     (kept,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
     assert (kept["pushed"], kept["bytes"]) == (50, ledger.counts["bytes"])
@@ -399,11 +411,11 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
     assert _known(postgres, []).queues.items() >= _known(postgres, [ledger.queue]).queues.items()
     assert topic in _topic_names(tcp, None, [])
     with pytest.raises(NotFound, match="no topic 'nobody'"):
-        rollup(spark, topics=["nobody"], broker=tcp, database=server.database_url)
+        rollup(spark, RollupOptions(topics=["nobody"], broker=tcp, database=server.database_url))
     with pytest.raises(NotFound, match="no queue 'nobody'"):
-        rollup(spark, queues=["nobody"], database=server.database_url)
+        rollup(spark, RollupOptions(queues=["nobody"], database=server.database_url))
     with pytest.raises(InvalidRequest, match="since is a time such as"):
-        rollup(spark, since="last week", database=server.database_url)
+        rollup(spark, RollupOptions(since="last week", database=server.database_url))
 
 
 def test_a_report_shows_names_as_they_are_and_runs_nothing_in_them(tmp_path) -> None:
@@ -579,6 +591,8 @@ def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark,
             assert datetime.fromisoformat(kind["last"]) - times[-1] < timedelta(milliseconds=1)
     is_report(html, one.queue, other.queue, "timeout after &lt;n&gt; s", "By error")
     quiet = Ledger(server.url)
-    nothing = dlq_report(spark, database=server.database_url, queues=[quiet.queue], html=html)
+    nothing = dlq_report(
+        spark, ReportOptions(database=server.database_url, queues=[quiet.queue], html=html)
+    )
     assert (nothing.total, nothing.kinds) == (0, [])
     assert "no dead letters" in html.read_text()

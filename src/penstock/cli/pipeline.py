@@ -400,10 +400,10 @@ def replay(
     Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
     """
     with _reporting():
+        from penstock.pipeline.jobs.replay import ReplayOptions
         from penstock.pipeline.jobs.replay import replay as job
 
-        done = job(
-            _session("replay", master),
+        options = ReplayOptions(
             topic=topic,
             id=id,
             to_topic=to_topic,
@@ -417,8 +417,8 @@ def replay(
             end=end,
             rate=rate,
             execute=execute,
-            say=_say,
         )
+        done = job(_session("replay", master), options, _say)
     print_json(done)
 
 
@@ -472,10 +472,10 @@ def compact(
     '$.id' --in-place`
     """
     with _reporting():
+        from penstock.pipeline.jobs.compact import CompactOptions
         from penstock.pipeline.jobs.compact import compact as job
 
-        done = job(
-            _session("compact", master),
+        options = CompactOptions(
             topic=topic,
             key=key,
             key_sql=key_sql,
@@ -491,8 +491,8 @@ def compact(
             broker=broker,
             url=url,
             token=token,
-            say=_say,
         )
+        done = job(_session("compact", master), options, _say)
     print_json({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved})
 
 

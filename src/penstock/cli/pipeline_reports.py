@@ -58,13 +58,13 @@ def rollup(
     """
     with _reporting():
         from penstock.pipeline.jobs.html_report import check_target
+        from penstock.pipeline.jobs.rollup import RollupOptions
         from penstock.pipeline.jobs.rollup import rollup as job
         from penstock.pipeline.jobs.rollup_report import write_report
 
         check_target(html)
         queues, topics = queue or [], topic or []
-        done = job(
-            _session("rollup", master),
+        options = RollupOptions(
             database=database,
             broker=broker if topics or not queues else None,
             url=url,
@@ -74,8 +74,8 @@ def rollup(
             since=since,
             until=until,
             keep_days=keep_days,
-            say=_say,
         )
+        done = job(_session("rollup", master), options, _say)
         if html:
             window = (done.since, max(done.until, done.since))
             write_report(*window, database=database, queues=queues, topics=topics, html=html)
@@ -102,18 +102,18 @@ def dlq_report(
     `penstock pipeline run dlq-report --since 7d --html dead.html`
     """
     with _reporting():
+        from penstock.pipeline.jobs.dlq_report import ReportOptions
         from penstock.pipeline.jobs.dlq_report import dlq_report as job
 
-        figures = job(
-            _session("dlq-report", master),
+        options = ReportOptions(
             database=database,
             queues=queue or [],
             since=since,
             until=until,
             samples=samples,
             html=html,
-            say=_say,
         )
+        figures = job(_session("dlq-report", master), options, _say)
     made = {key: value for key, value in dataclasses.asdict(figures).items() if key != "times"}
     columns = (
         Column("count", format=count),

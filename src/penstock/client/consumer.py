@@ -117,7 +117,7 @@ class Consumer:
     fails it when the handler raises. Made by `Client.consumer`, run by `Client.run`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 public, by keyword
         self,
         client: QueueClient,
         address: str | Address,

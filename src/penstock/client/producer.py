@@ -83,7 +83,7 @@ class Producer:
     batch is sent.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 public, by keyword
         self,
         link: Link,
         topic: str,

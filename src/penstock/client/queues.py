@@ -92,7 +92,7 @@ class QueueClient:
 
     # Push
 
-    async def push(
+    async def push(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address,
         payload: Any,
@@ -209,7 +209,7 @@ class QueueClient:
 
     # Pop and ack
 
-    async def pop(
+    async def pop(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address | None = None,
         *,
@@ -261,7 +261,7 @@ class QueueClient:
         tracing.received(messages, started)
         return messages
 
-    async def ack_and_pop(
+    async def ack_and_pop(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address,
         answers: Sequence[tuple[Received, dict[str, str]]],
@@ -342,7 +342,7 @@ class QueueClient:
             self._leases.keep(popped.messages, float(lease_time) if lease_time.isdecimal() else 0.0)
         return popped.messages
 
-    async def take(
+    async def take(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address,
         *,

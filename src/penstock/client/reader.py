@@ -70,7 +70,7 @@ class ReaderOptions(TypedDict, total=False):
 class Reader:
     """Made by `Topic.reader`; iterate over it for records, over `batches()` for batches."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 public, by keyword
         self,
         link: Link,
         topic: str,

@@ -43,7 +43,7 @@ class Outbox:
     def __init__(self, schema: str = "penstock") -> None:
         self.schema = schema
 
-    async def push(
+    async def push(  # noqa: PLR0913 public, by keyword
         self,
         connection: Any,
         queue: str,

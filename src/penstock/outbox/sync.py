@@ -36,7 +36,7 @@ class SyncOutbox:
     def __init__(self, schema: str = "penstock") -> None:
         self.schema = schema
 
-    def push(
+    def push(  # noqa: PLR0913 public, by keyword
         self,
         connection: Any,
         queue: str,

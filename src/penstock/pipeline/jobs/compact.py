@@ -18,6 +18,7 @@ run, for those who read them.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
@@ -29,7 +30,7 @@ from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.topic import DataLoss
 
-__all__ = ["Compacted", "compact", "read_compacted"]
+__all__ = ["CompactOptions", "Compacted", "compact", "read_compacted"]
 
 # source offsets written to a topic at once; part of the identity, so it never changes
 RANGE = 1_000_000
@@ -38,43 +39,53 @@ FILE_ROWS = 5_000_000
 TOMBSTONE_SECONDS = 86_400.0
 
 
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """What to compact, by which key, and where to."""
+
+    topic: str
+    key: str | None = None
+    key_sql: str | None = None
+    tombstone: str | None = None
+    tombstone_sql: str | None = None
+    to_topic: str | None = None
+    to: str | None = None
+    in_place: bool = False
+    broker: str = "127.0.0.1:12345"
+    url: str = "http://127.0.0.1:6632"
+    directory: str | None = None
+    token: str | None = None
+    tombstone_seconds: float = TOMBSTONE_SECONDS
+    roll: bool = False
+    segment_bytes: int = SEGMENT_BYTES
+    dry_run: bool = False
+
+
 def compact(
-    spark: Any,
-    *,
-    topic: str,
-    key: str | None = None,
-    key_sql: str | None = None,
-    tombstone: str | None = None,
-    tombstone_sql: str | None = None,
-    to_topic: str | None = None,
-    to: str | None = None,
-    in_place: bool = False,
-    broker: str = "127.0.0.1:12345",
-    url: str = "http://127.0.0.1:6632",
-    directory: str | None = None,
-    token: str | None = None,
-    tombstone_seconds: float = TOMBSTONE_SECONDS,
-    roll: bool = False,
-    segment_bytes: int = SEGMENT_BYTES,
-    dry_run: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    spark: Any, options: CompactOptions, say: Callable[[str], None] = lambda _: None
 ) -> Compacted:
-    """Keep the latest record per key of `topic`. Safe to kill at any moment and to run again."""
-    if sum((bool(to_topic), bool(to), in_place)) != 1:
+    """Keep the latest record per key of the topic. Safe to kill at any moment and to run again."""
+    if sum((bool(options.to_topic), bool(options.to), options.in_place)) != 1:
         raise InvalidRequest(
             "compact goes to a topic, to a directory of Parquet files, or is done in place"
         )
-    if to_topic == topic:
-        raise InvalidRequest(f"to compact {topic!r} into itself is to do it in place")
-    keys = Keys(key, key_sql, tombstone, tombstone_sql)
+    if options.to_topic == options.topic:
+        raise InvalidRequest(f"to compact {options.topic!r} into itself is to do it in place")
+    keys = Keys(options.key, options.key_sql, options.tombstone, options.tombstone_sql)
     spark = activate(spark)
-    given = {"broker": broker, "directory": directory, "token": token}
+    given = {"broker": options.broker, "directory": options.directory, "token": options.token}
     connection = {name: value for name, value in given.items() if value}
-    with BrokerCaller(url, token=token, patience=BROKER_PATIENCE_SECONDS) as caller:
-        source = Source(spark, caller, topic, keys, connection, dry_run, say)
-        if in_place:
-            return swap_segments(source, tombstone_seconds, roll, segment_bytes)
-        return _to_topic(source, to_topic) if to_topic else _to_parquet(source, str(to))
+    with BrokerCaller(options.url, token=options.token, patience=BROKER_PATIENCE_SECONDS) as caller:
+        source = Source(spark, caller, options.topic, keys, connection, options.dry_run, say)
+        if options.in_place:
+            return swap_segments(
+                source, options.tombstone_seconds, options.roll, options.segment_bytes
+            )
+        return (
+            _to_topic(source, options.to_topic)
+            if options.to_topic
+            else _to_parquet(source, str(options.to))
+        )
 
 
 def read_compacted(spark: Any, root: str, topic: str) -> Any:

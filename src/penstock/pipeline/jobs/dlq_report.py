@@ -102,34 +102,43 @@ class Letters:
     times: dict[tuple[str, str], dict[datetime, int]] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Which dead letters, and where the report goes."""
+
+    database: str | None = None
+    queues: Sequence[str] = ()
+    since: str | datetime | None = None
+    until: str | datetime | None = None
+    samples: int = 3
+    html: str | Path | None = None
+
+
 def dlq_report(
-    spark: Any,
-    *,
-    database: str | None = None,
-    queues: Sequence[str] = (),
-    since: str | datetime | None = None,
-    until: str | datetime | None = None,
-    samples: int = 3,
-    html: str | Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    spark: Any, options: ReportOptions, say: Callable[[str], None] = lambda _: None
 ) -> Letters:
     """Group the dead letters that failed between `since` (default: the first) and `until` (default:
     now).
     """
-    if not 0 <= samples <= 100:
+    if not 0 <= options.samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
-    html_report.check_target(html)
-    postgres = Postgres(Options({"database": database} if database else {}))
+    html_report.check_target(options.html)
+    postgres = Postgres(Options({"database": options.database} if options.database else {}))
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
-    end = moment(until, now, "until") if until else now
-    begin = moment(since, now, "since") if since else None
+    end = moment(options.until, now, "until") if options.until else now
+    begin = moment(options.since, now, "since") if options.since else None
     figures = _collect(
-        activate(spark), postgres, _queries(postgres, queues, begin, end), begin, end, samples
+        activate(spark),
+        postgres,
+        _queries(postgres, options.queues, begin, end),
+        begin,
+        end,
+        options.samples,
     )
     say(f"{figures.total} dead letters of {len(figures.kinds)} kinds")
     _add_payloads(postgres, figures.kinds)
-    if html:
-        html_report.write(build(figures), html)
+    if options.html:
+        html_report.write(build(figures), options.html)
     return figures
 
 

@@ -42,52 +42,64 @@ class Replayed:
     executed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Which records are written again, and where to."""
+
+    topic: str
+    id: str
+    to_topic: str | None = None
+    to_queue: str | None = None
+    archive: str | None = None
+    broker: str | None = None
+    directory: str | None = None
+    url: str | None = None
+    token: str | None = None
+    where: str | None = None
+    start: int | None = None
+    end: int | None = None
+    rate: float = 0.0
+    execute: bool = False
+
+
 def replay(
-    spark: Any,
-    *,
-    topic: str,
-    id: str,
-    to_topic: str | None = None,
-    to_queue: str | None = None,
-    archive: str | None = None,
-    broker: str | None = None,
-    directory: str | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    where: str | None = None,
-    start: int | None = None,
-    end: int | None = None,
-    rate: float = 0.0,
-    execute: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    spark: Any, options: ReplayOptions, say: Callable[[str], None] = lambda _: None
 ) -> Replayed:
-    """Write the records of `topic` again that `where` (SQL over topic, offset, timestamp, payload)
+    """Write the records again that `where` (SQL over topic, offset, timestamp, payload)
     selects.
     """
-    if bool(to_topic) == bool(to_queue):
+    if bool(options.to_topic) == bool(options.to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")
-    if to_topic == topic and not archive:
+    if options.to_topic == options.topic and not options.archive:
         raise InvalidRequest(
-            f"a replay of {topic!r} into itself would read what it writes: name an end, or "
+            f"a replay of {options.topic!r} into itself would read what it writes: name an end, or "
             "another topic"
         )
-    if rate < 0:
-        raise InvalidRequest(f"the rate is a number of records per second, not {rate:g}")
+    if options.rate < 0:
+        raise InvalidRequest(f"the rate is a number of records per second, not {options.rate:g}")
     spark = activate(spark)
-    connection = {"broker": broker, "directory": directory, "token": token}
-    frame = _source(spark, topic, archive, connection, start, end)
-    if where:
-        frame = frame.where(where)
+    connection = {"broker": options.broker, "directory": options.directory, "token": options.token}
+    frame = _source(spark, options.topic, options.archive, connection, options.start, options.end)
+    if options.where:
+        frame = frame.where(options.where)
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
     if bounds.last is None:
-        return Replayed(0, None, None, 0, execute)
-    limit, step = bounds.last + 1, min(RANGE, max(1, int(rate))) if rate else RANGE
-    if execute:
-        keeper = _keeper(to_topic, broker, url, token)
+        return Replayed(0, None, None, 0, options.execute)
+    limit, step = bounds.last + 1, min(RANGE, max(1, int(options.rate))) if options.rate else RANGE
+    if options.execute:
+        keeper = _keeper(options.to_topic, options.broker, options.url, options.token)
         try:
-            plan = json.dumps([where or "", start, end, bool(archive)])
+            plan = json.dumps(
+                [options.where or "", options.start, options.end, bool(options.archive)]
+            )
             limit, step = _planned(
-                keeper.claim, to_topic or str(to_queue), topic, id, plan, limit, step
+                keeper.claim,
+                options.to_topic or str(options.to_queue),
+                options.topic,
+                options.id,
+                plan,
+                limit,
+                step,
             )
         finally:
             keeper.close()
@@ -95,8 +107,10 @@ def replay(
     counts = frame.selectExpr(f"offset DIV {step} AS range", "offset").groupBy("range")
     ranges = sorted(tuple(row) for row in counts.agg({"offset": "count"}).collect())
     last = frame.selectExpr("max(offset) AS last").collect()[0].last
-    result = Replayed(sum(count for _, count in ranges), bounds.first, last, len(ranges), execute)
-    if not execute:
+    result = Replayed(
+        sum(count for _, count in ranges), bounds.first, last, len(ranges), options.execute
+    )
+    if not options.execute:
         return result
     written, fastest = 0, float("inf")
     for number, count in ranges:
@@ -108,12 +122,18 @@ def replay(
             .select("offset", "payload")
         )
         writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-        app = f"replay:{id}:{topic}:{low}" if step == RANGE else f"replay:{id}:{topic}:{low}:{step}"
-        writer = writer.option("appId", app).options(**({"token": token} if token else {}))
+        app = (
+            f"replay:{options.id}:{options.topic}:{low}"
+            if step == RANGE
+            else f"replay:{options.id}:{options.topic}:{low}:{step}"
+        )
+        writer = writer.option("appId", app).options(
+            **({"token": options.token} if options.token else {})
+        )
         writer = (
-            writer.option("topic", to_topic).option("broker", str(broker))
-            if to_topic
-            else writer.option("queue", str(to_queue)).option("url", str(url))
+            writer.option("topic", options.to_topic).option("broker", str(options.broker))
+            if options.to_topic
+            else writer.option("queue", str(options.to_queue)).option("url", str(options.url))
         )
         try:
             writer.save()
@@ -121,7 +141,7 @@ def replay(
             if OTHER_ROWS not in cause(error):
                 raise
             raise Conflict(
-                f"the source no longer has the records that replay {id!r} was begun with "
+                f"the source no longer has the records that replay {options.id!r} was begun with "
                 f"(offsets {low} to "
                 f"{low + step - 1}). Nothing of these was written. Replay what is there under "
                 "another --id."
@@ -130,9 +150,9 @@ def replay(
         say(f"{written} of {result.rows} records")
         fastest = min(fastest, time.monotonic() - began)
         if (
-            rate and written < result.rows
+            options.rate and written < result.rows
         ):  # the next ones arrive at the end of a write, which takes its time too
-            time.sleep(max(0.0, count / rate - fastest))
+            time.sleep(max(0.0, count / options.rate - fastest))
     return result
 
 

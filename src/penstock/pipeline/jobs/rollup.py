@@ -79,20 +79,24 @@ class RolledUp:
     forgotten: int = 0  # rows older than `keep_days`, deleted
 
 
+@dataclass(frozen=True, slots=True)
+class RollupOptions:
+    """What to roll up."""
+
+    database: str | None = None
+    broker: str | None = None
+    url: str | None = None
+    token: str | None = None
+    queues: Sequence[str] = ()
+    topics: Sequence[str] = ()
+    since: str | datetime | None = None
+    until: str | datetime | None = None
+    keep_days: int | None = None
+    tasks: int = TASKS
+
+
 def rollup(
-    spark: Any,
-    *,
-    database: str | None = None,
-    broker: str | None = None,
-    url: str | None = None,
-    token: str | None = None,
-    queues: Sequence[str] = (),
-    topics: Sequence[str] = (),
-    since: str | datetime | None = None,
-    until: str | datetime | None = None,
-    keep_days: int | None = None,
-    tasks: int = TASKS,
-    say: Callable[[str], None] = lambda _: None,
+    spark: Any, options: RollupOptions, say: Callable[[str], None] = lambda _: None
 ) -> RolledUp:
     """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default:
     now).
@@ -100,47 +104,52 @@ def rollup(
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
     groups when `url` is.
     """
-    postgres = Postgres(Options({"database": database} if database else {}))
-    if topics and not broker:
+    postgres = Postgres(Options({"database": options.database} if options.database else {}))
+    if options.topics and not options.broker:
         raise InvalidRequest("give the broker's address: topics are read from it")
     postgres.rows("SELECT queue_rollup()")
-    scopes = [*(f"queue:{name}" for name in queues), *(f"topic:{name}" for name in topics)]
-    scopes = scopes or ["queues", *(["topics"] if broker else [])]
-    start, end = _window(postgres, scopes, since, until)
+    scopes = [
+        *(f"queue:{name}" for name in options.queues),
+        *(f"topic:{name}" for name in options.topics),
+    ]
+    scopes = scopes or ["queues", *(["topics"] if options.broker else [])]
+    start, end = _window(postgres, scopes, options.since, options.until)
     done = RolledUp(start, end)
     if start >= end:
         return done
     spark = activate(spark)
-    if queues or not topics:
-        known = _known(postgres, queues)
+    if options.queues or not options.topics:
+        known = _known(postgres, options.queues)
         done.queues, done.groups = len(known.queues), len(known.groups)
         if known.queues:
             say(
                 f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to "
                 f"{end:%F %H:%M} UTC"
             )
-            made = minutes.queue_minutes(spark, postgres, known, start, end, tasks)
+            made = minutes.queue_minutes(spark, postgres, known, start, end, options.tasks)
             done.rows += postgres_frames.write(made, postgres, WRITE)
-    if broker and (topics or not queues):
-        names = _topic_names(broker, token, topics)
+    if options.broker and (options.topics or not options.queues):
+        names = _topic_names(options.broker, options.token, options.topics)
         done.topics = len(names)
         if names:
             say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
             done.rows += postgres_frames.write(
-                minutes.topic_minutes(spark, broker, token, names, start, end), postgres, WRITE
+                minutes.topic_minutes(spark, options.broker, options.token, names, start, end),
+                postgres,
+                WRITE,
             )
-            if url:
-                with BrokerCaller(url, token=token, patience=10.0) as caller:
-                    done.rows += _topic_groups(postgres, caller, set(topics), start, end)
+            if options.url:
+                with BrokerCaller(options.url, token=options.token, patience=10.0) as caller:
+                    done.rows += _topic_groups(postgres, caller, set(options.topics), start, end)
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
-    if keep_days is not None:
+    if options.keep_days is not None:
         forget = (
             "WITH gone AS (DELETE FROM analytics WHERE minute < now() - "
             "make_interval(days => {}) RETURNING 1)"
         )
         done.forgotten = postgres.rows(
-            forget.format(int(keep_days)) + " SELECT count(*) FROM gone"
+            forget.format(int(options.keep_days)) + " SELECT count(*) FROM gone"
         )[0][0]
     return done
 
