@@ -10,11 +10,26 @@ from typing import Any
 
 import httpx
 import jsonschema
+import msgspec
 import pytest
 
+from penstock.client import results, routes
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 
+# What the client makes of answers, by operation.
+DECODED: dict[str, Any] = {
+    "POST /api/v1/configure": results.Configured,
+    "GET /api/v1/status/queues/{queue}": results.QueueDescription,
+    "GET /api/v1/consumer-groups": list[results.GroupSummary],
+    "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": results.Seek,
+    "GET /api/v1/dlq": results.DeadLetters,
+    "GET /api/v1/scheduled": results.ScheduledMessages,
+    "GET /api/v1/routes": routes._All,
+    "GET /api/v1/routes/{name}": results.RouteStatus,
+    "GET /api/v1/schedules/{name}": results.Schedule,
+    "GET /health": results.BrokerStatus,
+}
 TOOL = Path(__file__).parents[2] / "tools/api-examples"
 
 
@@ -86,3 +101,16 @@ def test_every_answer_has_the_shape_that_is_documented(session):
 def test_every_operation_is_played(session):
     document, played = session
     assert " ".join(sorted(answers(document).keys() - played.keys())) == ""
+
+
+@pytest.mark.parametrize("operation", DECODED)
+def test_the_client_understands_every_answer(session, operation):
+    _, played = session
+    text = json.dumps(played[operation]["answer"]).encode()
+    msgspec.json.decode(text, type=DECODED[operation])
+
+
+def test_the_client_understands_a_route_that_could_not_start():
+    failed = {"name": "lake", "state": "failed", "lastError": "no such table"}
+    status = msgspec.convert(failed, results.RouteStatus)
+    assert (status.state, status.last_error, status.queue) == ("failed", "no such table", None)

@@ -190,15 +190,15 @@ class RouteQueue(Result, kw_only=True):
 
 
 class RouteStatus(Result, kw_only=True):
-    """An export route and how it is."""
+    """An export route and how it is; of one that could not start only `state` and `last_error`."""
 
     name: str
     state: str
-    source: str
-    destination: str
+    source: dict[str, str] | str = "push"  # {"topic": ...}, or {"queue": ..., "group": ...}
+    destination: str = ""
     paused: str | None = None
     lag: int | None = None
-    queue: RouteQueue
+    queue: RouteQueue | None = None
     dead_letters: int = 0
     last_error: str | None = None
 
