@@ -4,6 +4,7 @@ whoever asks for it.
 
 import shutil
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
     flow.append(0, 40)
     to = {"to_queue": f"out-{flow.tag}", "url": flow.server.url}
 
-    def run(**more: Any) -> int:
+    def run(say: Callable[[str], None] = lambda _: None, **more: Any) -> int:
         given = {
             "topic": f"in-{flow.tag}",
             "id": "r",
@@ -195,7 +196,7 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
             **to,
             **more,
         }
-        return replay(flow.spark, ReplayOptions(execute=True, **given)).rows
+        return replay(flow.spark, ReplayOptions(execute=True, **given), say).rows
 
     said: list[str] = []
 
