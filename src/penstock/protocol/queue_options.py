@@ -19,47 +19,47 @@ def _whole(meaning: str, least: int = 0) -> Meta:
 class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     """The options of one queue, as configured."""
 
-    lease_time: Annotated[int, _whole("seconds a lease lasts; 0 means 60")] = 300
-    retry_limit: Annotated[int, _whole("attempts after the first")] = 3
+    lease_time: Annotated[int, _whole("length of a lease in seconds; 0 means 60")] = 300
+    retry_limit: Annotated[int, _whole("retries after the first attempt")] = 3
     retry_delay: Annotated[
-        int, _whole("milliseconds before the next attempt; strict order waits with it")
+        int, _whole("milliseconds before a retry; blocks the partition under strict order")
     ] = 1000
     delayed_processing: Annotated[
-        int, _whole("seconds; a message is delivered when it is that old")
+        int, _whole("deliver a message when it is this many seconds old")
     ] = 0
     window_buffer: Annotated[
-        int, _whole("seconds; a partition is delivered when its newest message is that old")
+        int, _whole("deliver a partition when its newest message is this many seconds old")
     ] = 0
     max_size: Annotated[
-        int, _whole("most messages the slowest group has not answered; 0: no limit")
+        int, _whole("limit of messages that the slowest group has not finished; 0: no limit")
     ] = 0
-    ttl: Annotated[
-        int, _whole("seconds; older messages are dropped, counted and deleted; 0: never")
-    ] = 0
+    ttl: Annotated[int, _whole("drop messages older than this many seconds; 0: never")] = 0
     priority: Annotated[
-        int, _whole("higher first among the queues of a namespace or task", -LARGEST)
+        int, _whole("higher values are popped first within a namespace or task", -LARGEST)
     ] = 0
     dead_letter_queue: Annotated[
-        bool, Meta(description="false: exhausted messages are dropped and counted")
+        bool, Meta(description="false: drop messages after the last attempt")
     ] = True
     dlq_after_max_retries: Annotated[
-        bool, Meta(description="false: exhausted messages are dropped and counted")
+        bool, Meta(description="false: drop messages after the last attempt")
     ] = True
     retention_enabled: Annotated[
-        bool, Meta(description="whether the two options of retention apply")
+        bool, Meta(description="apply the two retention options below")
     ] = False
-    retention_seconds: Annotated[int, _whole("older messages are deleted; 0: never")] = 0
+    retention_seconds: Annotated[int, _whole("delete messages older than this; 0: never")] = 0
     completed_retention_seconds: Annotated[
-        int, _whole("older messages that every group has answered are deleted; 0: never")
+        int, _whole("delete older messages that every group has finished; 0: never")
     ] = 0
     max_wait_time_seconds: Annotated[
-        int, _whole("older messages that some group has not answered are deleted; 0: never")
+        int, _whole("delete older messages that a group has not finished; 0: never")
     ] = 0
     encryption_enabled: Annotated[
         bool,
-        Meta(description="payloads and headers are sealed with AES-256-GCM before they are stored"),
+        Meta(description="encrypt payloads and headers with AES-256-GCM"),
     ] = False
     ordering: Annotated[
         Literal["partition", "none"],
-        Meta(description="partition: one lease at a time, strict order; none: competing consumers"),
+        Meta(
+            description="partition: strict order per partition; none: consumers share a partition"
+        ),
     ] = "partition"
