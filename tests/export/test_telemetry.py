@@ -69,7 +69,7 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     assert len(json.loads(dashboard)["panels"]) > 10
     alerts = yaml.safe_load((ROOT / "deploy/prometheus/export.yml").read_text())
     expressions = "\n".join(rule["expr"] for group in alerts["groups"] for rule in group["rules"])
-    documents = (ROOT / "docs/reference/export.md").read_text()
+    documents = (ROOT / "docs/reference/metrics.md").read_text()
     labels = {name.partition("{")[0]: set(re.findall(r"(\w+)=\"", name)) for name in samples}
     for metric, matchers in re.findall(
         r"(penstock_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)
