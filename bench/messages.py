@@ -1,6 +1,7 @@
 """What headers and messages for later cost, over HTTP on a broker with its PostgreSQL.
 
-- Pushes with three headers against pushes without, alternating on one broker.
+- Pushes with three headers against pushes without, alternating on one broker: the same headers in
+  all messages of a request, as one traced call sends them, and another trace in each.
 - Pushes without headers against a broker of an earlier checkout, each with its own database on one
   PostgreSQL: `PENSTOCK_BENCH_BASE=/path/to/checkout` names it (`git worktree add /path <commit>`).
 - How long after the moment at which many messages are due the last of them is in its queue
@@ -34,6 +35,7 @@ HEADERS = (
     b',"headers":{"tenant":"acme","content-type":"application/json",'
     b'"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}'
 )
+TRACE = b"4bf92f3577b34da6"
 SPREAD_MESSAGES, SPREAD_SECONDS = 2000, 4.0
 PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 0.02
@@ -45,17 +47,21 @@ WAIT = """INSERT INTO penstock.scheduled_messages
 
 
 class MessageGround(Ground):
-    """`extra` is written into every item of a push."""
+    """`extra` is written into every item of a push, with another trace in each if `traces`."""
 
     extra = b""
+    traces = False
 
     def push_request(self, queue: str, partition: int, count: int, tag: str) -> bytes:
         items = [
             b'{"queue":"%s","partition":"p%d","payload":%s,"transactionId":"%s-%d"%s}'
-            % (queue.encode(), partition, PAYLOAD, tag.encode(), number, self.extra)
+            % (queue.encode(), partition, PAYLOAD, tag.encode(), number, self._extra(number))
             for number in range(count)
         ]
         return _post("/api/v1/push", b'{"items":[%s]}' % b",".join(items))
+
+    def _extra(self, number: int) -> bytes:
+        return self.extra.replace(TRACE, b"%016x" % number) if self.traces else self.extra
 
 
 def contests() -> Iterator[Contest]:
@@ -69,18 +75,19 @@ def contests() -> Iterator[Contest]:
 def _headers(ground: MessageGround) -> Iterator[Contest]:
     rounds = Rounds(ground)
 
-    def push(extra: bytes, connections: int, batch: int) -> float:
-        ground.extra = extra
+    def push(extra: bytes, connections: int, batch: int, traces: bool = False) -> float:
+        ground.extra, ground.traces = extra, traces
         try:
             return ground.runner.run(rounds.push(connections, batch))
         finally:
-            ground.extra = b""
+            ground.extra, ground.traces = b"", False
 
-    for connections, batch in ((64, 1), (16, 100)):
+    for connections, batch, traces in ((64, 1, False), (16, 100, False), (16, 100, True)):
         yield Contest(
-            name=f"messages: push, {batch} per request, three headers",
+            name=f"messages: push, {batch} per request, three headers"
+            + (", another trace in each" if traces else ""),
             unit="messages/s",
-            ours=partial(push, HEADERS, connections, batch),
+            ours=partial(push, HEADERS, connections, batch, traces),
             theirs=partial(push, b"", connections, batch),
             against="without headers",
             at_least=0.85,

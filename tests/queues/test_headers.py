@@ -42,6 +42,51 @@ def test_headers_up_to_the_bounds_are_read_back_as_given() -> None:
     assert headers.encode({}) is None
 
 
+ONE = b'{"a":"1"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (ONE, ONE),
+        (b'{"a": "\xc3\xa9", "b": ","}', b'{"a": "\xc3\xa9", "b": ","}'),
+        (b'{"a":"1","a":"2"}', b'{"a":"2"}'),
+        (b'{"a" : "1","a":"2"}', b'{"a":"2"}'),
+        (b'{"a":\n"1"}', ONE),
+        (b'{"a":"\\"","\\u0061":"2"}', b'{"a":"2"}'),
+        (b"{}", None),
+        (b"null", None),
+        (b'{"a":"%b"}' % (b"\\u0041" * 2000), b'{"a":"%b"}' % (b"A" * 2000)),
+    ],
+)
+def test_headers_of_a_request_are_kept_as_they_came_where_they_are_a_map_on_one_line(
+    text: bytes, kept: bytes | None
+) -> None:
+    headers.encode({"a": "known", "b": "known"})
+    assert headers.checked([text]) == [kept]
+    assert headers.checked([ONE, text, ONE, text]) == [ONE, kept, ONE, kept]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1}',
+        b'{"a":null}',
+        b'["a"]',
+        b'"a"',
+        b'{"":"x"}',
+        b'{"a b":"x"}',
+        b'{"a":"\\ud800"}',
+        b'{"a":"\\q"}',
+        b'{"a":"%b"}' % (b"x" * 8192),
+        b"{%b}" % b",".join(b'"h%d":""' % n for n in range(65)),
+    ],
+)
+def test_one_bad_header_refuses_the_request_it_is_in(text: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        headers.checked([ONE, text])
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_headers_come_out_with_their_message_and_nothing_with_the_others(
     database_url: str, encrypted: bool

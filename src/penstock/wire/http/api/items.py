@@ -17,7 +17,7 @@ from penstock.errors import TooLarge
 
 T = TypeVar("T")
 SLICE = 1000  # items handled before others get a turn: a few milliseconds
-SMALLEST = 3  # bytes of an item in a body: {} and a comma
+SMALLEST = 12  # bytes of an item in a body: {"type":""} and a comma; less ends the decoding
 
 
 class ItemLimit:

@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.buffer import Buffer
 from penstock.errors import InvalidRequest
@@ -45,13 +46,22 @@ NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
 _encode = msgspec.json.Encoder().encode
 
 
+# Left as text and checked with those of the whole request (`headers.checked`).
+HeadersText = Annotated[
+    msgspec.Raw | msgspec.UnsetType,
+    msgspec.Meta(
+        extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+    ),
+]
+
+
 class PushItem(msgspec.Struct, rename="camel", gc=False):
     queue: str
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
     partition: str | None = None
     transaction_id: str | None = None
     trace_id: str | None = None
-    headers: dict[str, str] | None = None
+    headers: HeadersText = UNSET
     delay: float | None = None
     deliver_at: str | None = None
 
@@ -104,7 +114,6 @@ _ITEM_TEXTS = {
     "partition": "Partition must be a string",
     "transactionId": "TransactionId must be a string",
     "traceId": "TraceId must be a string",
-    "headers": "headers must be an object of strings",
     "delay": "delay must be a number of seconds",
     "deliverAt": "deliverAt must be an ISO 8601 time",
 }
@@ -482,7 +491,7 @@ def _canceller() -> Callable[[], Any]:
 
 def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
     """`producer` is who the token says, whatever the body says."""
-    return [
+    result = [
         Item(
             item.queue,
             bytes(item.payload),
@@ -490,13 +499,18 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             item.transaction_id,
             item.trace_id,
             producer,
-            headers=headers.encode(item.headers) if item.headers else None,
             due=None
             if item.delay is None and item.deliver_at is None
             else due_of(item.delay, item.deliver_at),
         )
         for item in items
     ]
+    given = [(place, item.headers) for place, item in enumerate(items) if item.headers is not UNSET]
+    if given:
+        texts = headers.checked([bytes(text) for _, text in given])
+        for (place, _), text in zip(given, texts, strict=True):
+            result[place].headers = text
+    return result
 
 
 def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
