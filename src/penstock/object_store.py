@@ -10,6 +10,7 @@ makes it one.
 
 import fcntl
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -32,7 +33,9 @@ from penstock.errors import (
 PART_BYTES = 8 << 20
 PARTS_IN_FLIGHT = 4  # of one upload: bounds the memory that it takes
 SCHEMES = ("s3://", "gs://", "az://", "file://")
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")  # in the environment
 LOCK = "lock"  # the name of the lock file of a directory
+_INTERRUPTED = re.compile(r".+#\d+")  # how obstore names what it writes in a directory
 
 T = TypeVar("T")
 
@@ -76,6 +79,10 @@ class ObjectStore:
         self._obstore: Any = obstore
         self.directory: Path | None = None  # None: an object store
         self._store: Any
+        if address.startswith("file://") and not address.startswith("file:///"):
+            raise ConfigError(
+                f"{address}: a path after file:// is absolute, as in file:///srv/tier"
+            )
         if "://" not in address or address.startswith("file://"):
             self.directory = Path(address.removeprefix("file://")).absolute()
             if not create and not self.directory.is_dir():
@@ -84,6 +91,8 @@ class ObjectStore:
             return
         if not address.startswith(SCHEMES):
             raise ConfigError(f"{address}: give a directory, or one of {', '.join(SCHEMES)}")
+        if "?" in address or "#" in address:  # they would end the prefix without a word
+            raise ConfigError(f"{address}: a prefix has no ? and no #")
         client: dict[str, Any] = {"allow_http": True} if _plain_endpoint() else {}
         more: dict[str, Any] = {}
         if patience is not None:
@@ -97,7 +106,7 @@ class ObjectStore:
             connect: Any = from_url  # it has a signature for each kind of store
             self._store = connect(address, client_options=client, **more)
         except Exception as error:
-            raise ConfigError(f"{address}: {error}") from error
+            raise ConfigError(f"{address}: {_reason(error)}") from error
 
     # What is there
 
@@ -149,6 +158,16 @@ class ObjectStore:
             return None
         except Exception as error:
             raise self._failure("look at", name, error) from error
+
+    def modified(self, name: str) -> datetime | None:
+        """When it was written, by the store's clock; None when it is not there."""
+        try:
+            at: datetime = self._obstore.head(self._store, name)["last_modified"]
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._failure("look at", name, error) from error
+        return at
 
     # Writing
 
@@ -219,6 +238,14 @@ class ObjectStore:
             except Exception as error:
                 raise self._failure("delete", name, error) from error
 
+    def discard_interrupted(self) -> None:
+        """Remove what writers that were killed have left in a directory: nobody lists it. An object
+        store has rules of its own for uploads that were not completed."""
+        if self.directory is not None:
+            for path in self.directory.rglob("*#*"):
+                if _INTERRUPTED.fullmatch(path.name):
+                    path.unlink(missing_ok=True)
+
     def sync(self, names: Iterable[str] | None = None) -> None:
         """Make what was written durable, all of it or these files; an object store's answer says
         that it is."""
@@ -242,11 +269,16 @@ class ObjectStore:
     def _failure(self, verb: str, name: str, error: Exception) -> Exception:
         if isinstance(error, FileNotFoundError):
             return NotFound(f"{self.address} has no {name}")
-        return StorageFailed(f"cannot {verb} {self.address}/{name}: {error}")
+        return StorageFailed(f"cannot {verb} {self.address}/{name}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """What obstore says, without its own structures."""
+    return str(error).partition("\n\nDebug source")[0]
 
 
 def _plain_endpoint() -> bool:
-    return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    return any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
 
 
 def _content(parts: Iterable[bytes]) -> bytes | Iterator[bytes]:

@@ -1,5 +1,7 @@
 """Topics whose older segments lie in an object store, read by Spark: from the store itself."""
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ import pytest
 
 from penstock.config.schema import LocalRetention
 from penstock.net.topic_link import TopicLink
+from penstock.pipeline.sources.topic import TopicReader, TopicStreamReader
 from tests.pipeline.conftest import ServedTopics
-from tests.pipeline.support import batch_rows
+from tests.pipeline.support import batch_rows, rows_of, topic_options
 
 PAYLOADS = [b"%05d" % n + b"x" * 80 for n in range(400)]
 LIVE = [b"live"] * 3
@@ -78,3 +81,29 @@ def test_spark_has_one_frame_of_tier_and_live_tail(
     frame = spark.read.format("penstock").options(**source).load()
     rows = frame.orderBy("offset").collect()
     assert [bytes(row.payload) for row in rows] == PAYLOADS + LIVE
+
+
+def test_offsets_that_a_start_from_the_tier_left_out_are_no_work(
+    tiered: tuple[ServedTopics, str], tmp_path: Path
+) -> None:
+    _, address = tiered
+    hour_ago = time.time() - 3600
+    os.utime(tmp_path / "tier/state.json", (hour_ago, hour_ago))
+    with ServedTopics(tmp_path / "adopted", tier=address, adopt=True) as broker:
+        broker.append("t", [b"new"])
+        options = topic_options(broker=broker.address, topic="t", tier=address)
+        reader = TopicReader(options)
+        tasks = reader.partitions()
+        assert len(tasks) <= 3
+        rows = rows_of(reader, tasks)
+        assert [row["payload"] for row in rows] == [*PAYLOADS, b"new"]
+        assert rows[-1]["offset"] > 3_600_000_000
+        stream = TopicStreamReader(
+            topic_options(broker=broker.address, topic="t", maxOffsetsPerTrigger=300)
+        )
+        at, batches = stream.initialOffset(), []
+        while (following := stream.latestOffset(at, stream.getDefaultReadLimit())) != at:
+            batches.append(rows_of(stream, stream.partitions(at, following)))
+            at = following
+            assert len(batches) < 5
+        assert [row["payload"] for batch in batches for row in batch] == [*PAYLOADS, b"new"]

@@ -47,6 +47,7 @@ class Faults:
         self.choose: Callable[[str, str], str | None] = lambda method, path: None
         self.seen: list[tuple[str, str, str | None]] = []
         self.slow_seconds = 0.2
+        self.drop_headers: tuple[str, ...] = ()  # of requests, on their way
 
     def times(self, count: int, fault: str, method: str, within: str = "") -> None:
         """The next `count` requests of this kind fail."""
@@ -101,7 +102,8 @@ def faulty_proxy(target: str) -> Iterator[tuple[str, Faults]]:
                 return
             if fault == "slow":
                 time.sleep(faults.slow_seconds)
-            headers = {k: v for k, v in self.headers.items() if k.lower() != "transfer-encoding"}
+            dropped = ("transfer-encoding", *faults.drop_headers)
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
             connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port)
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()

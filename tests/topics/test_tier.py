@@ -1,23 +1,32 @@
 """Topics on object storage: real segments, a real S3 server, and everything that goes wrong."""
 
+import asyncio
+import os
+import shutil
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 
+from penstock.client import TopicClient
 from penstock.config.schema import LocalRetention
-from penstock.errors import Damaged, StorageFailed
+from penstock.errors import ConfigError, Damaged, StorageFailed
 from penstock.log.layout import DATA, sealed_name
 from penstock.log.tier import cache as tier_cache
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.topics.store import TopicStore
 from penstock.topics.tier import tier as tier_module
+from penstock.topics.tier.state import STATE, State
 from penstock.topics.tier.upload import upload
 from penstock.topics.tier.verify import verify_tier
 from penstock.topics.topic import Topic
+from tests.export.making import exports
 from tests.support.object_stores import (
     BUCKET,
     CREDENTIALS,
@@ -25,7 +34,9 @@ from tests.support.object_stores import (
     faulty_proxy,
     s3_server,
 )
+from tests.support.served import serving
 from tests.support.topics import Clock, bits, everything, run, running
+from tests.support.wait import eventually
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +171,56 @@ def test_a_segment_waits_for_its_delay_and_the_newest_stay_local(tmp_path: Path)
             local = [segment.local for segment in topic.segments]
             assert local == sorted(local), "the newest stay"
             assert True in local[:-1]
+
+    run(body())
+
+
+def test_segments_leave_the_disk_by_age_when_the_tier_has_them(tmp_path: Path) -> None:
+    async def body() -> None:
+        clock = Clock()
+        limits = LocalRetention(age=3600.0)
+        address = f"file://{tmp_path}/store"
+        async with tiered(
+            tmp_path / "data", address, clock=clock, tier_delay=60.0, local_retention=limits
+        ) as store:
+            topic = await store.create("t")
+            await fill(topic, batches=4)
+            await topic.seal()
+            clock.now += 1800
+            await fill(topic, batches=4, start=4)
+            await topic.seal()
+            await fill(topic, batches=1, start=8)
+            before = everything(topic)
+            await pass_through(store)
+            assert all(segment.local for segment in topic.segments), "none is an hour old"
+            clock.now += 1801
+            await pass_through(store)
+            assert [segment.local for segment in topic.segments] == [
+                segment.base >= 40 for segment in topic.segments
+            ], "the older half"
+            clock.now += 100 * 86_400
+            await pass_through(store)
+            assert [segment.local for segment in topic.segments[-2:]] == [False, True], (
+                "the newest segment stays, whatever its age"
+            )
+            assert await read_all(topic) == before
+
+    run(body())
+
+
+def test_a_clock_that_was_ahead_holds_up_no_upload(tmp_path: Path) -> None:
+    async def body() -> None:
+        clock = Clock()
+        address = f"file://{tmp_path}/store"
+        async with tiered(tmp_path / "data", address, clock=clock, tier_delay=60.0) as store:
+            topic = await store.create("t")
+            clock.now += 365 * 86_400
+            await fill(topic)
+            clock.now -= 365 * 86_400
+            await fill(topic, start=8)
+            await pass_through(store)
+            assert topic.tier is not None
+            assert topic.tier.end == topic.segments[-1].base > 80
 
     run(body())
 
@@ -542,5 +603,226 @@ def test_an_upload_ends_when_its_broker_stops(tmp_path: Path) -> None:
             with pytest.raises(StorageFailed, match="given up"):
                 upload(store.tier.store, topic.incarnation, topic.segments[0], lambda: True)
             assert ObjectStore(f"file://{tmp_path}/store").names() == set()
+
+    run(body())
+
+
+def test_readers_get_over_the_offsets_that_a_start_from_the_tier_leaves_out(
+    tmp_path: Path,
+) -> None:
+    """Those at the end of what there is wait for the next record, without asking again and again,
+    and get it: a stream, a client, a group, a route."""
+    address = f"file://{tmp_path}/store"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "one", address) as one:
+            topic = await one.create("t")
+            await fill(topic)
+            await topic.seal()
+            await pass_through(one)
+            end = topic.next_offset
+        adopting = {"tier": address, "adopt": True, "scrub_interval": 0}
+        async with (
+            serving(tmp_path / "two", keep_alive=100.0, **adopting) as served,
+            TopicClient(served.address) as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.http.port}", timeout=60) as http,
+            http.stream("GET", f"/topics/t/stream?offset={end}") as stream,
+            client.reader("t", end) as reader,
+            client.reader("t", group="g", max_records=30) as member,
+        ):
+            topic = served.topics.require("t")
+            assert topic.next_offset > end + 1_000_000
+            assert topic.first_from(5) == 5
+            assert topic.first_from(end) == topic.next_offset
+            reads = Mock(read=Mock(side_effect=topic.read), raw=Mock(side_effect=topic.raw))
+            topic.read, topic.raw = reads.read, reads.raw  # type: ignore[method-assign]
+            spec = {"source": {"topic": "t"}, "destination": {"type": "topic", "topic": "copy"}}
+            async with exports(
+                tmp_path / "x", {"r": spec | {"batch": {"linger": 0}}}, topics=served.topics
+            ) as routes:
+                batches = member.batches()
+                grouped: list[int] = []
+                while len(grouped) < end:
+                    grouped += [record.offset for record in await anext(batches)]
+                first = asyncio.ensure_future(anext(aiter(reader)))
+                last = asyncio.ensure_future(anext(batches))
+                lines = stream.aiter_lines()
+                event = asyncio.ensure_future(anext(lines))
+                await eventually(lambda: routes.get("r").queue.books.delivered == end)
+                before = len(reads.mock_calls)
+                await asyncio.sleep(0.2)
+                assert len(reads.mock_calls) <= before + 5, "nobody asks again and again"
+                assert not any(task.done() for task in (first, last, event))
+                appended = (await topic.append([b"new"])).first_offset
+                async with asyncio.timeout(30):
+                    assert await event == f"id: {appended}"
+                    assert (await first).offset == appended
+                    assert [record.offset for record in await last] == [appended]
+                await eventually(lambda: routes.get("r").queue.books.delivered == end + 1)
+            assert grouped == [*range(end)]
+
+    run(body())
+
+
+def test_a_store_that_ignores_conditions_is_no_tier(
+    tmp_path: Path, s3_address: str, faults: Faults
+) -> None:
+    """Some S3 servers take `If-None-Match` and `If-Match` and do not look at them."""
+    faults.drop_headers = ("if-none-match", "if-match")
+
+    async def body() -> None:
+        async with tiered(tmp_path / "data", s3_address) as store:
+            topic = await store.create("t")
+            await fill(topic)
+            assert store.tier is not None
+            assert not await store.tier.synchronize()
+            assert "ignores the conditions of writes" in str(store.tier.problem)
+            assert topic.tier is None
+            faults.drop_headers = ()
+            await pass_through(store)
+
+    run(body())
+
+
+def test_the_state_of_a_clean_stop_is_taken_back_before_anything_is_appended(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a start from the tier would give offsets again that readers have seen."""
+    address = f"file://{tmp_path}/store"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "one", address) as one:
+            await fill(await one.create("t"))
+            assert one.tier is not None
+            await one.tier.start()
+            await one.tier.stop()
+        assert _state(address).clean
+        async with tiered(tmp_path / "copy", address, adopt=True) as copy:
+            assert copy.require("t").next_offset == 80, "a clean stop leaves nothing out"
+        async with tiered(tmp_path / "copy", address) as copy:
+            assert copy.tier is not None
+            await copy.tier.start()
+            assert not _state(address).clean
+            copy.tier.close()
+
+    run(body())
+
+
+def _state(address: str) -> State:
+    return State.parse(ObjectStore(address).get(STATE)[0])
+
+
+def test_more_offsets_are_left_out_the_older_the_state_is(tmp_path: Path) -> None:
+    async def body() -> None:
+        address = f"file://{tmp_path}/store"
+        async with tiered(tmp_path / "one", address) as one:
+            await fill(await one.create("t"))
+            await pass_through(one)
+        hour_ago = time.time() - 3600
+        os.utime(tmp_path / "store/state.json", (hour_ago, hour_ago))
+        async with tiered(tmp_path / "two", address, adopt=True) as two:
+            assert two.require("t").next_offset >= 80 + 3600 * 1_000_000
+
+    run(body())
+
+
+def test_a_topic_that_was_deleted_does_not_come_back_in_place_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is lost at any step between the deletion and the state that says so."""
+    address = f"file://{tmp_path}/store"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "one", address, tier_grace=0.0) as one:
+            assert one.tier is not None
+            await fill(await one.create("t"))
+            await pass_through(one)
+            old = one.require("t").incarnation
+            await one.delete("t")
+            topic = await one.create("t")
+            await fill(topic, batches=3, start=100)
+            await topic.seal()
+            after = everything(topic)
+            done = one.tier._write_state
+            with monkeypatch.context() as patch:
+                patch.setattr(one.tier, "_finish_deletions", _nothing)
+                await one.tier.synchronize()
+                assert topic.tier is None, "its predecessor goes first"
+            for step in ("deleted", "copied"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(one.tier, "_write_state", _nothing)
+                    patch.setattr(one.tier, "_copy_topics", one.tier._copy_topics)
+                    if step == "deleted":
+                        patch.setattr(one.tier, "_copy_topics", _nothing)
+                    await one.tier.synchronize()
+                shutil.copytree(tmp_path / "store", tmp_path / step)
+                async with tiered(
+                    tmp_path / f"from {step}", f"file://{tmp_path}/{step}", adopt=True
+                ) as two:
+                    adopted = two.require("t")
+                    assert adopted.incarnation == topic.incarnation
+                    records = await read_all(adopted)
+                    assert records == (after if step == "copied" else [])
+            await done(clean=False)
+            await one.tier.collect()
+            assert not any(old in name for name in ObjectStore(address).names())
+
+    run(body())
+
+
+async def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def test_a_volume_of_its_own_and_half_written_files_are_no_obstacle(tmp_path: Path) -> None:
+    """The root of an ext4 file system has a directory of its own; a writer that was killed leaves
+    files that nobody lists."""
+    address = f"file://{tmp_path}/store"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "one", address) as one:
+            await fill(await one.create("t"))
+            await pass_through(one)
+            incarnation = one.require("t").incarnation
+        left = tmp_path / "store/topics" / incarnation / "0-0-0.log#1"
+        left.write_bytes(b"half")
+        (tmp_path / "two/lost+found").mkdir(parents=True)
+        async with tiered(tmp_path / "two", address, adopt=True) as two:
+            assert two.names() == ["t"]
+            await pass_through(two)
+        assert not left.exists()
+        assert list((tmp_path / "two/lost+found").iterdir()) == []
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("s3://bucket/a#b", "no #"),
+        ("s3://bucket/a?b", "no ?"),
+        ("s3://bucket/a//b", "empty path segment"),
+        ("file://tier", "absolute"),
+        ("ftp://x/y", "one of"),
+    ],
+)
+def test_an_address_that_would_mean_another_place_is_refused(address: str, why: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ObjectStore(address, create=False)
+    assert why in str(refused.value)
+    assert "Debug" not in str(refused.value)
+
+
+@pytest.mark.parametrize("prefix", ["a b", "ü/ß", "a+b&c=d'e", "x%y"])
+def test_a_prefix_may_have_odd_characters(tmp_path: Path, s3_address: str, prefix: str) -> None:
+    address = f"s3://{BUCKET}/{tmp_path.name}/{prefix}"
+
+    async def body() -> None:
+        async with tiered(tmp_path / "data", address) as store:
+            topic = await store.create(prefix.replace("/", "%"))
+            await fill(topic)
+            before = everything(topic)
+            await pass_through(store)
+            assert await read_all(topic) == before
 
     run(body())

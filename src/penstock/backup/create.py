@@ -19,6 +19,7 @@ from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
 from penstock.object_store import ObjectStore
+from penstock.protocol.names import is_topic_name
 from penstock.topics.tier import tier
 
 COPIES = 4  # files at a time
@@ -77,7 +78,7 @@ class _Backup:
             self._copy("private", stack.enter_context(OpenFiles(private, elsewhere)).files)
         if config.topics.enabled and config.data_directory.exists():
             for directory in sorted(config.data_directory.iterdir()):
-                if directory.is_dir() and directory.name != private.name:
+                if directory.is_dir() and is_topic_name(directory.name):
                     self._copy_topic(directory)
         self._write("configuration.json", [msgspec.json.encode(_shown(self._loaded))])
         self._place.sync()

@@ -19,6 +19,7 @@ from penstock.errors import Conflict, Damaged, NotFound
 from penstock.log.fs import DISK
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
+from penstock.protocol.names import LOST_FOUND
 
 Progress = Callable[[str, int, int], None]
 
@@ -122,7 +123,9 @@ def _check_empty(config: Config) -> None:
             "drop the schema if the database is not the embedded one, then restore again"
         )
     for directory in (config.data_directory, config.buffer.dir, config.exporter.queue.path):
-        if directory is not None and directory.exists() and any(directory.iterdir()):
+        if directory is None or not directory.exists():
+            continue
+        if any(entry.name != LOST_FOUND for entry in directory.iterdir()):
             raise Conflict(f"{directory} is not empty: restore into an empty place")
     if url := url_of(config.database):
         asyncio.run(_check_database(url, config.database.db_schema))

@@ -13,6 +13,7 @@ from penstock.cli.database import loaded
 from penstock.cli.tables import Facts, View, fact, print_json, show
 from penstock.cli.topic import DEFAULT_BROKER, Broker, _progress, _session, commands
 from penstock.cli.topic_tier import configured
+from penstock.protocol.names import is_topic_name
 
 if TYPE_CHECKING:
     from penstock.topics.tier.verify import TierReport
@@ -71,7 +72,7 @@ def verify(
 
     try:
         names = sorted(
-            path.name for path in data_dir.iterdir() if path.is_dir() and path.name != ".penstock"
+            path.name for path in data_dir.iterdir() if path.is_dir() and is_topic_name(path.name)
         )
     except OSError as error:
         typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)

@@ -143,8 +143,8 @@ class Reader:
             self.position = await self._first_position()
         while True:
             batch = await self._next(self.position, self._follow)
+            self.position = batch.next_offset  # an empty one leads over offsets without records
             if batch.count:
-                self.position = batch.next_offset
                 yield batch
             elif not self._follow:
                 return

@@ -203,11 +203,12 @@ class TopicSource:
             else:
                 blocks = await self._context.in_pool(self._make, batches, generation)
                 await push_patiently(self._queue, blocks, self._context.clock)
-                offset = batches[-1].next_offset if batches else offset
+                offset = batches[-1].next_offset
             self._read = offset
 
     def _read_ahead(self, topic: Topic, offset: int) -> list[Any]:
-        """A few batches, up to a damaged place; `Damaged` when they begin with one."""
+        """A few batches, up to a damaged place; `Damaged` when they begin with one. An empty one
+        when no record has the offsets up to the end."""
         batches: list[Any] = []
         while len(batches) < MAX_READ_BATCHES:
             try:
@@ -216,7 +217,7 @@ class TopicSource:
                 if not batches:
                     raise
                 break
-            if not batch.count:
+            if not batch.count and batches:
                 break
             batches.append(batch)
             offset = batch.next_offset

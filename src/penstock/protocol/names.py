@@ -8,7 +8,8 @@ from penstock.errors import InvalidRequest
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
 DEFAULT_PARTITION = "Default"  # of a message that names none
 MAX_NAME_BYTES = 249
-RESERVED = (".", "..", ".penstock")
+LOST_FOUND = "lost+found"  # a file system's own, where the data directory is its root
+RESERVED = (".", "..", ".penstock", LOST_FOUND)
 
 
 def check_name(name: str, what: str = "topic") -> str:
@@ -27,3 +28,11 @@ def check_name(name: str, what: str = "topic") -> str:
         if character in "/\\" or ord(character) < 32 or 127 <= ord(character) < 160:
             raise InvalidRequest(f"a {what} name must not contain {character!r}")
     return name
+
+
+def is_topic_name(name: str) -> bool:
+    try:
+        check_name(name)
+    except InvalidRequest:
+        return False
+    return True

@@ -293,14 +293,15 @@ class Groups:
             start = max(start, cursor.committed)
             if start >= end:
                 continue  # it aged out while nobody had it
-            if end - start > most:
-                heappush(cursor.returned, (start + most, end))
-            return start, min(end, start + most)
-        start, end = cursor.next, min(cursor.next + most, topic.next_offset)
-        if start >= end:
+            stop = min(end, topic.first_from(start) + most)
+            if stop < end:
+                heappush(cursor.returned, (stop, end))
+            return start, stop
+        first = topic.first_from(cursor.next)
+        if first >= topic.next_offset:
             return None
-        cursor.next = end
-        return start, end
+        start, cursor.next = cursor.next, min(first + most, topic.next_offset)
+        return start, cursor.next
 
     async def complete(self, lease_id: str) -> int:
         """The range is processed; the committed offset after it. Conflict: the lease was lost."""

@@ -29,7 +29,7 @@ from penstock.log.fs import DISK, Fs
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.names import check_name
+from penstock.protocol.names import check_name, is_topic_name
 from penstock.topics.compaction import Swapped, compact
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
@@ -116,12 +116,7 @@ class TopicStore:
         return [name for name in self._fs.list_dir(self.directory) if self._is_topic(name)]
 
     def _is_topic(self, name: str) -> bool:
-        try:
-            check_name(name)
-        except PenstockError:
-            return False
-        directory = self.directory / name
-        return self._fs.is_dir(directory)
+        return is_topic_name(name) and self._fs.is_dir(self.directory / name)
 
     def _open_many(self, names: list[str]) -> list[tuple[str, Recovered]]:
         opened = []

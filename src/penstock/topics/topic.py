@@ -8,8 +8,10 @@ that write to them (`Appender`), what is read from them (`Reader`), and who wait
 import asyncio
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -95,6 +97,16 @@ class Topic:
     def records_from(self, offset: int) -> int:
         """How many records lie at and after `offset`; after compaction fewer than offsets."""
         return self._reader.records_from(offset)
+
+    def first_from(self, offset: int) -> int:
+        """Where the segment begins that has the next records, or `offset` if it lies in one;
+        `next_offset` when no record follows. Offsets between segments belong to nobody."""
+        segments = self.segments
+        holder = max(0, bisect_right(segments, offset, key=lambda segment: segment.base) - 1)
+        for segment in islice(segments, holder, None):
+            if segment.rows and segment.end > offset:
+                return max(offset, segment.base)
+        return self.next_offset
 
     @property
     def size_bytes(self) -> int:

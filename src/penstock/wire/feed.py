@@ -50,9 +50,12 @@ class Notification(msgspec.Struct):
 class Chunk:
     """Some consecutive records, formatted when first asked for and then shared."""
 
+    empty = False
+
     def __init__(self, topic: str, batch: Batch) -> None:
         self.topic = topic
         self.next_offset = batch.next_offset
+        self.empty = not batch.count  # offsets without records lead up to the end
         self._batch = batch
 
     @cached_property
@@ -206,7 +209,7 @@ class Feed:
         if chunk is None:
             return
         subscription.position = chunk.next_offset
-        if subscription.subscriber.deliver(chunk):
+        if chunk.empty or subscription.subscriber.deliver(chunk):
             self._loop.call_soon(self.catch_up, subscription)
 
     def _appended(self) -> None:
@@ -248,7 +251,7 @@ class Feed:
                         self._loop.call_soon(self.catch_up, subscription)
                     continue
                 subscription.position = following
-                if not subscription.subscriber.deliver(chunk):
+                if not (chunk.empty or subscription.subscriber.deliver(chunk)):
                     full.append(subscription)
             for subscription in full:
                 self._live.pop(subscription, None)
@@ -258,13 +261,14 @@ class Feed:
             self._appended()
 
     def _read(self, position: int) -> Chunk | None:
-        """The next records from `position` on, or from the first that is still kept."""
+        """The next records from `position` on, or from the first that is still kept; None when the
+        topic is gone."""
         if self.topic.deleted:
             self.end()
             return None
         return self._chunk(position)
 
-    def _chunk(self, position: int) -> Chunk | None:
+    def _chunk(self, position: int) -> Chunk:
         topic = self.topic
         try:
             batch = topic.read(position, MAX_RECORDS, MAX_BYTES)
@@ -277,7 +281,7 @@ class Feed:
                 error,
                 error.resume if error.resume is not None else topic.next_offset,
             )
-        return Chunk(topic.name, batch) if batch.count else None
+        return Chunk(topic.name, batch)
 
 
 class Feeds:

@@ -47,6 +47,7 @@ from penstock.pipeline.sources.trigger_delay import TriggerDelay
 log = logging.getLogger("penstock.pipeline")
 
 RECORDS_PER_TASK = 500_000
+MANY_TASKS = 64  # of one topic: more of them are worth a question each
 # From so many topics on, small ones share tasks: a task costs Spark some 20 ms, reading a few
 # records much less. These are constants, since a batch run again, also by a newer version, must be
 # cut as it was.
@@ -164,21 +165,39 @@ class TopicOptions:
             )
         return min(max(offset, state.first), state.next)
 
-    def split(self, topic: str, incarnation: str, start: int, end: int, share: int) -> list[Range]:
+    def split(self, span: Range, share: int) -> list[Range]:
         """Tasks of nearly equal length: at least `share`, each of at most `per_task` records."""
-        total = end - start
+        total = span.end - span.start
         count = min(total, max(share, -(-total // self.per_task)))
-        cuts = [start + total * i // count for i in range(count + 1)] if count else []
-        return [Range(topic, incarnation, a, b) for a, b in pairwise(cuts)]
+        cuts = [span.start + total * i // count for i in range(count + 1)] if count else []
+        return [Range(span.topic, span.incarnation, a, b) for a, b in pairwise(cuts)]
+
+    def _without_gaps(self, span: Range) -> Iterator[Range]:
+        """A span that would be very many tasks without the offsets that no record has, where these
+        are as many as a task; a start from the tier leaves out that many and more."""
+        begin = at = span.start
+        while at < span.end and span.end - span.start > MANY_TASKS * self.per_task:
+            first = min(span.end, self.topics.first_from(span.topic, at))
+            if first - at >= self.per_task:
+                if begin < at:
+                    yield Range(span.topic, span.incarnation, begin, at)
+                begin = first
+            at = max(at, first) + self.per_task
+        if begin < span.end:
+            yield Range(span.topic, span.incarnation, begin, span.end)
 
     def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
         """Tasks for (incarnation, start, end) by topic; the same again for the same spans."""
-        total = sum(end - start for _, start, end in spans.values())
+        pieces = [
+            piece
+            for topic in sorted(spans)
+            for piece in self._without_gaps(Range(topic, *spans[topic]))
+        ]
+        total = sum(piece.end - piece.start for piece in pieces)
         groups: list[list[Range]] = []
-        for topic in sorted(spans):
-            incarnation, start, end = spans[topic]
-            share = -(-self.min_partitions * (end - start) // total) if total else 0
-            groups += [[part] for part in self.split(topic, incarnation, start, end, share)]
+        for piece in pieces:
+            share = -(-self.min_partitions * (piece.end - piece.start) // total)
+            groups += [[part] for part in self.split(piece, share)]
         if len(spans) > max(GROUP_FROM, self.min_partitions):
             # `minPartitions` asks for more tasks, so for shorter ones.
             most = total // self.min_partitions if self.min_partitions > 1 else total
@@ -352,6 +371,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lags[topic] = max(0, state.next - begins[topic])
         if self._target is None and self._waits_for_more(sum(lags.values())):
             return start
+        if not isinstance(limit, ReadAllAvailable) and self._admit(now, lags, limit) != lags:
+            for topic, state in now.items():  # a gap would be very many batches of nothing
+                begins[topic] = min(
+                    state.next,
+                    max(begins[topic], self.options.topics.first_from(topic, begins[topic])),
+                )
+                lags[topic] = max(0, state.next - begins[topic])
         takes = self._admit(now, lags, limit)
         offsets = {
             topic: {"incarnation": state.incarnation, "next": begins[topic] + takes[topic]}

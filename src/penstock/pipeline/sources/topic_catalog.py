@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound
+from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
 from penstock.log.tier.reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
@@ -126,6 +126,15 @@ class Topics:
         if self.broker:
             return self.link.offset_at(topic, milliseconds)
         return self._files(topic).offset_at(milliseconds * 1000)
+
+    def first_from(self, topic: str, offset: int) -> int:
+        """The first offset from this one on that a record has, as far as the broker says so."""
+        if not self.broker or (self._archive is not None and offset < self._log_state(topic).first):
+            return offset
+        try:
+            return max(offset, self.link.fetch(topic, offset, 1).first_offset)
+        except (Damaged, InvalidOffset):  # reading it says why
+            return offset
 
     def read(
         self, topic: str, incarnation: str, start: int, end: int

@@ -6,8 +6,9 @@ on where it was.
 
 The lost machine had records that were not in the tier yet. How many is known as of the last state
 that it wrote: those offsets are reported as lost. It may have given more offsets after that. A
-reader that saw them is ahead of us and would miss what is appended under the same offsets, so after
-a start from a state that is not that of a clean stop `SKIPPED_OFFSETS` are left out as well.
+reader that saw them is ahead of us and would miss what is appended under the same offsets. So after
+a start from a state that is not that of a clean stop more offsets are left out than a broker can
+give in the time since that state, by the store's clock.
 
     <data_directory>/.penstock/topic-tier/
         adopting/       topics that are being built
@@ -44,6 +45,7 @@ from penstock.log.layout import (
 )
 from penstock.log.tier.manifest import MANIFEST, Manifest
 from penstock.object_store import ObjectStore
+from penstock.protocol.names import is_topic_name
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
 from penstock.topics.tier.owner import OWNER, Ownership
 from penstock.topics.tier.state import STATE, State
@@ -51,7 +53,8 @@ from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.topics.tier")
 
-SKIPPED_OFFSETS = 1 << 20
+OFFSETS_PER_SECOND = 1 << 20  # more than one topic takes; at least so many are left out
+UNKNOWN_SECONDS = 30 * 86_400  # since a state that is not there
 MAX_ATTEMPTS = 5
 ADOPTED, STAGING = "adopted.json", "adopting"
 
@@ -113,6 +116,7 @@ class Adoption:
         self._staging = directory / STAGING
         self._ownership = ownership
         self._problems: list[str] = []
+        self._skipped = 0  # offsets that each topic leaves out
 
     def run(self) -> Report | None:
         """None when there is nothing to adopt, or it was done before."""
@@ -133,6 +137,8 @@ class Adoption:
         DISK.sync_dir(self._directory)
         owner = self._ownership.take_over()
         state = self._read_state()
+        if state is None or not state.clean:
+            self._skipped = OFFSETS_PER_SECOND * (1 + self._seconds_since_state())
         report = Report(
             address=self._store.address,
             adopted_at=_time(datetime.now(UTC).timestamp()),
@@ -153,11 +159,8 @@ class Adoption:
         return report
 
     def _has_topics(self) -> bool:
-        return any(
-            DISK.is_dir(self._data / name)
-            for name in DISK.list_dir(self._data)
-            if not name.startswith(".")
-        )
+        names = DISK.list_dir(self._data)
+        return any(is_topic_name(name) and DISK.is_dir(self._data / name) for name in names)
 
     def _read_state(self) -> State | None:
         try:
@@ -168,10 +171,15 @@ class Adoption:
             self._problems.append(str(error))
             return None
 
+    def _seconds_since_state(self) -> int:
+        written, now = self._store.modified(STATE), self._store.modified(OWNER)
+        if written is None or now is None:
+            return UNKNOWN_SECONDS
+        return max(0, round((now - written).total_seconds()))
+
     def _manifests(self, state: State | None) -> list[Manifest]:
         """One per topic, ours from here on: whoever wrote it before finds it changed. Also for
-        topics of which nothing is in the tier."""
-        known = state.topics if state is not None else {}
+        topics of which nothing is in the tier. Of two with one name the older was being deleted."""
         chosen: dict[str, Manifest] = {}
         for item in self._store.list("topics/"):
             if not item.name.endswith("/" + MANIFEST):
@@ -181,18 +189,12 @@ class Adoption:
             except Damaged as error:
                 self._problems.append(f"a topic is left out: {error}")
                 continue
-            other = chosen.get(manifest.name)
-            # Of two with one name the older was being deleted.
-            if other is None or _rank(manifest, known) > _rank(other, known):
-                chosen[manifest.name] = manifest
-        for incarnation, end in known.items():
-            if end.name not in chosen:
-                chosen[end.name] = Manifest(
-                    tier=self._ownership.tier,
-                    name=end.name,
-                    incarnation=incarnation,
-                    policy=DELETE,
-                )
+            _choose(chosen, manifest)
+        for incarnation, end in (state.topics if state is not None else {}).items():
+            empty = Manifest(
+                tier=self._ownership.tier, name=end.name, incarnation=incarnation, policy=DELETE
+            )
+            _choose(chosen, empty)
         return [chosen[name] for name in sorted(chosen)]
 
     def _claim(self, name: str) -> Manifest:
@@ -212,8 +214,7 @@ class Adoption:
         end = manifest.end
         known = state.topics.get(manifest.incarnation) if state is not None else None
         given = max(end, known.next_offset if known is not None else 0)
-        clean = state is not None and state.clean
-        following = given if clean else given + SKIPPED_OFFSETS
+        following = given + self._skipped
         self._write_topic(manifest, given, following)
         return AdoptedTopic(
             topic=manifest.name,
@@ -289,8 +290,10 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     return report
 
 
-def _rank(manifest: Manifest, known: dict[str, Any]) -> tuple[bool, str]:
-    return manifest.incarnation in known, manifest.incarnation
+def _choose(chosen: dict[str, Manifest], manifest: Manifest) -> None:
+    other = chosen.get(manifest.name)
+    if other is None or other.incarnation < manifest.incarnation:  # they begin with the time
+        chosen[manifest.name] = manifest
 
 
 def _time(seconds: float) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.errors import Conflict, NotFound
+from penstock.errors import ConfigError, Conflict, NotFound
 from penstock.log.fs import DISK, Fs
 from penstock.object_store import ObjectStore, Version, pack_document, parse_document
 from penstock.protocol.ids import uuid7
 
 OWNER = "owner.json"
+NO_VERSION = Version('"0"', "1")  # of an object: none that ever was
 
 
 class Fenced(Conflict):
@@ -96,9 +97,24 @@ class Ownership:
         # A tier that could not be created is not one that was lost: its id is noted afterwards.
         unconfirmed = msgspec.structs.replace(owner, tier=owner.tier if version else "")
         self._fs.replace(self._path, pack_document(unconfirmed))
-        self._store.put_if(OWNER, pack_document(owner), version)
-        self._fs.replace(self._path, pack_document(owner))
+        data = pack_document(owner)
+        self._store.put_if(OWNER, data, version)
+        self._refuse_ignored_conditions(data)
+        self._store.discard_interrupted()
+        self._fs.replace(self._path, data)
         self.tier, self.broker, self.epoch = owner.tier, owner.broker, owner.epoch
+
+    def _refuse_ignored_conditions(self, data: bytes) -> None:
+        """A store that takes every write, whatever its condition, would let two brokers own it."""
+        for version in (None, NO_VERSION):
+            try:
+                self._store.put_if(OWNER, data, version)
+            except Conflict:
+                continue
+            raise ConfigError(
+                f"{self._store.address} ignores the conditions of writes (If-None-Match, "
+                "If-Match): two brokers could write to it, so it cannot be a tier"
+            )
 
     def _read_local(self) -> Owner:
         self._fs.make_dir(self._path.parent)

@@ -46,6 +46,8 @@ log = logging.getLogger("penstock.topics.tier")
 PATIENCE = Patience(attempts=2, seconds=30.0)  # of one request
 TOPICS_AT_A_TIME = 4
 MAX_RETRY_SECONDS = 300.0
+START_SECONDS = 5.0  # for the first look at the store; one that is away is not waited for longer
+CLOCK_ERROR = 60_000_000  # microseconds: what is more than that ahead is no age
 STOP_SECONDS = 10.0  # for the state of a clean stop
 COLLECT_SECONDS = 600.0  # between two looks for garbage
 DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
@@ -98,6 +100,7 @@ class Tier:
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
         self._passing = asyncio.Lock()
+        self._tried = asyncio.Event()  # set when the state was written, or could not be
         self._ending = False  # uploads give up
         self._due = 0  # microseconds: what was sealed until then is copied without delay
         self.adopted: dict[str, Any] | None = None  # the report, if this broker began so
@@ -178,7 +181,12 @@ class Tier:
         self.adopted = await self._run_blocking(read_report, self._directory)
 
     async def start(self) -> None:
+        """Nothing is appended before the store has heard that the last stop is over: whoever
+        adopts the topics takes the state of a clean stop for all there is."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                await self._tried.wait()
 
     async def stop(self) -> None:
         """Note that the broker stopped; a store that is away does not hold it up for long."""
@@ -222,8 +230,11 @@ class Tier:
     async def _synchronize(self) -> bool:
         try:
             await self._run_blocking(self._confirm)
-            await self._copy_topics()
+            if not self._tried.is_set():
+                await self._write_state(clean=False)
+                self._tried.set()
             await self._finish_deletions()
+            await self._copy_topics()
             await self._write_state(clean=False)
             if time.monotonic() - self._collected >= COLLECT_SECONDS:
                 await self.collect()
@@ -232,6 +243,7 @@ class Tier:
                 log.error("tier: %s", error)
             self.problem, self.fenced = str(error), isinstance(error, Fenced)
             self._failures.add(1)
+            self._tried.set()
             return False
         if self.problem is not None:
             log.info("tier: %s is brought up to date again", self.store.address)
@@ -279,9 +291,14 @@ class Tier:
             raise failures[0]
 
     async def _copy_topic(self, topic: Topic) -> None:
-        oldest = max(self._due, self._context.now() - self._context.settings.tier_delay * 1e6)
-        for segment in _pending(topic):
-            if segment.newest > oldest or topic.ending:
+        now = self._context.now()
+        oldest = max(self._due, now - self._context.settings.tier_delay * 1e6)
+        pending = _pending(topic)
+        if pending and topic.tier is None and await self._context.run(self._has_note, topic.name):
+            return  # a topic of this name was deleted, and is to leave the tier first
+        for segment in pending:
+            # A time to come was a wrong clock's: it would hold up the topic until then.
+            if oldest < segment.newest < now + CLOCK_ERROR or topic.ending:
                 break
             await self._open_manifest(topic)
             await self._copy_segment(topic, segment)
@@ -453,6 +470,10 @@ class Tier:
                 self._versions.pop(incarnation, None)
                 self._collect_soon()
                 await self._context.run(fs.remove, directory / incarnation)
+
+    def _has_note(self, name: str) -> bool:
+        fs, directory = self._context.fs, self._directory / DELETED
+        return any(fs.read(directory / one) == name.encode() for one in fs.list_dir(directory))
 
     def _is_gone(self, note: Path) -> bool:
         fs = self._context.fs
