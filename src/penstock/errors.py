@@ -79,11 +79,15 @@ class MissingKey(Unavailable):
     """
 
 
-class StorageFull(PenstockError):
+class StorageError(PenstockError):
+    """The disk does not take what it was given; the two kinds say why."""
+
+
+class StorageFull(StorageError):
     """The disk (or the byte cap on it) is full; nothing was accepted."""
 
 
-class StorageFailed(PenstockError):
+class StorageFailed(StorageError):
     """The disk refused a write or an fsync; nothing of this request was acknowledged."""
 
 

@@ -50,6 +50,7 @@ from penstock.errors import (
     InvalidRequest,
     MissingKey,
     PenstockError,
+    StorageError,
     StorageFailed,
     StorageFull,
     Unavailable,
@@ -258,7 +259,7 @@ class Buffer:
 
     def _wrote(self, written: "asyncio.Future[None]", pending: PendingPush) -> None:
         error = written.exception()
-        if isinstance(error, StorageFull | StorageFailed):
+        if isinstance(error, StorageError):
             self._rejected.add()
         pending.complete(error or _buffered(pending.request))
 
@@ -277,7 +278,7 @@ class Buffer:
                 break
         try:
             await self._write(items)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             self._rejected.add()
             raise
         return _buffered(items)
@@ -300,7 +301,7 @@ class Buffer:
                 return await self._push_behind(items)
             try:
                 written = await self.qos0.push(items, milliseconds, most)
-            except (StorageFull, StorageFailed) as error:
+            except StorageError as error:
                 log.warning("%s: a QoS 0 push goes to the database directly", error)
                 return await self._push_directly(items)
         self._buffered.add(len(items), "qos0")
@@ -457,7 +458,7 @@ class Buffer:
                     self.recovering = Progress(TITLES[kind], sum(file.events for file in waiting))
                     for file in waiting:
                         await self._replay(file)
-        except (Unavailable, TimeoutError, StorageFull, StorageFailed) as error:
+        except (Unavailable, TimeoutError, StorageError) as error:
             log.warning(
                 "Recovery stopped after %.1f s (%s): it resumes while we serve",
                 time.monotonic() - began,

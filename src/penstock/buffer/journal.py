@@ -23,7 +23,7 @@ from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
 from penstock.buffer.events import size_of
 from penstock.buffer.files import Namer
 from penstock.buffer.storage import Storage
-from penstock.errors import PenstockError, StorageFailed, StorageFull, Unavailable
+from penstock.errors import PenstockError, StorageError, StorageFailed, StorageFull, Unavailable
 from penstock.log.fs import File
 from penstock.queues.types import Item
 
@@ -117,7 +117,7 @@ class Journal:
                     batch = self._take()
                     try:
                         file = await self._storage.in_pool(self._commit, batch)
-                    except (StorageFull, StorageFailed) as error:
+                    except StorageError as error:
                         self._refuse(batch, error)
                     else:
                         self._accept(batch, file)
@@ -195,7 +195,7 @@ class Journal:
         self._file = self._fs.open(path, create=True)
         try:
             self._fs.sync_dir(self._directory)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             self._file.close()
             self._file = None
             self._fs.remove(path)
@@ -214,7 +214,7 @@ class Journal:
             self._fs.rename(active.path, self._directory / str(complete))
             active.name, active.path = complete, self._directory / str(complete)
             self._fs.sync_dir(self._directory)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("%s: it is replayed as %s", error, active.name)
         self._completed.append(active)
         self._release_file()
@@ -226,7 +226,7 @@ class Journal:
         active = self._active
         try:
             self._file.truncate(self._synced)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("%s: events written twice are recognised at replay", error)
         if active.events:
             self._completed.append(active)

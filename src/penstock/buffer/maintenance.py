@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.database import Database
-from penstock.errors import StorageFailed, StorageFull, Unavailable
+from penstock.errors import StorageError, Unavailable
 from penstock.log.fs import Fs
 
 log = logging.getLogger("penstock.buffer")
@@ -182,7 +182,7 @@ class Maintenance:
         )
         try:
             self._fs.replace(self._path, msgspec.json.encode(modes))
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("the maintenance mode cannot be remembered: %s", error)
         self._changed()
 

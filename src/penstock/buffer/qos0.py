@@ -24,7 +24,7 @@ from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
 from penstock.buffer.replay import MERGED, Replay, batches
 from penstock.buffer.storage import Storage
-from penstock.errors import StorageFailed, StorageFull, Unavailable
+from penstock.errors import StorageError, StorageFailed, Unavailable
 from penstock.log.fs import File
 from penstock.queues.types import Item
 
@@ -211,7 +211,7 @@ class Qos0:
             self._fs.rename(file.path, self._directory / str(file.name.complete))
             file.name = file.name.complete
             file.path = self._directory / str(file.name)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("%s: it goes on as %s", error, file.name)
         try:
             for part in batches(batch.items, self._settings.max_batch * MERGED):
@@ -220,12 +220,12 @@ class Qos0:
         except Unavailable:
             try:
                 await self._journal.submit(batch.items[done:])
-            except (StorageFull, StorageFailed) as error:
+            except StorageError as error:
                 self._leave(batch, error)
                 return
         try:
             await self._replay.finish(file, refusals)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             self._leave(batch, error)
 
     def _leave(self, batch: Batch, error: Exception) -> None:
@@ -256,7 +256,7 @@ class Qos0:
     def _sync(self, batch: Batch) -> None:
         try:
             batch.handle.sync()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             if not batch.done.done():
                 log.error("%s: its events are committed at once", error)
                 batch.done.get_loop().call_soon_threadsafe(self.hurry)

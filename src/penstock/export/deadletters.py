@@ -23,7 +23,7 @@ from pathlib import Path
 
 import crc32c
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.log.fs import File, Fs
 
 log = logging.getLogger("penstock.export")
@@ -139,7 +139,7 @@ class DeadLetters:
         try:
             self._file.append([letter.line() for letter in letters])
             self._file.sync()
-        except (StorageFull, StorageFailed):
+        except StorageError:
             self._file.close()
             self._file = None  # one whose sync failed takes no more: it is opened again next time
             raise

@@ -18,7 +18,7 @@ from typing import Any
 
 import crc32c
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Permit
 from penstock.export.context import RouteContext
@@ -115,7 +115,7 @@ class Delivery:
             permit.release()
             self._on_denied(str(error))
             return False
-        except (StorageFull, StorageFailed) as error:  # the dead letters could not be written
+        except StorageError as error:  # the dead letters could not be written
             self._queue.give_back(block, attempted=False)
             permit.release()
             self._note(f"a dead letter cannot be written: {error}", "storage")
@@ -140,7 +140,7 @@ class Delivery:
             try:
                 detail = f"{limit} attempts, the last: {error}"
                 await self._bury(block, self._remaining(block), "attempts", detail)
-            except (StorageFull, StorageFailed) as failure:
+            except StorageError as failure:
                 log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
             else:
                 self._queue.ack(block, block.dead)
@@ -185,7 +185,7 @@ class Delivery:
                 block.todo.pop()
                 try:
                     await self._cut(block, start, stop, error)
-                except (StorageFull, StorageFailed):
+                except StorageError:
                     block.todo.append((start, stop))
                     raise
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import Conflict, StorageFailed, StorageFull, Unavailable
+from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
 from penstock.export.context import RouteContext
@@ -157,7 +157,7 @@ class Route:
         await self._context.in_pool(self.dead_letters.close)
         try:
             await self.queue.stop()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("route %s: %s", self.name, error)
 
     # What people do with it

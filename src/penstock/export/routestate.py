@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.export.context import RouteContext
 from penstock.export.pause import Pause
 
@@ -94,7 +94,7 @@ class RouteState:
             self._incarnations.append(incarnation)
             try:
                 await self.save()
-            except (StorageFull, StorageFailed):
+            except StorageError:
                 self._incarnations.remove(incarnation)
                 raise
         return self._incarnations.index(incarnation)
@@ -120,7 +120,7 @@ class RouteState:
         """Save, again and again while the disk refuses: what was asked for holds meanwhile."""
         try:
             await self.save()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("route %s: its state cannot be saved, trying again: %s", self._route, error)
             if not self._stopping:
                 self._context.clock.call_later(SAVE_RETRY_SECONDS, self.save_soon)

@@ -33,8 +33,7 @@ from penstock.errors import (
     Full,
     NotFound,
     PenstockError,
-    StorageFailed,
-    StorageFull,
+    StorageError,
     TooLarge,
     Unavailable,
 )
@@ -164,7 +163,7 @@ class TopicSource:
                     raise NotFound(f"there is no topic {self._name}")
                 self.problem = None
                 await self._read_topic(topic)
-            except (NotFound, Unavailable, StorageFull, StorageFailed, Damaged) as error:
+            except (NotFound, Unavailable, StorageError, Damaged) as error:
                 if self.problem != str(error):
                     text = "route %s: topic %s cannot be read, trying again: %s"
                     log.warning(text, self._route, self._name, error)
@@ -280,7 +279,7 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
             part.append(block)
         try:
             await queue.push(part, wait=queue.settings.full_behavior == "block")
-        except (StorageFull, StorageFailed, Full) as error:
+        except (StorageError, Full) as error:
             log.warning("route %s: cannot queue, trying again: %s", queue.name, error)
             await clock.sleep(RETRY_SECONDS)
         except TooLarge as error:

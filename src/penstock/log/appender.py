@@ -33,6 +33,7 @@ from penstock.errors import (
     InvalidRequest,
     NotFound,
     PenstockError,
+    StorageError,
     StorageFailed,
     StorageFull,
     TooLarge,
@@ -187,7 +188,7 @@ class Appender:
                 return
             if write.count:
                 self._segments.write(write)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             self._fail(entries, error)
         except BaseException:
             self._segments.writing = False
@@ -205,7 +206,7 @@ class Appender:
         try:
             if error is None:
                 self._publish(commit)
-            elif isinstance(error, (StorageFull, StorageFailed)):
+            elif isinstance(error, StorageError):
                 self._fail(list(commit.entries), error)
             else:
                 self._fail(list(commit.entries), self._unexpected())
@@ -253,7 +254,7 @@ class Appender:
             commit = self._put_together(entries)
             if commit.write.count:
                 await self._segments.write_in_pool(commit.write)
-        except (StorageFull, StorageFailed, NotFound) as error:
+        except (StorageError, NotFound) as error:
             self._fail(entries, error)
         except BaseException:
             self._fail(entries, self._unexpected())
@@ -322,7 +323,7 @@ class Appender:
         failure: PenstockError | None = None
         try:
             await self._segments.rest(roll=any(roll for _, roll in waiting))
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             failure = error
         for future, _ in waiting:
             if future.done():

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError, StorageFailed, StorageFull
 
 Bytes = bytes | bytearray | memoryview
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -99,7 +99,7 @@ class Fs(Protocol):
         """Make creations, renames and removals in this directory durable."""
 
 
-def storage_error(error: OSError, doing: str, path: Path) -> StorageFull | StorageFailed:
+def storage_error(error: OSError, doing: str, path: Path) -> StorageError:
     """What a caller sees of a failed system call: full is worth waiting for, failed is not."""
     if error.errno in NO_SPACE:
         return StorageFull(f"no space left while {doing} {path.name}")

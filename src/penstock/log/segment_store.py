@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.log.context import Context
 from penstock.log.layout import CLEAN, INDEX_SIZE, KINDS, Checkpoint
 from penstock.log.recovery import Recovered
@@ -232,7 +232,7 @@ class SegmentStore:
     async def _sync_in_background(self) -> None:
         try:
             await self._sync()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error(
                 "topic %s: fsync failed, moving %d bytes to a new segment: %s",
                 self._name,
@@ -254,7 +254,7 @@ class SegmentStore:
         size, self._unsynced_bytes = self._unsynced_bytes, 0
         try:
             await self._context.run(self._writer.sync)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             self._unsynced = self._syncing + self._unsynced
             self._unsynced_bytes += size
             raise
@@ -297,7 +297,7 @@ class SegmentStore:
         base = carried[0].first if carried else self.next_offset
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             if self._unsynced:
                 self._sync_later(RETRY_SECONDS)
             raise
@@ -407,7 +407,7 @@ class SegmentStore:
     async def _checkpoint_in_background(self) -> None:
         try:
             await self._write_checkpoint()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("topic %s: no checkpoint could be written: %s", self._name, error)
         finally:
             self.background = None
@@ -451,7 +451,7 @@ class SegmentStore:
                 await self._context.run(
                     self._writer.checkpoint, checkpoint.pack(), mark.next_offset
                 )
-            except (StorageFull, StorageFailed):
+            except StorageError:
                 self._state = UNKNOWN
                 raise
             self._state = wanted

@@ -82,6 +82,7 @@ TABLE: dict[type[BaseException], Status] = {
     errors.MissingKey: Status(503, TcpStatus.INTERNAL),
     errors.StorageFull: Status(507, TcpStatus.PRODUCE_FAILED),
     errors.StorageFailed: Status(503, TcpStatus.PRODUCE_FAILED),
+    errors.StorageError: Status(503, TcpStatus.PRODUCE_FAILED),
     errors.Damaged: INTERNAL,
     errors.Locked: Status(503, TcpStatus.INTERNAL),
     errors.PenstockError: INTERNAL,
@@ -92,7 +93,7 @@ TABLE: dict[type[BaseException], Status] = {
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 # Worth asking again, until the caller's time is over.
-MAY_PASS = (errors.Unavailable, errors.StorageFull, errors.StorageFailed, errors.Locked)
+MAY_PASS = (errors.Unavailable, errors.StorageError, errors.Locked)
 
 # The classes that cross the wire, by name. A narrower one crosses as its nearest base among them.
 CLASSES: dict[str, type[PenstockError]] = {

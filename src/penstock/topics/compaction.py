@@ -40,7 +40,7 @@ from penstock.errors import (
     Conflict,
     Damaged,
     InvalidRequest,
-    StorageFailed,
+    StorageError,
     StorageFull,
     Unavailable,
 )
@@ -141,7 +141,7 @@ async def _compact(
                 _build, old, wanted, context.settings.free_space_reserve, lambda: topic.ending
             )
         except BaseException:
-            with contextlib.suppress(StorageFull, StorageFailed):
+            with contextlib.suppress(StorageError):
                 await context.run(_discard, old[0])
             raise
         done = _summary(old, fresh)
@@ -232,11 +232,11 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
     bases = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
     try:
         await context.run(context.fs.replace, topic.directory / marker, pack_checked(bases))
-    except (StorageFull, StorageFailed) as error:
+    except StorageError as error:
         topic.unfinished_swap = UnfinishedSwap(marker, None)
         try:
             await finish_or_undo_swap(topic, context)
-        except (StorageFull, StorageFailed) as again:
+        except StorageError as again:
             log.error(
                 "topic %s: a failed swap (%s) could not be taken back yet: %s",
                 topic.name,
@@ -249,7 +249,7 @@ async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: S
     topic.replace(old, fresh)
     try:
         await finish_or_undo_swap(topic, context)
-    except (StorageFull, StorageFailed) as error:
+    except StorageError as error:
         log.error("topic %s: a swap counts, but is not finished on disk yet: %s", topic.name, error)
     await context.run(_forget, old)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import Damaged, PenstockError, StorageFailed, StorageFull
+from penstock.errors import Damaged, PenstockError, StorageError, StorageFailed
 from penstock.log.fs import DISK, File, Fs
 from penstock.log.journal_lines import line, parse
 from penstock.log.pool import in_pool
@@ -162,7 +162,7 @@ class GroupHistory:
         data = b"".join(minute.line() for minute in minutes)
         try:
             await in_pool(self._pool, self._append, data, minutes[0].at)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("figures of %d group minutes are lost: %s", len(minutes), error)
 
     def _append(self, data: bytes, at: int) -> None:

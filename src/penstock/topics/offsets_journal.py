@@ -26,7 +26,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.log.fs import File, Fs
 from penstock.log.journal_lines import line, parse
 from penstock.log.pool import in_pool
@@ -177,11 +177,11 @@ class OffsetsJournal:
                 rewrite = self._rewrite or self._is_too_large()
                 copy = rewrite or self._size >= 2 * self._copied
                 snapshot = self._snapshot() if copy else b""
-                failure: StorageFull | StorageFailed | None = None
+                failure: StorageError | None = None
                 try:
                     await in_pool(self._pool, self._write_lines, b"".join(lines), snapshot, rewrite)
                     self._rewrite = self._rewrite and not rewrite
-                except (StorageFull, StorageFailed) as error:
+                except StorageError as error:
                     failure, self._rewrite = error, True
                     log.error("group offsets could not be written: %s", error)
                 for future in waiting:
@@ -238,7 +238,7 @@ class OffsetsJournal:
                 self._directory / COPY, line(["copy", size]) + snapshot, sync=self._sync
             )
             self._copied = size
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("the copy of the group offsets could not be written: %s", error)
 
     async def _drain(self) -> None:

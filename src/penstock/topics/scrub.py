@@ -28,7 +28,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import Damaged, StorageFailed, StorageFull
+from penstock.errors import Damaged, StorageError, StorageFailed
 from penstock.log.checksums import Fault, SegmentCheck
 from penstock.log.context import Context
 from penstock.log.layout import DATA
@@ -173,7 +173,7 @@ class Scrub:
                 self._state = State(current=current, last=self._state.last)
             try:
                 await self._pass(self._state, current)
-            except (StorageFull, StorageFailed) as error:
+            except StorageError as error:
                 log.error("the scrub was interrupted and resumes in a minute: %s", error)
                 await self._wait(START_SECONDS)
 
@@ -289,7 +289,7 @@ class Scrub:
         data = msgspec.json.encode(self._state)
         try:
             await self._context.run(self._context.fs.replace, self._path, data, sync=False)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("how far the scrub is could not be noted: %s", error)
 
 

@@ -20,8 +20,8 @@ from penstock.errors import (
     Conflict,
     NotFound,
     PenstockError,
+    StorageError,
     StorageFailed,
-    StorageFull,
     Unavailable,
 )
 from penstock.log.context import Context
@@ -196,7 +196,7 @@ class TopicStore:
     def _make(self, directory: Path) -> Recovered:
         try:
             create_files(self._fs, directory, self._context.open_state, sync=self._context.durable)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             self._fs.remove_tree(directory)
             raise
         return recover(self._context, directory)
@@ -244,5 +244,5 @@ class TopicStore:
             try:
                 await retain(topic, self._context, self.tier)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageFull, StorageFailed, Conflict) as error:
+            except (StorageError, Conflict) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageFailed, StorageFull
+from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageError
 from penstock.log.appender import Appender
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
@@ -282,7 +282,7 @@ class Topic:
             await self._context.run(self.damage_report.write)
             await self.seal()
             await self._segments.skip_to(offset)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("topic %s: offsets from %d on may be given again: %s", self.name, end, error)
 
     async def mark_archived(self, offset: int) -> None:
@@ -331,7 +331,7 @@ class Topic:
         await self._drain()
         try:
             await self._segments.stop()
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error("topic %s: stopped without a checkpoint: %s", self.name, error)
         self._segments.close()
 

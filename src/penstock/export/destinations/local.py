@@ -14,15 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from penstock.config.schema import key
-from penstock.errors import (
-    ConfigError,
-    Full,
-    InvalidRequest,
-    StorageFailed,
-    StorageFull,
-    TooLarge,
-    Unavailable,
-)
+from penstock.errors import ConfigError, Full, InvalidRequest, StorageError, TooLarge, Unavailable
 from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import (
     Batch,
@@ -101,7 +93,7 @@ def _errors() -> Iterator[None]:
     """What an error of the broker means for a batch."""
     try:
         yield
-    except (Unavailable, Full, StorageFull, StorageFailed) as error:
+    except (Unavailable, Full, StorageError) as error:
         raise Retry("storage", str(error), getattr(error, "retry_after", None)) from error
     except TooLarge as error:
         raise TooBig(str(error)) from error

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError, StorageFailed
 from penstock.export.sendqueue.blocks import (
     HEADER_SIZE,
     NO_POSITION,
@@ -100,7 +100,7 @@ class Chunks:
         try:
             self._append(blocks, at_least)
             self._reader.readable = self.end
-        except (StorageFull, StorageFailed):
+        except StorageError:
             for chunk in self.chunks[chunks_before:]:
                 self._remove_quietly(chunk)
             rotated = len(self.chunks) > chunks_before
@@ -159,7 +159,7 @@ class Chunks:
                 self._file = self._fs.open(chunk.path)
             if self._file.size > chunk.size:
                 self._file.truncate(chunk.size)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.warning("chunk %s is closed early: %s", chunk.path.name, error)
             self._broken = True
 
@@ -170,7 +170,7 @@ class Chunks:
             elif self._file is not None:
                 try:
                     self._file.sync()
-                except (StorageFull, StorageFailed) as error:
+                except StorageError as error:
                     self._on_event("fsync_failed")
                     log.error("chunk %s could not be synced: %s", self.chunks[-1].path.name, error)
         self._close_writer()
@@ -200,7 +200,7 @@ class Chunks:
                     self._new_names = False
                 self._synced, self._unsynced = self.chunks[-1].size, []
                 return
-            except (StorageFull, StorageFailed) as error:
+            except StorageError as error:
                 self._on_event("fsync_failed")
                 name = self.chunks[-1].path.name
                 log.error(
@@ -224,7 +224,7 @@ class Chunks:
                 self._fs.rename(path, self._directory / f"{start:016x}")
                 path = self._directory / f"{start:016x}"
             self._fs.sync_dir(self._directory)
-        except (StorageFull, StorageFailed):
+        except StorageError:
             file.close()
             raise
         self._close_writer()
@@ -248,7 +248,7 @@ class Chunks:
         self._close_writer()
         try:
             self._fs.remove(chunk.path)
-        except (OSError, StorageFull, StorageFailed) as error:
+        except (OSError, StorageError) as error:
             log.warning("chunk %s stays although it is not needed: %s", chunk.path.name, error)
 
     # Reading
@@ -328,7 +328,7 @@ class Chunks:
         try:
             self._fs.make_dir(directory)
             self._fs.replace(directory / f"{start:016x}-{end - start}", data, sync=False)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             place = f"{start} to {end} of {chunk.path.name}"
             log.warning("no copy of the damaged bytes %s: %s", place, error)
 

@@ -24,11 +24,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 
-from penstock.errors import StorageFailed
+from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import Block, records_of
-from penstock.export.sendqueue.journal import STORAGE_ERRORS, Books, Entry, Kind
+from penstock.export.sendqueue.journal import Books, Entry, Kind
 from penstock.export.sendqueue.store import Options, Store
 from penstock.export.sendqueue.writer import MemoryLayer, Writer
 from penstock.log.fs import Fs
@@ -274,7 +274,7 @@ class FastQueue:
             )
             if not self.memory.unwritten:
                 store.failing = None
-        except STORAGE_ERRORS as error:
+        except StorageError as error:
             store.failed(error)
 
     def _reader_offset(self, store: Store) -> int:

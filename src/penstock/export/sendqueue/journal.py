@@ -45,13 +45,12 @@ from typing import Any
 
 import crc32c
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError, StorageFailed
 from penstock.log.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
 SIZE = ENTRY.size + 4  # 32
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
-STORAGE_ERRORS = (StorageFull, StorageFailed)
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
 # Numbers of the counters in a snapshot; a drop's is 16 + reason.
 _DELIVERED, _DEAD, _REFUSED, _DROPPED = 0, 1, 2, 16
@@ -374,7 +373,7 @@ class Journal:
             self.dirty = False
             try:
                 self._file.sync()
-            except STORAGE_ERRORS:
+            except StorageError:
                 self.dirty = self.broken = True  # unsynced pages may be gone: only a restart helps
                 raise
 

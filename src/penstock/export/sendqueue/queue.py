@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.schema import SendQueue as Settings
-from penstock.errors import Full, StorageFailed, StorageFull, TooLarge, Unavailable
+from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.payload import COMPRESSIONS
@@ -298,7 +298,7 @@ class SendQueue:
             self._next_backlog_take = now + 1 / self.settings.catchup_rate
         try:
             block = await self._fast.take()
-        except (StorageFull, StorageFailed, OSError) as error:
+        except (StorageError, OSError) as error:
             log.error("route %s: the send queue cannot be read, trying again: %s", self.name, error)
             await self._clock.sleep(READ_RETRY_SECONDS)
             return None

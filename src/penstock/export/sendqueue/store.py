@@ -24,7 +24,7 @@ from typing import Any
 
 import crc32c
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
 from penstock.export.sendqueue.chunks import Chunks, Reading
@@ -32,7 +32,6 @@ from penstock.export.sendqueue.journal import (
     CRASH,
     DAMAGED,
     REASONS,
-    STORAGE_ERRORS,
     Books,
     Entry,
     Journal,
@@ -263,7 +262,7 @@ class Store:
         self.on_event("lost_blocks", stop - start)
         self.on_event(f"dropped_{why}", records)
 
-    def failed(self, error: StorageFull | StorageFailed) -> None:
+    def failed(self, error: StorageError) -> None:
         if self.failing is None:
             log.error("%s: the disk takes no more, trying again: %s", self.directory, error)
         self.failing = str(error)
@@ -298,7 +297,7 @@ class Store:
             self._flush_scheduled = False
             try:
                 self._journal.flush()
-            except STORAGE_ERRORS as error:
+            except StorageError as error:
                 self.failed(error)  # the entries stay pending; the next tick writes them
 
     async def tick(self, *, reader_offset: int, count: int, size: int) -> None:

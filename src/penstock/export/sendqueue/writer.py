@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from penstock.errors import Unavailable
+from penstock.errors import StorageError, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
-from penstock.export.sendqueue.journal import STORAGE_ERRORS, Books
+from penstock.export.sendqueue.journal import Books
 from penstock.export.sendqueue.store import Options, Store
 
 MAX_WRITE_BYTES = 32 << 20  # that one job takes
@@ -200,12 +200,12 @@ class Writer:
         try:
             await store.in_pool(lambda: store.append(blocks, sync=self._options.fsync == "always"))
         except BaseException as error:
-            if isinstance(error, STORAGE_ERRORS):
+            if isinstance(error, StorageError):
                 store.failed(error)
             for _, waiter in jobs:
                 if not waiter.done():
                     waiter.set_exception(error)
-            if isinstance(error, STORAGE_ERRORS):
+            if isinstance(error, StorageError):
                 return
             raise
         store.appended(blocks[-1])
@@ -258,7 +258,7 @@ class Writer:
                     self._backlog.unread_back()
                     for block in self._memory.written(part, copies):
                         self._backlog.add(block)
-        except STORAGE_ERRORS as error:
+        except StorageError as error:
             store.failed(error)
             return False
         finally:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import StorageFailed, StorageFull
+from penstock.errors import StorageError
 from penstock.log.checksums import checksum
 from penstock.log.fs import File
 from penstock.log.layout import (
@@ -415,7 +415,7 @@ class ActiveSegment:
             for file in (batches, index, data):
                 file.sync()
             self._directory.fs.sync_dir(self._directory.path)
-        except (StorageFull, StorageFailed) as error:
+        except StorageError as error:
             log.error(
                 "topic %s: what was recovered could not be synced: %s",
                 self._directory.path.name,
