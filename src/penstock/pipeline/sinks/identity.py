@@ -22,18 +22,22 @@ import hashlib
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InvalidRequest, Unavailable
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.plain_errors import plain_errors
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -90,6 +94,8 @@ class Keeper(Protocol):
 
     def commit_sink(self, done: Commit) -> None:
         """Say that the batch takes no more tasks."""
+
+    def close(self) -> None: ...
 
 
 class Held:
@@ -243,6 +249,57 @@ def commit_batch(
         if isinstance(message, Written) and message.writer:
             keeper.commit_sink(Commit(target, message.writer.app, message.writer.batch))
             return
+
+
+@plain_errors
+class SinkWriter:
+    """What the writers share: of topics and of queues, of batches and of streams."""
+
+    kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
+    text_columns: ClassVar[tuple[str, ...]]
+    connect: ClassVar[Callable[..., Keeper]]
+    streaming = False
+
+    def __init__(self, options: Options, schema: StructType, address: str) -> None:
+        self._options = options
+        self._target = options.text(self.kind) or ""
+        self._app = options.text("appId")
+        self._address = address
+        self._reach: dict[str, Any] = {
+            "patience": options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS),
+            "token": options.token(),
+            "ca": options.ca(),
+        }
+        # Made on the driver: all tasks of an attempt at a batch have the same.
+        self._run = uuid.uuid4().hex
+        self._types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        if self._types.get("payload") not in ("binary", "string"):
+            raise self._unfit(f"a {self.kind} sink needs a column payload, binary or string")
+        if not self._target and self.kind not in self._types:
+            raise self._unfit(
+                f"a {self.kind} sink needs the option {self.kind}, or a column {self.kind}"
+            )
+        for name in self.text_columns:
+            if self._types.get(name, "string") != "string":
+                raise self._unfit(f"the column {name} must be a string")
+
+    def _unfit(self, why: str) -> InvalidRequest:
+        columns = ", ".join(f"{name} {kind}" for name, kind in self._types.items()) or "no columns"
+        return InvalidRequest(f"{why}; the rows have {columns}")
+
+    def commit(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        batchId: int = 0,  # noqa: ARG002, N803
+    ) -> None:
+        """Every row was stored when its task ended; what is left is to say that there are no
+        others.
+        """
+        with closing(self.connect(self._address, **self._reach)) as link:
+            commit_batch(messages, self._target, link)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
+        """What was written stays; with an appId the batch, run again, finds it there."""
 
 
 def say_at_least_once(app: str | None, kind: str) -> None:

@@ -12,9 +12,9 @@ as they are.
 """
 
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import msgspec
@@ -38,12 +38,12 @@ from penstock.errors import (
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import (
+    SinkWriter,
     Written,
     claimed,
-    commit_batch,
     current_writer,
     ordered,
     say_at_least_once,
@@ -270,47 +270,24 @@ def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @plain_errors
-class _QueueWriter:
+class _QueueWriter(SinkWriter):
     """What the batch and the streaming writer share."""
 
-    streaming = False
+    kind = "queue"
+    text_columns = TEXT
+    connect = PushLink
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._options = options
-        self._url = options.require(
-            "url", "the broker's HTTP address, such as http://127.0.0.1:6632"
-        )
-        self._token = options.token()
-        self._ca = options.ca()
-        self._run = (
-            uuid.uuid4().hex
-        )  # made on the driver: all tasks of an attempt at a batch have the same
-        self._app = options.text("appId")
-        self._queue = options.text("queue")
-        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
+        url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
+        super().__init__(options, schema, url)
         self._format = options.text("payloadFormat", default="json")
         if self._format not in ("json", "text"):
             raise InvalidRequest(
                 f"the option 'payloadFormat' is json or text, not {self._format!r}"
             )
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        listed = ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
-        if types.get("payload") not in ("string", "binary"):
-            raise InvalidRequest(
-                f"a queue sink needs a column payload, string or binary; the rows have {listed}"
-            )
-        if not self._queue and "queue" not in types:
-            raise InvalidRequest(
-                f"a queue sink needs the option queue, or a column queue; the rows have {listed}"
-            )
-        wrong = [name for name in TEXT if types.get(name, "string") != "string"]
-        if wrong:
-            raise InvalidRequest(f"the column {wrong[0]} must be a string; the rows have {listed}")
-        if types.get(HEADERS, "map<string,string>") != "map<string,string>":
-            raise InvalidRequest(
-                f"the column {HEADERS} must be a map<string,string>; the rows have {listed}"
-            )
-        self._identified = "transactionId" in types
+        if self._types.get(HEADERS, "map<string,string>") != "map<string,string>":
+            raise self._unfit(f"the column {HEADERS} must be a map<string,string>")
+        self._identified = "transactionId" in self._types
         if not self._identified:
             say_at_least_once(self._app, "queue")
 
@@ -320,17 +297,14 @@ class _QueueWriter:
             writer = current_writer(self._app, self.streaming, self._options)
             prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
         total = Pushed()
-        link = PushLink(self._url, self._token, self._patience, self._ca)
-        try:
-            row = 0
+        row = 0
+        with closing(self.connect(self._address, **self._reach)) as link:
             rows: Iterator[pa.RecordBatch] = map(
                 _with_header_texts, ordered(iterator, self._options)
             )
             if writer:
                 columns = ("queue", "partition", "traceId", "payload", HEADERS)
-                rows = claimed(
-                    self._checked(rows), columns, self._queue or "", self._run, writer, link
-                )
+                rows = claimed(self._checked(rows), columns, self._target, self._run, writer, link)
             for batch in rows:
                 for items in self._items(batch, prefix, row, checked=writer is not None):
                     done = link.push(items, repeatable=bool(prefix) or self._identified)
@@ -338,8 +312,6 @@ class _QueueWriter:
                     total.duplicate += done.duplicate
                     total.buffered += done.buffered
                 row += batch.num_rows
-        finally:
-            link.close()
         total.writer = writer if row else None
         return total
 
@@ -354,16 +326,6 @@ class _QueueWriter:
             yield batch
             row += batch.num_rows
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Every push was answered when its task ended; what is left is to say that there are no
-        others.
-        """
-        link = PushLink(self._url, self._token, self._patience, self._ca)
-        try:
-            commit_batch(messages, self._queue or "", link)
-        finally:
-            link.close()
-
     def _items(
         self, batch: pa.RecordBatch, prefix: str | None, row: int, *, checked: bool = False
     ) -> Iterator[list[bytes]]:
@@ -371,9 +333,9 @@ class _QueueWriter:
         names = batch.schema.names
         parts: list[pa.Array | pa.Scalar] = []
         for name in TEXT:
-            if name == "queue" and self._queue:
+            if name == "queue" and self._target:
                 parts += [
-                    pa.scalar(b'"queue":' + msgspec.json.encode(self._queue) + b",", pa.binary())
+                    pa.scalar(b'"queue":' + msgspec.json.encode(self._target) + b",", pa.binary())
                 ]
             elif name == "transactionId" and prefix is not None:
                 numbers = pc.cast(pa.array(range(row, row + batch.num_rows)), pa.string())
@@ -409,24 +371,11 @@ class _QueueWriter:
             yield encoded[begin:]
 
 
-@plain_errors
 class QueueWriter(_QueueWriter, DataSourceArrowWriter):
     """`df.write.format("penstock").option("queue", ...)`."""
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks have written."""
-        self._commit(messages)
 
-
-@plain_errors
 class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
     """`df.writeStream.format("penstock").option("queue", ...)`."""
 
     streaming = True
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """All tasks of the batch have written."""
-        self._commit(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was pushed stays; with an appId the batch, run again, finds it there."""

@@ -8,8 +8,7 @@ same numbers, and the broker answers them with what it stored the first time.
 """
 
 import hashlib
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +23,13 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import (
+    SinkWriter,
     Writer,
     Written,
     claimed,
-    commit_batch,
     current_writer,
     ordered,
     say_at_least_once,
@@ -147,51 +146,34 @@ class _Appender:
 
 
 @plain_errors
-class _TopicWriter:
+class _TopicWriter(SinkWriter):
     """What the batch and the streaming writer share."""
 
-    streaming = False
+    kind = "topic"
+    text_columns = ("topic",)
+    connect = TopicLink
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._options = options
-        self._broker = options.require("broker", "the broker's address, host:port")
-        self._app = options.text("appId")
-        self._topic = options.text("topic")
-        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
-        self._token = options.token()
-        self._ca = options.ca()
-        self._run = (
-            uuid.uuid4().hex
-        )  # made on the driver: all tasks of an attempt at a batch have the same
-        types = {field.name: field.dataType.simpleString() for field in schema.fields}
-        if types.get("payload") not in ("binary", "string"):
-            raise InvalidRequest(
-                "a topic sink needs a column payload, binary or string; the rows have "
-                f"{_listed(types)}"
-            )
-        if not self._topic and types.get("topic") != "string":
-            raise InvalidRequest(
-                "a topic sink needs the option topic, or a column topic; the rows have "
-                f"{_listed(types)}"
-            )
+        super().__init__(
+            options, schema, options.require("broker", "the broker's address, host:port")
+        )
         say_at_least_once(self._app, "topic")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         writer = current_writer(self._app, self.streaming, self._options) if self._app else None
-        with self._link() as link:
+        with self.connect(self._address, **self._reach) as link:
             appender = _Appender(link, writer)
             rows = ordered(iterator, self._options)
             if writer:
-                columns = ("payload",) if self._topic else ("topic", "payload")
-                rows = claimed(rows, columns, self._topic or "", self._run, writer, link)
+                columns = ("payload",) if self._target else ("topic", "payload")
+                rows = claimed(rows, columns, self._target, self._run, writer, link)
             for batch in rows:
                 payloads = batch.column("payload").cast(pa.binary())
                 if payloads.null_count:
-                    payloads = pc.fill_null(
-                        payloads, b""
-                    )  # no value: an empty record, the tombstone of a compacted topic
-                if self._topic:
-                    appender.add(self._topic, payloads)
+                    # no value: an empty record, the tombstone of a compacted topic
+                    payloads = pc.fill_null(payloads, b"")
+                if self._target:
+                    appender.add(self._target, payloads)
                     continue
                 topics = batch.column("topic").dictionary_encode()
                 if topics.null_count:
@@ -201,39 +183,12 @@ class _TopicWriter:
             appender.finish()
         return Written(writer if appender.rows else None)
 
-    def _link(self) -> TopicLink:
-        return TopicLink(self._broker, self._patience, self._token, self._ca)
 
-    def _commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Every append was durable when its task ended; what is left is to say that there are no
-        others.
-        """
-        with self._link() as link:
-            commit_batch(messages, self._topic or "", link)
-
-
-@plain_errors
 class TopicWriter(_TopicWriter, DataSourceArrowWriter):
     """`df.write.format("penstock").option("topic", ...)`."""
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks have written."""
-        self._commit(messages)
 
-
-@plain_errors
 class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
     """`df.writeStream.format("penstock").option("topic", ...)`."""
 
     streaming = True
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """All tasks of the batch have written."""
-        self._commit(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """What was appended stays; with an appId the batch, run again, finds it there."""
-
-
-def _listed(types: dict[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
