@@ -80,7 +80,7 @@ class MissingKey(Unavailable):
 
 
 class StorageError(PenstockError):
-    """The disk does not take what it was given; the two kinds say why."""
+    """The disk takes nothing for now; catches both `StorageFull` and `StorageFailed`."""
 
 
 class StorageFull(StorageError):

@@ -121,9 +121,8 @@ class Histogram:
 
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         self.name, self.help, self.labels, self.bounds = name, help, labels, bounds
-        self.values: dict[
-            Labels, list[float]
-        ] = {}  # counts per bucket, the overflow bucket, the sum
+        # Counts per bucket, the overflow bucket, the sum.
+        self.values: dict[Labels, list[float]] = {}
 
     def observe(self, value: float, *label_values: str, count: int = 1) -> None:
         row = self.values.get(label_values)

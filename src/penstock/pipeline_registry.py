@@ -154,9 +154,8 @@ class Pipelines:
         try:
             self._fs.make_dir(self._path.parent)
             self._fs.replace(self._path, json.dumps(self._reports).encode(), sync=False)
-        except (
-            PenstockError
-        ) as error:  # reports come again; the pipelines themselves do not depend on this
+        except PenstockError as error:
+            # reports come again; the pipelines themselves do not depend on this
             log.warning("what pipelines reported could not be saved: %s", error)
 
 

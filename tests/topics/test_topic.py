@@ -42,7 +42,7 @@ def test_appends_of_one_tick_share_a_commit(tmp_path: Path) -> None:
             assert [appended.first_offset for appended in found] == list(range(500))
             assert commits.value() == 1
             while_running = topic.append([b"first"])
-            await eventually(lambda: not topic._appender.pending_bytes)  # it is in the pool
+            await eventually(lambda: not topic.appends.pending_bytes)  # it is in the pool
             later = [topic.append([b"x"]) for _ in range(5)]
             await asyncio.gather(while_running, *later)
             assert commits.value() == 3
@@ -419,7 +419,7 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
             topic = await store.create("t")
             await topic.append([b"one"])
             await eventually(lambda: not topic._segments.busy)
-            await topic._appender.drain()
+            await topic.appends.drain()
             fs.fail(1, errno.EIO, only={"sync"})
             if policy == "group":
                 with pytest.raises(StorageFailed):
@@ -430,7 +430,7 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
                     [b"two"]
                 )  # answered before its fsync, which fails: moved to a new segment
                 await eventually(store._context.instruments.broken.value)
-                await topic._appender.drain()
+                await topic.appends.drain()
             failed = fs.failed
             await topic.append([b"three"])
             assert fs.failed == failed == 1
@@ -507,7 +507,7 @@ def test_a_topic_is_a_list_with_a_moving_start(
                     elif what == "retain":
                         await store.maintain()
                     elif what == "close":
-                        await topic._appender.drain()
+                        await topic.appends.drain()
                         await topic.close_if_idle(0.0)
                     reopen = what == "reopen"
                     model += payloads

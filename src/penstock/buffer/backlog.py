@@ -32,9 +32,8 @@ class BufferFile:
     path: Path
     events: int = 0
     size: int = 0
-    keys: set[Key] | None = field(
-        default_factory=set
-    )  # None: not looked at yet, so it holds everything
+    # None: not looked at yet, so it holds everything.
+    keys: set[Key] | None = field(default_factory=set)
     done: int = 0  # events replayed so far, for the progress shown
     troubles: int = 0  # times the disk failed us during its replay
 

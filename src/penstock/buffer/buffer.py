@@ -113,9 +113,7 @@ class Buffer:
         self.recovering: Progress | None = None
         self._stopping = False
         self._retrying = asyncio.Lock()
-        self._replay_problem = (
-            ""  # why the last replay stopped though the database is up; logged once
-        )
+        self._replay_problem = ""  # why the last one stopped though the database is up; logged once
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter(
             "penstock_buffer_events_total", "Events accepted into a file", "kind"

@@ -61,9 +61,8 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._closed = False
-        self._completed: list[
-            BufferFile
-        ] = []  # made in the pool, handed to the backlog on the event loop
+        # Made in the pool, handed to the backlog on the event loop.
+        self._completed: list[BufferFile] = []
 
     @property
     def files(self) -> list[BufferFile]:
@@ -126,9 +125,8 @@ class Journal:
         finally:
             self._writing = None
             self._unwritten = 0
-            for (
-                submission
-            ) in self._waiting:  # only when we are cancelled or broken: nobody is left waiting
+            # Only when we are cancelled or broken: nobody is left waiting.
+            for submission in self._waiting:
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
             self._waiting.clear()
 

@@ -184,9 +184,8 @@ class Qos0:
                     await self._commit(batch)
                     if batch.syncing:
                         await asyncio.wait([batch.syncing])  # nobody closes a file under an fsync
-                except (
-                    Exception
-                ) as error:  # a bug must not cost events: they are in the file, and wait there
+                except Exception as error:
+                    # a bug must not cost events: they are in the file, and wait there
                     log.exception("a QoS 0 batch could not be committed")
                     self._leave(batch, error)
                 finally:

@@ -52,9 +52,8 @@ log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
 
 MAX_DISK_ATTEMPTS = 4  # per file
-MERGED = (
-    10  # batches of `max_batch` events in one call: fewer commits, the same locks in the same order
-)
+# Batches of `max_batch` events in one call: fewer commits, the same locks in the same order.
+MERGED = 10
 BATCH_BYTES = 8 << 20
 PROGRESS_EVERY = 5000
 PAUSE_EVERY = 1000
@@ -238,7 +237,9 @@ class Replay:
         """
         outcomes = await halving(items, self._push, REFUSED, lambda item, e: Refusal(item, str(e)))
         refusals = [refusal for refusal in outcomes if refusal]
-        self._count(len(items) - len(refusals), kind)
+        flushed = len(items) - len(refusals)
+        self.flushed.add(flushed, kind)
+        self._recent.append((time.monotonic(), flushed))
         return refusals
 
     async def _push(self, items: list[Item]) -> list[Refusal | None]:
@@ -267,10 +268,6 @@ class Replay:
     def _is_transient(self, error: Unavailable) -> bool:
         return self._health.healthy and not isinstance(error, MissingKey | Busy)
 
-    def _count(self, flushed: int, kind: Kind) -> None:
-        self.flushed.add(flushed, kind)
-        self._recent.append((time.monotonic(), flushed))
-
     async def _throttle(self, events: int) -> None:
         """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""
         if self._settings.replay_rate:
@@ -288,9 +285,8 @@ class Replay:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
         if file.name.kind == "failover":
-            self._fs.sync_dir(
-                self._directory
-            )  # or a power cut brings the file back when its messages are long gone
+            # or a power cut brings the file back when its messages are long gone
+            self._fs.sync_dir(self._directory)
 
     def _set_aside(self, file: BufferFile) -> None:
         self._fs.make_dir(self._directory / QUARANTINE)

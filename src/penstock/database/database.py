@@ -70,10 +70,8 @@ GONE = (  # what a call meets when its connection or the server behind it is los
     asyncpg.TooManyConnectionsError,
     asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
 )
-NO_ROOM = (
-    asyncpg.DiskFullError,
-    asyncpg.PostgresSystemError,
-)  # its disk is full or fails; it may still answer reads
+# Its disk is full or fails; it may still answer reads.
+NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)
 UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
 PROBE_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_SECONDS = 0.25
@@ -82,10 +80,8 @@ SURVEY_SECONDS = 1.0
 COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
 LISTEN_CHECK_SECONDS = 15.0
 REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
-UNDONE = (
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)  # rolled back as a whole: safe to run again
+# Rolled back as a whole: safe to run again.
+UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 MAX_ATTEMPTS = 6  # of what was undone
 MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
 MAX_IDLE = 8  # connections at hand between calls, outside the pool

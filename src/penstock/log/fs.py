@@ -158,9 +158,8 @@ class DiskFile:
         return b"".join(parts)
 
     def forget(self, position: int, length: int) -> None:
-        if hasattr(
-            os, "posix_fadvise"
-        ):  # not on every system; it is advice, and nothing depends on it
+        # not on every system; it is advice, and nothing depends on it
+        if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 

@@ -30,7 +30,7 @@ class Reader:
         batch = self._first_of(
             lambda segment, at: segment.read(at, max_records, max_bytes), offset, strict
         )
-        return batch or empty_batch(max(offset, self._segments.next_offset))
+        return empty_batch(max(offset, self._segments.next_offset)) if batch is None else batch
 
     def raw(self, offset: int, max_bytes: int, max_records: int | None, *, strict: bool) -> Raw:
         raw = self._first_of(

@@ -54,7 +54,7 @@ class _Mismatch(Exception):
 class Batch:
     """Records read together: one buffer, and where each payload lies in it."""
 
-    __slots__ = ("buffer", "ends", "first_offset", "next_offset", "offsets", "starts")
+    __slots__ = ("buffer", "count", "ends", "first_offset", "next_offset", "offsets", "starts")
 
     def __init__(
         self,
@@ -68,15 +68,9 @@ class Batch:
         self.offsets = offsets
         self.starts = starts
         self.ends = ends
-        self.first_offset = int(offsets[0]) if len(offsets) else next_offset
+        self.count = len(offsets)
+        self.first_offset = int(offsets[0]) if self.count else next_offset
         self.next_offset = next_offset  # where the next read goes on
-
-    @property
-    def count(self) -> int:
-        return len(self.offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets)
 
     def payload(self, i: int) -> memoryview:
         return memoryview(self.buffer)[int(self.starts[i]) : int(self.ends[i])]
@@ -260,23 +254,11 @@ class Segment:
         return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
 
     def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
-        stop = min(self.rows, row + min(max_records, MAX_ROWS, max_bytes // HEADER_SIZE + 1))
-        rows = self.index_rows(row, min(stop + 1, self.rows))
-        self._expect(rows, offset)
-        positions = rows["position"].astype(np.int64)
-        if stop == self.rows:
-            positions = np.append(positions, self.data_size)
-        count = stop - row
-        if positions[count] - positions[0] > max_bytes:
-            count = max(1, int(np.searchsorted(positions, positions[0] + max_bytes, "right")) - 1)
-        start, end = int(positions[0]), int(positions[count])
-        if self.holes:
-            count, end = self._before_hole(positions, count, offset)
-        if not 0 <= start < end <= self.data_size:
-            raise _Mismatch
+        rows, positions, end = self._span(row, offset, max_bytes, min(max_records, MAX_ROWS))
+        start = int(positions[0])
         buffer = self.file(DATA).read_at(start, end - start)
-        starts = positions[:count] - start
-        good, lengths = self._check(buffer, rows["offset"][:count], starts, end - start)
+        starts = positions - start
+        good, lengths = self._check(buffer, rows["offset"], starts, end - start)
         if good == 0:
             raise _Mismatch
         starts = starts[:good] + HEADER_SIZE
@@ -345,6 +327,18 @@ class Segment:
             return Raw(first, len(rows), last + 1, self.file(DATA), start, end - start, rows)
 
     def _raw_indexed(self, row: int, offset: int, max_bytes: int, max_records: int | None) -> Raw:
+        rows, positions, end = self._span(row, offset, max_bytes, max_records)
+        start, first, last = int(positions[0]), int(rows["offset"][0]), int(rows["offset"][-1])
+        if self._offset_at(start) != first or self._offset_at(int(positions[-1])) != last:
+            raise _Mismatch
+        return Raw(first, len(rows), last + 1, self.file(DATA), start, end - start, rows)
+
+    def _span(
+        self, row: int, offset: int, max_bytes: int, max_records: int | None
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """What a read from `row` on gets: index rows, where their records begin, and where the last
+        of these ends.
+        """
         rows, positions = self._rows_within(row, max_bytes, max_records)
         self._expect(rows, offset)
         start, count = int(positions[0]), len(positions) - 1
@@ -353,12 +347,9 @@ class Segment:
         end = int(positions[count])
         if self.holes:
             count, end = self._before_hole(positions, count, offset)
-        first, last = int(rows["offset"][0]), int(rows["offset"][count - 1])
-        if not 0 <= start < end <= self.data_size or self._offset_at(start) != first:
+        if not 0 <= start < end <= self.data_size:
             raise _Mismatch
-        if self._offset_at(int(positions[count - 1])) != last:
-            raise _Mismatch
-        return Raw(first, count, last + 1, self.file(DATA), start, end - start, rows[:count])
+        return rows[:count], positions[:count], end
 
     def _rows_within(
         self, row: int, max_bytes: int, max_records: int | None

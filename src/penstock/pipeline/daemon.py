@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ZIP = "pyspark.zip"
-HARMLESS = {
-    "jemalloc_bg_thd"
-}  # takes part in forks: it holds no lock then, and starts anew in the child
+# Takes part in forks: it holds no lock then, and starts anew in the child.
+HARMLESS = {"jemalloc_bg_thd"}
 
 
 def prefer_installed() -> None:

@@ -127,9 +127,8 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     broker: str = "127.0.0.1:12345"  # topics, over TCP
     url: str = "http://127.0.0.1:6632"  # queues and status, over HTTP
     database: str | None = None
-    token: str | None = (
-        None  # for a broker that asks for one; better given as --token or PENSTOCK_TOKEN
-    )
+    # For a broker that asks for one; better given as --token or PENSTOCK_TOKEN.
+    token: str | None = None
     spark: dict[str, Any] = {}
 
     @property
@@ -218,9 +217,8 @@ def _check(pipeline: Pipeline, where: str) -> None:
     for name in names:
         if not NAME.fullmatch(name):
             refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
-        if (
-            sum(name.lower() == other.lower() for other in names) > 1
-        ):  # to Spark they are the same in any case
+        # to Spark they are the same in any case
+        if sum(name.lower() == other.lower() for other in names) > 1:
             refuse(f"two sources or steps are named {name}")
     for step in pipeline.steps:
         if bool(step.sql) == bool(step.python):
@@ -274,9 +272,8 @@ def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
     if pipeline.token:
         given.setdefault("token", pipeline.token)
     if source.queue:
-        database = (
-            {"database": pipeline.database} if pipeline.database else {}
-        )  # else that of this machine's broker
+        # else that of this machine's broker
+        database = {"database": pipeline.database} if pipeline.database else {}
         return {"queue": source.queue, **database, **given}
     if "directory" not in given:
         given.setdefault("broker", pipeline.broker)

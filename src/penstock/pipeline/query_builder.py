@@ -24,9 +24,8 @@ from penstock.pipeline.pipeline_file import (
 from penstock.pipeline.spark_plan import refuse_unrepeatable, refuse_unsupported
 from penstock.pipeline.validation import UNORDERED, load_function, refuse_twice
 
-NODE = re.compile(
-    r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE
-)  # of a plan as Spark prints it
+# Of a plan as Spark prints it.
+NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
 BATCH_FORMATS = {"jdbc"}  # of Spark's, those without a streaming writer
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
@@ -82,9 +81,8 @@ def frames(
 def _made(step: Step, make: Callable[[Any], Any], given: Any) -> Any:
     try:
         return make(given)
-    except (
-        Exception
-    ) as error:  # whatever a user's function raises, or Spark finds wrong with the SQL
+    # whatever a user's function raises, or Spark finds wrong with the SQL
+    except Exception as error:
         raise step_failed(step.name, error) from error
 
 

@@ -33,9 +33,7 @@ class Report:
     lag_seconds: float | None = None  # age of the oldest of them, where it is known
     target_seconds: float | None = None  # what the age should not exceed
     position: str = ""  # of each source, in words
-    progress: float | None = (
-        None  # of a run that ends by itself: from 0 to 1, as far as it is known
-    )
+    progress: float | None = None  # of a run that ends by itself: 0 to 1, as far as it is known
     error: str | None = None
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)

@@ -181,9 +181,8 @@ def activate(spark: Any) -> Any:
     Jobs take a session or a function that makes one: what is wrong with their arguments is then
     told before a JVM starts."""
     spark = spark() if callable(spark) else spark
-    if (
-        session := getattr(spark, "_jsparkSession", None)
-    ) is not None:  # else Spark Connect, which knows no such thing
+    session = getattr(spark, "_jsparkSession", None)
+    if session is not None:  # else Spark Connect, which knows no such thing
         spark._jvm.SparkSession.setActiveSession(session)
     return spark
 
@@ -198,9 +197,8 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
             f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that "
             "is started"
         )
-    if (
-        importlib.util.find_spec("grpc") is None
-    ):  # PySpark itself would take us for a doctest and leave, in some places
+    # PySpark itself would take us for a doctest and leave, in some places
+    if importlib.util.find_spec("grpc") is None:
         raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]'")
     try:
         spark: SparkSession = builder.remote(master).getOrCreate()
@@ -234,9 +232,8 @@ def _files(level: str) -> dict[str, str]:
     """Keeps Spark's logs, warehouse and metadata out of the working directory."""
     directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if (
-        directory.stat().st_uid != os.getuid()
-    ):  # made by somebody else, who could then choose our logging
+    # made by somebody else, who could then choose our logging
+    if directory.stat().st_uid != os.getuid():
         directory = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log4j = directory / f"log4j2-{level}.properties"
     text = LOG4J % level + (SILENCE if level == QUIET else "")

@@ -138,9 +138,8 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             differences.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
             differences.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
-    if (
-        not differences and before["state"] != now["state"]
-    ):  # another step reads from them, or none any more
+    # another step reads from them, or none any more
+    if not differences and before["state"] != now["state"]:
         differences.append(
             f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
         )

@@ -214,9 +214,8 @@ def _check_aggregates(pipeline: Pipeline, sink: Sink, columns: Columns | None) -
     python = any(step.python for step in steps)
     if not grouped:
         return
-    marked = python or any(
-        source.watermark for source in pipeline.views.values()
-    )  # a function may set one
+    # a function may set one
+    marked = python or any(source.watermark for source in pipeline.views.values())
     if pipeline.streaming and sink.mode == "append" and not marked:
         raise ConfigError(
             f"step {grouped[0]} aggregates a stream, which never ends: give the source a "

@@ -100,9 +100,8 @@ CONSUME_REQUEST = Struct(">QI")
 RECORD = Struct(">QI")
 TIMESTAMP = Struct(">q")
 INFO_ANSWER = Struct(">16sQQQI")
-INFO_MORE = Struct(
-    ">QQB"
-)  # records, archived offset (all ones: none), policy (0 delete, 1 compact)
+# Records, archived offset (all ones: none), policy (0 delete, 1 compact).
+INFO_MORE = Struct(">QQB")
 PRODUCER = Struct(">16sQ")
 LEASE_REQUEST = Struct(">II")
 LEASE_ANSWER = Struct(">16sQQI")

@@ -22,7 +22,6 @@ import secrets
 from uuid import UUID
 
 _MARKS = 0x8 << 76 | 0x2 << 62
-_SEQ = (1 << 50) - 1
 _HOLDER = (1 << 48) - 1
 
 

@@ -72,9 +72,8 @@ def _check(value: Any, path: str) -> None:
         )
     elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
         plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))
-        if type(plain) is not type(
-            value
-        ):  # a struct or dataclass is a dictionary now, an enum its value
+        # a struct or dataclass is a dictionary now, an enum its value
+        if type(plain) is not type(value):
             _check(plain, path)
 
 

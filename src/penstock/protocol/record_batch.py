@@ -184,13 +184,3 @@ def _starts(lengths: Any) -> "npt.NDArray[np.int64]":
     starts[0] = 0
     np.cumsum(lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
     return starts
-
-
-def decode_arrow(
-    topic: str,
-    first_offset: int,
-    raw: memoryview | bytes,
-    lengths: "npt.NDArray[np.uint32] | None" = None,
-) -> "pa.RecordBatch":
-    """The records of a raw log as a RecordBatch with `offset` and `payload`."""
-    return Batch(topic, first_offset, raw, lengths).to_arrow()

@@ -60,9 +60,10 @@ class Topic:
         self._context = context
         self._subscriptions = Subscriptions()
         self._segments = SegmentStore(
-            name, directory, context, recovered, on_broken=lambda: self._appender.schedule()
+            name, directory, context, recovered, on_broken=lambda: self.appends.schedule()
         )
-        self._appender = Appender(
+        # Public for callers that queue many appends and then have them committed (TCP).
+        self.appends = Appender(
             name,
             context,
             self._segments,
@@ -143,18 +144,13 @@ class Topic:
         self, payloads: Sequence[Bytes], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append the payloads as one batch, all or none."""
-        return self._appender.append(payloads, producer)
+        return self.appends.append(payloads, producer)
 
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """The same for payloads that lie one after another in `payloads`."""
-        return self._appender.append_arrays(lengths, payloads, producer)
-
-    @property
-    def appends(self) -> Appender:
-        """For callers that queue many appends and then have them committed (TCP)."""
-        return self._appender
+        return self.appends.append_arrays(lengths, payloads, producer)
 
     # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
     # waits for it with `read_or_wait`.
@@ -240,7 +236,7 @@ class Topic:
 
     async def seal(self) -> None:
         """Seal the active segment and start an empty one; nothing happens when it is empty."""
-        await self._appender.between_commits(roll=True)
+        await self.appends.between_commits(roll=True)
 
     async def rest(self) -> None:
         """Until no segment is being repaired and the checkpoint on disk speaks of the active one.
@@ -248,7 +244,7 @@ class Topic:
         From then on the checkpoint has the producers of all sealed segments, whose sidecars are no
         longer asked.
         """
-        await self._appender.between_commits(roll=False)
+        await self.appends.between_commits(roll=False)
 
     async def drop(self, segments: Sequence[Segment]) -> None:
         """Forget the oldest segments and remove their files."""
@@ -306,28 +302,28 @@ class Topic:
 
     @property
     def deleted(self) -> bool:
-        return self._appender.deleted
+        return self.appends.deleted
 
     @property
     def ending(self) -> bool:
         """Deleted, or the broker stops: maintenance gives up."""
-        return self._appender.closed
+        return self.appends.closed
 
     async def close_if_idle(self, seconds: float) -> None:
         """Let go of the files when nothing was appended for this long and nobody needs them."""
-        if self._idle and self._segments.active.open_files and self._appender.idle_for(seconds):
+        if self._idle and self._segments.active.open_files and self.appends.idle_for(seconds):
             await self._segments.checkpoint()
             if self._idle:
                 self._segments.close()
 
     @property
     def _idle(self) -> bool:
-        busy = self._segments.busy or self._appender.busy or self.maintenance.locked()
+        busy = self._segments.busy or self.appends.busy or self.maintenance.locked()
         return not (busy or self.unfinished_swap)
 
     async def stop(self) -> None:
         """Make everything durable, note how far, and let go of the files."""
-        self._appender.close()
+        self.appends.close()
         await self._drain()
         try:
             await self._segments.stop()
@@ -337,7 +333,7 @@ class Topic:
 
     async def mark_deleted(self) -> None:
         """Refuse whatever comes, wake whoever waits."""
-        self._appender.close(deleted=True)
+        self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()
         self._subscriptions.end(self._gone())
@@ -345,4 +341,4 @@ class Topic:
 
     async def _drain(self) -> None:
         async with self.maintenance:
-            await self._appender.drain()
+            await self.appends.drain()

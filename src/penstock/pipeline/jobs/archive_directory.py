@@ -36,14 +36,13 @@ class Entry:
 
 @dataclass
 class Manifest:
-    # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
     """What an archive holds of one topic or queue, and where the next run begins."""
 
+    # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
     kind: str
     name: str
-    position: dict[str, Any] = field(
-        default_factory=dict
-    )  # where the next run begins, in the source's own terms
+    # Where the next run begins, in the source's own terms.
+    position: dict[str, Any] = field(default_factory=dict)
     files: list[Entry] = field(default_factory=list)
 
     @property

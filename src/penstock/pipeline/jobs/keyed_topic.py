@@ -118,9 +118,7 @@ class Source:
     caller: BrokerCaller
     topic: str
     keys: Keys
-    connection: dict[
-        str, str
-    ]  # the options broker, directory and token of Spark's reads and writes
+    connection: dict[str, str]  # broker, directory and token, for Spark's reads and writes
     dry_run: bool
     say: Callable[[str], None]
     state: Any = None

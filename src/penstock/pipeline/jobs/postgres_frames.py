@@ -17,6 +17,7 @@ KINDS = {
     pa.int32(): "INT",
     pa.int64(): "BIGINT",
     pa.string(): "STRING",
+    pa.binary(): "BINARY",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP",
     pa.list_(pa.int16()): "ARRAY<SMALLINT>",
     pa.list_(pa.int64()): "ARRAY<BIGINT>",

@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
+from penstock.pipeline.jobs.postgres_frames import ddl
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.queue import BUFFER_LINES, PUSH_BYTES, PushLink
 from penstock.protocol.buffer_lines import Event, decode
@@ -39,10 +40,8 @@ PIECES = pa.schema(
         ("number", pa.int64()),  # of the piece within its file
         ("events", pa.int64()),
         ("lines", pa.binary()),
-        (
-            "unreadable",
-            pa.int64(),
-        ),  # lines of the block that are no event; they come as a piece of no partition
+        # Lines of the block that are no event; they come as a piece of no partition.
+        ("unreadable", pa.int64()),
     ]
 )
 IDENTITIES = pa.schema(
@@ -105,15 +104,14 @@ def recover(
     if not files:
         return report
     spark = activate(spark)
-    numbered = [
-        (str(path), i) for i, path in enumerate(files)
-    ]  # the order of time, whatever the directory
+    # the order of time, whatever the directory
+    numbered = [(str(path), i) for i, path in enumerate(files)]
     paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(
         min(len(files), 4 * tasks)
     )
     if dry_run:
         counted = (
-            paths.mapInArrow(_identities, _ddl(IDENTITIES))
+            paths.mapInArrow(_identities, ddl(IDENTITIES))
             .selectExpr(
                 "count_if(transactionId IS NULL) AS unreadable",
                 "count(transactionId) AS good",
@@ -124,9 +122,9 @@ def recover(
         report.unreadable, report.events = counted.unreadable, counted.good
         report.duplicate = counted.good - counted.known
         return report
-    pieces = paths.mapInArrow(_pieces, _ddl(PIECES)).repartition(tasks, "queue", "partition")
+    pieces = paths.mapInArrow(_pieces, ddl(PIECES)).repartition(tasks, "queue", "partition")
     dealt = pieces.sortWithinPartitions("queue", "partition", "file", "number")
-    counts = dealt.mapInArrow(_pusher(url, token, patience), _ddl(COUNTS)).collect()
+    counts = dealt.mapInArrow(_pusher(url, token, patience), ddl(COUNTS)).collect()
     report.inserted = sum(row.queued for row in counts)
     report.duplicate = sum(row.duplicate for row in counts)
     report.buffered = sum(row.buffered for row in counts)
@@ -263,10 +261,8 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
                         outcomes.append({"unreadable": unreadable})
                     if not events:
                         continue
-                    if place != (
-                        queue,
-                        partition,
-                    ):  # pieces of one partition follow each other, on one lane
+                    # pieces of one partition follow each other, on one lane
+                    if place != (queue, partition):
                         place = (queue, partition)
                         lane = min(lanes, key=lambda lane: lane.waiting)
                     outcomes += lane.add(lines, events)
@@ -295,8 +291,3 @@ def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:
 def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     none = {"queued": 0, "duplicate": 0, "buffered": 0, "unreadable": 0, "error": None}
     return pa.RecordBatch.from_pylist([none | row for row in rows], schema=COUNTS)
-
-
-def _ddl(schema: pa.Schema) -> str:
-    kinds = {pa.int64(): "BIGINT", pa.string(): "STRING", pa.binary(): "BINARY"}
-    return ", ".join(f"{field.name} {kinds[field.type]}" for field in schema)

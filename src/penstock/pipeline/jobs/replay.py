@@ -149,9 +149,8 @@ def replay(
         written += count
         say(f"{written} of {result.rows} records")
         fastest = min(fastest, time.monotonic() - began)
-        if (
-            options.rate and written < result.rows
-        ):  # the next ones arrive at the end of a write, which takes its time too
+        # the next ones arrive at the end of a write, which takes its time too
+        if options.rate and written < result.rows:
             time.sleep(max(0.0, count / options.rate - fastest))
     return result
 

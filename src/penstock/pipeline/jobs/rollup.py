@@ -33,9 +33,8 @@ from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.sources.topic_catalog import Topics
 
-OVERLAP = timedelta(
-    minutes=5
-)  # of runs: longer than counters wait to be folded and commits are late
+# Of runs: longer than counters wait to be folded and commits are late.
+OVERLAP = timedelta(minutes=5)
 FIRST = timedelta(days=1)  # how far back a first run looks
 TASKS = 8
 
@@ -163,9 +162,8 @@ def _window(
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = minute_of(now)
     if until:
-        end = min(
-            minute_of(moment(until, now, "until")), end + MINUTE
-        )  # the minute that runs, when it is asked for
+        # the minute that runs, when it is asked for
+        end = min(minute_of(moment(until, now, "until")), end + MINUTE)
     if since:
         return minute_of(moment(since, now, "since")), end
     ends: dict[str, datetime] = dict(postgres.rows("SELECT scope, upto FROM rollups"))

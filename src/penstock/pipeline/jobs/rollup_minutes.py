@@ -190,10 +190,8 @@ def merge_queue(
         place = counted.setdefault((row["group"], row["minute"]), {"level": None, "moved": 0})
         for name, value in row.items():
             if value is not None:
-                place[name] = (
-                    # the history's row and that of the bytes have no column in common but the keys
-                    value
-                )
+                # the history's row and that of the bytes have no column in common but the keys
+                place[name] = value
     minutes = sorted({minute for _, minute in counted})
     stored = _levels(0, minutes, counted, level_now(0))
     for group, name in {0: "", **groups}.items():

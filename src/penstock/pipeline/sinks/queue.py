@@ -244,9 +244,8 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
         pass
     for row, payload in enumerate(payloads.to_pylist()):
         try:
-            msgspec.json.decode(
-                payload
-            )  # as strict as the broker: no NaN, no half of a surrogate pair
+            # as strict as the broker: no NaN, no half of a surrogate pair
+            msgspec.json.decode(payload)
         except msgspec.DecodeError as error:
             raise InvalidRequest(
                 f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. "

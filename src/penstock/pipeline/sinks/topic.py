@@ -130,10 +130,8 @@ class _Appender:
             else None
         )
         _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
-        if writer and count not in (
-            0,
-            len(lengths),
-        ):  # 0: stored long ago, and no longer known where
+        # 0: stored long ago, and no longer known where
+        if writer and count not in (0, len(lengths)):
             raise InvalidRequest(
                 f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before "
                 "with other rows: "

@@ -176,11 +176,8 @@ class Postgres:
         try:
             with self._ask(query) as cursor:
                 yield from cursor.fetch_record_batch()
-        except (
-            dbapi.Error,
-            pa.ArrowException,
-            OSError,
-        ) as error:  # pyarrow's own, when it pulls from a broken stream
+        # the last two are pyarrow's own, when it pulls from a broken stream
+        except (dbapi.Error, pa.ArrowException, OSError) as error:
             kind = Away if is_away(error) else Unavailable
             raise kind(f"PostgreSQL failed while a range was read: {first_line(error)}") from error
 
@@ -232,9 +229,8 @@ def is_away(error: BaseException) -> bool:
     return bool(LOST.search(text)) and not WRONG.search(text)
 
 
-_IDLE: dict[
-    tuple[str, str], list[Any]
-] = {}  # connections of this process; ADBC takes its time to open one
+# Connections of this process; ADBC takes its time to open one.
+_IDLE: dict[tuple[str, str], list[Any]] = {}
 
 
 @atexit.register

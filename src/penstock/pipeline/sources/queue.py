@@ -59,9 +59,8 @@ from penstock.protocol import headers
 
 log = logging.getLogger("penstock.pipeline")
 
-WAIT_SECONDS = (
-    1.0  # for transactions that are open when a read is planned; pushes take milliseconds
-)
+# For transactions that are open when a read is planned; pushes take milliseconds.
+WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is named
 REPEAT_SECONDS = 60.0  # until it is named again
@@ -547,9 +546,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.state = options.state()
         self._target: int | None = None
         self._planned = 0  # the transaction up to which the last batch goes
-        self._held: tuple[int, float] | None = (
-            None  # a horizon that holds messages back, and when to say so
-        )
+        # A horizon that holds messages back, and when to say so.
+        self._held: tuple[int, float] | None = None
         self._mirror: Mirror | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -582,9 +580,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next batch goes."""
         now = self.options.state()
         self._same(start, now)
-        self.commit(
-            start
-        )  # all before is done; Spark itself says so only when there is a next batch
+        self.commit(start)  # all before is done; Spark says so only when there is a next batch
         low = self._planned = int(start["xid"])
         high = now.horizon if self._target is None else min(now.horizon, self._target)
         o = self.options

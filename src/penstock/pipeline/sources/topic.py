@@ -470,9 +470,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the read."""
         spans = {}
         _check_shape(end)
-        if (
-            not self.options.pattern
-        ):  # a batch begun before is run again without asking for the latest offset first
+        # a batch begun before is run again without asking for the latest offset first
+        if not self.options.pattern:
             self._refuse_vanished(end, self.options.named)
         for topic, to in end.items():
             at = start.get(topic)

@@ -105,9 +105,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Listener, commands: Requests) -> None:
         self._server = server
         self._commands = commands
-        self.max_frame = (
-            commands.first_frame
-        )  # grows to the configured limit when we know who it is
+        # Grows to the configured limit when we know who it is.
+        self.max_frame = commands.first_frame
         self.identity: Identity | None = None  # who it is, when commands ask for it
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -126,9 +125,8 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._reading_paused = False
         self._flushing = False
-        self._work: asyncio.Future[None] | None = (
-            None  # the request that everything behind it waits for
-        )
+        # The request that everything behind it waits for.
+        self._work: asyncio.Future[None] | None = None
         self._waits = False  # that request waits for records, not for the disk
         self._ending = False  # close once everything that came is answered
         self._closing = False  # look at no further request
@@ -172,9 +170,8 @@ class Connection(asyncio.Protocol):
             # it waits for records that may never come, and most likely the client is gone
             self._transport.close()
         self._close_if_done()
-        return (
-            self._transport.can_write_eof()
-        )  # keep our half open until all is answered; TLS cannot
+        # keep our half open until all is answered; TLS cannot
+        return self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -354,9 +351,8 @@ class Connection(asyncio.Protocol):
             f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}"
         )
         self.answer(failure(error))
-        if (
-            most < self._commands.max_frame or length > DISCARDED * most
-        ):  # a stranger, or no frame at all
+        # a stranger, or no frame at all
+        if most < self._commands.max_frame or length > DISCARDED * most:
             self.finish()
         else:
             self._discard = missing
