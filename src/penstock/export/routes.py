@@ -115,12 +115,12 @@ class Route:
             self._read()
 
     def _make_source(self) -> Source | None:
+        source = self.spec.source
+        if not (source.topic or source.queue):
+            return None
+        kind: type[Source] = TopicSource if source.topic else QueueSource
         encoding = self.destination.encoding
-        if self.spec.source.topic:
-            return TopicSource(self.spec, self._context, self.queue, encoding, self._state)
-        if self.spec.source.queue:
-            return QueueSource(self.spec, self._context, self.queue, encoding, self._state)
-        return None
+        return kind(self.spec, self._context, self.queue, encoding, self._state)
 
     def _read(self) -> None:
         if self._source is not None and (self._reader is None or self._reader.done()):

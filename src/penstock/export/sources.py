@@ -24,9 +24,10 @@ Apart from that a reader never drops: when the send queue is full, or the disk i
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -43,10 +44,11 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap
 from penstock.export.payload import RAW, join
-from penstock.export.queuesadapter import PoppedMessages
+from penstock.export.queuesadapter import PoppedMessages, QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
+from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.export")
@@ -63,23 +65,6 @@ LEASE_SECONDS = 60  # that a renewed lease lives
 LAG_SECONDS = 15.0  # between two looks at a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
-
-
-class Source(Protocol):
-    async def run(self) -> None:
-        """Fill the send queue until cancelled."""
-
-    problem: str | None  # why nothing can be read, while that is so
-    damage: str | None  # the last damaged place that was passed over
-
-    def lag(self) -> int | None:
-        """Records not read yet; None when nobody can say."""
-
-    async def refresh(self) -> None:
-        """Look at the lag now, where that takes a question."""
-
-    async def watch(self) -> None:
-        """Refresh the lag now and then until cancelled."""
 
 
 def make_blocks(
@@ -106,7 +91,11 @@ def make_blocks(
     return blocks
 
 
-class TopicSource:
+class Source(ABC):
+    """What topics and queues have in common as the source of a route."""
+
+    kind: ClassVar[str]
+
     def __init__(
         self,
         spec: RouteSpec,
@@ -115,22 +104,47 @@ class TopicSource:
         encoding: int,
         state: RouteState,
     ) -> None:
-        if context.topics is None:
-            raise Unavailable(f"route {spec.name}: this process has no topics")
-        self._route = spec.name
-        self._name = spec.source.topic
-        self._start = spec.source.start
+        self._spec = spec
+        self._name = spec.source.topic or spec.source.queue
         self._batch = spec.batch
-        self._topics = context.topics
         self._context = context
         self._queue = queue
         self._encoding = encoding
         self._state = state
-        self._read: int | None = None  # the next offset to read
-        self._start_was_seen = True  # whether the topic was there when the route began to look
-        self._damaged_at: int | None = None  # the offset whose read has failed once
-        self.problem: str | None = None
-        self.damage: str | None = None
+        self.problem: str | None = None  # why nothing can be read, while that is so
+        self.damage: str | None = None  # the last damaged place that was passed over
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Fill the send queue until cancelled."""
+
+    @abstractmethod
+    def lag(self) -> int | None:
+        """Records not read yet; None when nobody can say."""
+
+    async def refresh(self) -> None:  # noqa: B027 nothing to do for a topic
+        """Look at the lag now, where that takes a question."""
+
+    async def watch(self) -> None:  # noqa: B027 nor here
+        """Refresh the lag now and then until cancelled."""
+
+    def _report(self, error: PenstockError) -> None:
+        if self.problem != str(error):
+            text = "route %s: %s %s cannot be read, trying again: %s"
+            log.warning(text, self._spec.name, self.kind, self._name, error)
+        self.problem = str(error)
+
+
+class TopicSource(Source):
+    kind = "topic"
+    _read: int | None = None  # the next offset to read
+    _start_was_seen = True  # whether the topic was there when the route began to look
+    _damaged_at: int | None = None  # the offset whose read has failed once
+
+    @property
+    def _topics(self) -> TopicStore:
+        assert self._context.topics is not None  # or the route was refused
+        return self._context.topics
 
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
@@ -138,10 +152,6 @@ class TopicSource:
         if read is None and (position := self._queue.position) >= 0:
             read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
         return None if topic is None or read is None else max(0, topic.next_offset - read)
-
-    async def refresh(self) -> None: ...
-
-    async def watch(self) -> None: ...
 
     async def run(self) -> None:
         while True:
@@ -153,10 +163,7 @@ class TopicSource:
                 self.problem = None
                 await self._read_topic(topic)
             except (NotFound, Unavailable, StorageError, Damaged) as error:
-                if self.problem != str(error):
-                    text = "route %s: topic %s cannot be read, trying again: %s"
-                    log.warning(text, self._route, self._name, error)
-                self.problem = str(error)
+                self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)
 
     async def _read_topic(self, topic: Topic) -> None:
@@ -222,9 +229,10 @@ class TopicSource:
         return blocks
 
     def _first(self, topic: Topic) -> int:
-        if self._start == "latest":  # of a topic that came later, everything is
+        start = self._spec.source.start
+        if start == "latest":  # of a topic that came later, everything is
             return topic.next_offset if self._start_was_seen else topic.first_offset
-        return int(self._start) if self._start.isdigit() else topic.first_offset
+        return int(start) if start.isdigit() else topic.first_offset
 
     async def _pass_over(
         self, generation: int, start: int, stop: int, reason: int, why: str
@@ -232,7 +240,7 @@ class TopicSource:
         """Book offsets that cannot be read as dropped; where reading resumes."""
         text = f"offsets {start} to {stop - 1} of topic {self._name} {why}"
         await self._queue.pass_over(stop - start, reason, generation << GENERATION_BITS | stop)
-        log.error("route %s: %s", self._route, text)
+        log.error("route %s: %s", self._spec.name, text)
         if reason == DAMAGED:
             self.damage = text
         return stop
@@ -277,31 +285,19 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
             blocks = blocks[len(part) :]
 
 
-class QueueSource:
-    def __init__(
-        self,
-        spec: RouteSpec,
-        context: RouteContext,
-        queue: SendQueue,
-        encoding: int,
-        state: RouteState,
-    ) -> None:
-        if context.queues is None:
-            raise Unavailable(f"route {spec.name}: this process has no queues")
-        self._route = spec.name
-        self._name = spec.source.queue
-        self._group = spec.source.group or spec.name
-        self._batch = spec.batch
-        self._queues = context.queues
-        self._context = context
-        self._queue = queue
-        self._encoding = encoding
-        self._envelope = spec.source.envelope
-        self._with_headers = spec.target.takes_headers
-        self._holder = state.holder
-        self._lag: int | None = None
-        self.problem: str | None = None
-        self.damage: str | None = None
+class QueueSource(Source):
+    kind = "queue"
+    _lag: int | None = None  # as it was last seen
+
+    @property
+    def _queues(self) -> QueuesAdapter:
+        if self._context.queues is None:
+            raise Unavailable("this process has no queues")
+        return self._context.queues
+
+    @property
+    def _group(self) -> str:
+        return self._spec.source.group or self._spec.name
 
     def lag(self) -> int | None:
         return self._lag
@@ -328,7 +324,7 @@ class QueueSource:
                     await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
                 timeout = LINGER_SECONDS if releases else POLL_SECONDS
                 popped = await self._queues.pop(
-                    self._name, self._group, self._batch.records, timeout, self._holder
+                    self._name, self._group, self._batch.records, timeout, self._state.holder
                 )
                 releases = max(0, releases - 1)
                 self.problem = None
@@ -340,17 +336,18 @@ class QueueSource:
                 await self._context.clock.sleep(RETRY_SECONDS)
 
     async def _release(self) -> None:
-        released = await self._queues.release(self._name, self._group, self._holder)
+        released = await self._queues.release(self._name, self._group, self._state.holder)
         if released:
             text = "route %s: %d unused leases on queue %s are released"
-            log.warning(text, self._route, released, self._name)
+            log.warning(text, self._spec.name, released, self._name)
 
     async def _move(self, popped: PoppedMessages) -> None:
         """Into the send queue, then acknowledged."""
         records = popped.payloads
-        if self._envelope or self._with_headers:
-            record = wrap if self._envelope else with_headers
-            records = [record(each) for each in popped.messages]
+        if self._spec.source.envelope:
+            records = [wrap(message) for message in popped.messages]
+        elif self._spec.target.takes_headers:
+            records = [with_headers(message) for message in popped.messages]
         try:
             blocks = await self._context.in_pool(make_blocks, records, self._encoding, self._batch)
             renewing = asyncio.create_task(self._renew(popped))
@@ -364,7 +361,7 @@ class QueueSource:
                     await self._release()
             except (PenstockError, TimeoutError) as error:
                 text = "route %s: a lease on queue %s stays until it expires: %s"
-                log.warning(text, self._route, self._name, error)
+                log.warning(text, self._spec.name, self._name, error)
             raise
         while True:
             try:
@@ -386,9 +383,3 @@ class QueueSource:
             except PenstockError as error:
                 self._report(error)
                 delay = RETRY_SECONDS
-
-    def _report(self, error: PenstockError) -> None:
-        if self.problem != str(error):
-            text = "route %s: queue %s cannot be read, trying again: %s"
-            log.warning(text, self._route, self._name, error)
-        self.problem = str(error)

@@ -43,6 +43,7 @@ from penstock.log.layout import (
 
 WINDOW_ROWS = 512  # of the index, read at once at the end of a search
 MAX_ROWS = 1 << 16  # of the index, looked at by one read
+MIN_GUESSED_ROWS = 64  # up to here all that are allowed are read
 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
@@ -337,36 +338,32 @@ class Segment:
         self, row: int, offset: int, max_bytes: int, max_records: int | None
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """What a read from `row` on gets: index rows, where their records begin, and where the last
-        of these ends.
-        """
-        rows, positions = self._rows_within(row, max_bytes, max_records)
+        of these ends. How many rows `max_bytes` of data takes is guessed from the average record,
+        so one read of the index is nearly always enough."""
+        remaining = self.rows - row
+        most = remaining if max_records is None else min(remaining, max(1, max_records))
+        count = most
+        if most > MIN_GUESSED_ROWS:
+            count = min(most, max_bytes * self.rows // max(self.data_size, 1) * 5 // 4 + 16)
+        while True:
+            rows = self.index_rows(row, min(row + count + 1, self.rows))
+            positions = rows["position"].astype(np.int64)
+            if count == remaining:
+                positions = np.append(positions, self.data_size)
+            start = int(positions[0])
+            if count == most or positions[-1] - start > max_bytes:
+                break
+            count = min(most, 2 * count)
         self._expect(rows, offset)
-        start, count = int(positions[0]), len(positions) - 1
-        if positions[count] - start > max_bytes:
-            count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
         end = int(positions[count])
+        if end - start > max_bytes:
+            count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
+            end = int(positions[count])
         if self.holes:
             count, end = self._before_hole(positions, count, offset)
         if not 0 <= start < end <= self.data_size:
             raise _Mismatch
         return rows[:count], positions[:count], end
-
-    def _rows_within(
-        self, row: int, max_bytes: int, max_records: int | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Index rows from `row` on that reach past `max_bytes` of data, and where each of their
-        records and the last one's follower begin. How many that takes is guessed from the average
-        record, so one read is nearly always enough."""
-        most = self.rows - row if max_records is None else min(self.rows - row, max(1, max_records))
-        count = min(most, max_bytes * self.rows // max(self.data_size, 1) * 5 // 4 + 16)
-        while True:
-            rows = self.index_rows(row, min(row + count + 1, self.rows))
-            positions = rows["position"].astype(np.int64)
-            if row + count == self.rows:
-                positions = np.append(positions, self.data_size)
-            if count == most or positions[-1] - positions[0] > max_bytes:
-                return rows, positions
-            count = min(most, 2 * count)
 
     def _expect(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""

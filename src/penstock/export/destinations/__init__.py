@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from penstock.config.schema import key
 from penstock.export.context import RouteContext
-from penstock.export.payload import NONE, compress, decompress, join, split
+from penstock.export.payload import FRAMES, NONE, compress, decompress, join, split
 
 
 class Retry(Exception):
@@ -83,31 +83,35 @@ class Batch:
         )
 
 
-class Destination(Protocol):
-    encoding: int  # how records lie in a batch (`payload`)
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def prepare(self, batch: Batch) -> Any:
-        """What `send` needs, computed without waiting for anything."""
-
-    def is_cheap(self, batch: Batch) -> bool:
-        """Whether preparing it is not worth a trip to the pool."""
-
-    async def send(self, batch: Batch, prepared: Any) -> None:
-        """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied."""
-
-    def describe(self) -> str:
-        """One line for people, without secrets."""
-
-
 CHEAP_BYTES = 16 << 10
 
 
-def cheap_to_open(batch: Batch) -> bool:
-    return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
+class Destination(Protocol):
+    encoding: int = FRAMES  # how records lie in a batch (`payload`)
+
+    async def start(self) -> None:
+        """Before the first `send`; the destination may be down."""
+        return
+
+    async def stop(self) -> None:
+        """After the last one."""
+        return
+
+    def prepare(self, batch: Batch) -> Any:
+        """What `send` needs, computed without waiting for anything: the records, if not more."""
+        return batch.split()
+
+    def is_cheap(self, batch: Batch) -> bool:
+        """Whether preparing it is not worth a trip to the pool."""
+        return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
+
+    @abstractmethod
+    async def send(self, batch: Batch, prepared: Any) -> None:
+        """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One line for people, without secrets."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from penstock.export.destinations import (
     Destination,
     Retry,
     Target,
-    cheap_to_open,
     destination,
 )
 from penstock.export.destinations.checks import (
@@ -45,7 +44,6 @@ from penstock.export.destinations.checks import (
     url_problems,
 )
 from penstock.export.destinations.http import check_status
-from penstock.export.payload import FRAMES
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.protocol.names import check_name
@@ -107,9 +105,7 @@ class BrokerTarget(Target):
         return BrokerDestination(self)
 
 
-class BrokerDestination:
-    encoding = FRAMES
-
+class BrokerDestination(Destination):
     def __init__(self, target: BrokerTarget) -> None:
         self._url = target.url
         self._topic = target.topic
@@ -136,9 +132,6 @@ class BrokerDestination:
     async def stop(self) -> None:
         if self._client is not None:
             await self._client.close()
-
-    def is_cheap(self, batch: Batch) -> bool:
-        return cheap_to_open(batch)
 
     def prepare(self, batch: Batch) -> bytes:
         records = batch.split()

@@ -39,7 +39,6 @@ from penstock.export.destinations import (
     Retry,
     Target,
     TooBig,
-    cheap_to_open,
     destination,
 )
 from penstock.export.destinations.checks import (
@@ -97,7 +96,7 @@ class HttpTarget(Target):
         return HttpDestination(self)
 
 
-class HttpDestination:
+class HttpDestination(Destination):
     def __init__(self, target: HttpTarget) -> None:
         parts = urlsplit(target.url)
         self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
@@ -131,7 +130,7 @@ class HttpDestination:
 
     def is_cheap(self, batch: Batch) -> bool:
         stored = batch.compression == self._compression and not self._prefix
-        return stored or cheap_to_open(batch)
+        return stored or super().is_cheap(batch)
 
     def prepare(self, batch: Batch) -> tuple[bytes, list[tuple[str, str]]]:
         """The body, and the headers it takes."""

@@ -23,12 +23,11 @@ from penstock.export.destinations import (
     Retry,
     Target,
     TooBig,
-    cheap_to_open,
     destination,
 )
 from penstock.export.destinations.checks import character_problems, name_problems
 from penstock.export.envelope import parts
-from penstock.export.payload import FRAMES, as_json
+from penstock.export.payload import as_json
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.protocol.names import DEFAULT_PARTITION, check_name
 from penstock.queues.catalog import check_name as check_queue_name
@@ -103,26 +102,12 @@ def _errors() -> Iterator[None]:
         raise Retry("timeout", "no answer in time") from error
 
 
-class _Local:
-    encoding = FRAMES
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def is_cheap(self, batch: Batch) -> bool:
-        return cheap_to_open(batch)
-
-
-class TopicDestination(_Local):
+class TopicDestination(Destination):
     def __init__(self, target: TopicTarget, topics: TopicStore) -> None:
         self._topic = target.topic
         self._topics = topics
 
-    def prepare(self, batch: Batch) -> list[bytes]:
-        return batch.split()
-
-    async def send(self, _batch: Batch, prepared: list[bytes]) -> None:
+    async def send(self, batch: Batch, prepared: list[bytes]) -> None:  # noqa: ARG002
         with _errors():
             topic = self._topics.get(self._topic) or await self._topics.create(self._topic)
             await topic.append(prepared)
@@ -131,7 +116,7 @@ class TopicDestination(_Local):
         return f"topic {self._topic}"
 
 
-class QueueDestination(_Local):
+class QueueDestination(Destination):
     def __init__(self, target: QueueTarget, queues: QueuesAdapter) -> None:
         self._target = target
         self._queues = queues
@@ -146,7 +131,7 @@ class QueueDestination(_Local):
             items.append(item)
         return items
 
-    async def send(self, _batch: Batch, prepared: list[Item]) -> None:
+    async def send(self, batch: Batch, prepared: list[Item]) -> None:  # noqa: ARG002
         with _errors():
             await self._queues.push(prepared)
 

@@ -39,7 +39,6 @@ from penstock.export.destinations import (
     Retry,
     Target,
     TooBig,
-    cheap_to_open,
     destination,
 )
 from penstock.export.destinations.checks import (
@@ -47,7 +46,6 @@ from penstock.export.destinations.checks import (
     limit_problems,
     url_problems,
 )
-from penstock.export.payload import FRAMES
 
 KEYS_TABLE = "penstock_exported"
 KEYS_INTERVAL = "7 days"  # for which keys are remembered
@@ -115,8 +113,8 @@ class PostgresTarget(Target):
         return PostgresDestination(self)
 
 
-class PostgresDestination:
-    encoding = FRAMES
+class PostgresDestination(Destination):
+    """Connects when it sends: the database may be down now and up later."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self._target = target
@@ -129,16 +127,14 @@ class PostgresDestination:
         self._forgot_at = time.monotonic()
         self._starting = asyncio.Lock()
 
-    async def start(self) -> None:
-        """Nothing: the database may be down now and up later."""
-
     async def stop(self) -> None:
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
 
     def is_cheap(self, batch: Batch) -> bool:
-        return cheap_to_open(batch) and not (self._target.columns and len(batch.body) > CHEAP_BYTES)
+        parses = self._target.columns and len(batch.body) > CHEAP_BYTES
+        return super().is_cheap(batch) and not parses
 
     def prepare(self, batch: Batch) -> list[bytes] | Rows:
         return _rows(batch.split()) if self._target.columns else batch.split()
