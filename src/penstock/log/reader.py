@@ -27,14 +27,18 @@ class Reader:
         self._damage = damage
 
     def read(self, offset: int, max_records: int, max_bytes: int, *, strict: bool) -> Batch:
-        batch = self._first_of(
-            lambda segment, at: segment.read(at, max_records, max_bytes), offset, strict
+        batch = self._retrying(
+            lambda segments: self._first_of(
+                segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
+            )
         )
         return empty_batch(max(offset, self._segments.next_offset)) if batch is None else batch
 
     def raw(self, offset: int, max_bytes: int, max_records: int | None, *, strict: bool) -> Raw:
-        raw = self._first_of(
-            lambda segment, at: segment.raw(at, max_bytes, max_records), offset, strict
+        raw = self._retrying(
+            lambda segments: self._first_of(
+                segments, offset, strict, lambda one, at: one.raw(at, max_bytes, max_records)
+            )
         )
         end = max(offset, self._segments.next_offset)
         return raw or Raw(end, 0, end, None, 0, 0)
@@ -61,20 +65,34 @@ class Reader:
         )
         return next(places, None)
 
-    def _first_of(self, read: Callable[[Segment, int], R], offset: int, strict: bool) -> R | None:
+    def _first_of(
+        self,
+        segments: tuple[Segment, ...],
+        offset: int,
+        strict: bool,
+        read: Callable[[Segment, int], R],
+    ) -> R | None:
         """What `read` returns for the segment that holds `offset` (or what follows it) and the
         offset to start at there; None when there is nothing from there on.
         """
-
-        def search(segments: tuple[Segment, ...]) -> R | None:
-            first, end = segments[0].base, self._segments.next_offset
-            if strict and not first <= offset <= end:
-                raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
-            if offset < first:
-                self._refuse_lost_beginning(segments[0], offset)
-            return self._read_from(segments, read, max(offset, first))
-
-        return self._retrying(search)
+        first, end = segments[0].base, self._segments.next_offset
+        if strict and not first <= offset <= end:
+            raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
+        if offset < first:
+            self._refuse_lost_beginning(segments[0], offset)
+        at = max(offset, first)
+        if at >= end:
+            return None
+        holder = max(0, bisect_right(segments, at, key=lambda segment: segment.base) - 1)
+        for number, segment in enumerate(segments[holder:], holder + 1):
+            if at < segment.base and (place := self.lost_at(at)) is not None:
+                raise _lost(place, segment.base)
+            records = read(segment, max(at, segment.base))
+            if records.count:
+                if not segment.local:
+                    segment.lead_to(segments[number], records.next_offset)
+                return records
+        return None
 
     def _retrying(self, look: Callable[[tuple[Segment, ...]], T]) -> T:
         """Call `look` with the segments; again when they were replaced while it looked."""
@@ -88,22 +106,6 @@ class Reader:
                 if isinstance(error, Damaged):
                     raise
                 raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
-
-    def _read_from(
-        self, segments: tuple[Segment, ...], read: Callable[[Segment, int], R], at: int
-    ) -> R | None:
-        if at >= self._segments.next_offset:
-            return None
-        holder = max(0, bisect_right(segments, at, key=lambda segment: segment.base) - 1)
-        for number, segment in enumerate(segments[holder:], holder + 1):
-            if at < segment.base and (place := self.lost_at(at)) is not None:
-                raise _lost(place, segment.base)
-            records = read(segment, max(at, segment.base))
-            if records.count:
-                if not segment.local:
-                    segment.lead_to(segments[number], records.next_offset)
-                return records
-        return None
 
     def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
         """What was lost is refused, unless retention deleted more since: that is passed over."""
