@@ -67,7 +67,7 @@ class Topic:
             name,
             context,
             self._segments,
-            on_commit=lambda: self._subscriptions.notify(self.next_offset),
+            on_commit=lambda: self._subscriptions.notify(self._segments.next_offset),
         )
         self._reader = Reader(self._segments, recovered.damage)
 
