@@ -72,10 +72,10 @@ def main() -> int:
 
 def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
     table = Table("what", "ours", "against", "theirs", "ratio", "spread", "target", title=name)
-    found = []
+    collected = []
     with console.status(f"{name} ..."):
         for figure in figures_of(importlib.import_module(f"bench.{name}"), rounds):
-            found.append(figure)
+            collected.append(figure)
             console.print(f"  {figure.name}: {figure.value:,.4g} {figure.unit}", highlight=False)
             mark = {True: "[green]met[/green]", False: "[red]missed[/red]", None: ""}[figure.met]
             table.add_row(
@@ -88,7 +88,7 @@ def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
                 f"{figure.target} {mark}",
             )
     console.print(table)
-    return found
+    return collected
 
 
 def write_page() -> None:

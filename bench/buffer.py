@@ -219,15 +219,15 @@ def figures() -> Iterator[Figure]:
 
 async def _writes(bench: Bench, events: int = 1000) -> tuple[float, float]:
     """Write transactions per event of one producer after the other, directly and with QoS 0."""
-    found = []
+    collected = []
     for how in ({}, {"buffer_ms": 100, "buffer_max": 100}):
         await bench.buffer.push(bench.items(4))
         before = await bench.writes()
         for _ in range(events):
             await bench.buffer.push(bench.items(), **how)
         await bench.drained()
-        found.append((await bench.writes() - before - 1) / events)
-    return found[0], found[1]
+        collected.append((await bench.writes() - before - 1) / events)
+    return collected[0], collected[1]
 
 
 async def _latency(bench: Bench) -> float:

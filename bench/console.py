@@ -100,8 +100,8 @@ def figures() -> Iterator[Figure]:
         ground = prepared(stack)
         shares: dict[int, list[float]] = {0: [], 1: [], 3: []}
         for _ in range(ROUNDS):
-            for count, found in shares.items():
-                found.append(share(ground, count))
+            for count, result in shares.items():
+                result.append(share(ground, count))
         idle = statistics.median(shares[0])
         yield Figure("console: CPU of an idle broker, nobody watching", idle * 100, "% of a core")
         for count in (1, 3):

@@ -458,10 +458,10 @@ class Outside:
         offset = 0
         began = time.perf_counter()
         while offset < RECORDS:
-            found = self.client.get(
+            answer = self.client.get(
                 "/topics/orders/consume", params={"offset": offset, "max_messages": BATCH}
             ).raise_for_status()
-            messages = found.json()
+            messages = answer.json()
             body = "".join(message["payload"] + "\n" for message in messages)
             self.client.post(self.sink, content=body).raise_for_status()
             offset = messages[-1]["offset"] + 1

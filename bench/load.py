@@ -183,10 +183,10 @@ class _Tally:
         return self.heads[head]
 
     def statuses(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        collected: dict[str, int] = {}
         for kind in self.heads.values():
-            found[kind.status] = found.get(kind.status, 0) + kind.count
-        return found
+            collected[kind.status] = collected.get(kind.status, 0) + kind.count
+        return collected
 
 
 def _fire(load: Load) -> Result:

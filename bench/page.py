@@ -69,15 +69,15 @@ def write(results: dict[str, Any]) -> list[Path]:
         "`make bench` measures everything again, `make bench B=queues` one part. The rows are in",
         "`bench/results.json`; `make bench ARGS=--markdown` makes this page of them.",
     ]
-    for name, found in sorted(results.items(), key=lambda item: (item[0] != "peers", item[0])):
+    for name, result in sorted(results.items(), key=lambda item: (item[0] != "peers", item[0])):
         lines += ["", f"## {name.replace('_', ' ').capitalize()}", ""]
-        caption = _caption(name, found)
-        for picture in pictures(name, found):
+        caption = _caption(name, result)
+        for picture in pictures(name, result):
             path = IMAGES / f"bench-{picture.slug}.svg"
             path.write_text(picture.draw(caption.replace("`", "")))
             written.append(path)
             lines += [f"![{picture.title}: ours and theirs](../images/{path.name})", ""]
-        lines += [*_table(found["figures"]), "", caption]
+        lines += [*_table(result["figures"]), "", caption]
     written[0].write_text("\n".join(lines) + "\n")
     return written
 
@@ -98,13 +98,13 @@ def with_figures(text: str, results: dict[str, Any]) -> str:
     return head + MARKS[0] + "\n" + "\n".join(rows) + "\n\n" + MARKS[1] + rest.split(MARKS[1])[1]
 
 
-def _caption(name: str, found: Row) -> str:
-    machine = found["machine"]
+def _caption(name: str, result: Row) -> str:
+    machine = result["machine"]
     text = (
-        f"`make bench B={name}` on {found['at'][:10]}: {machine['cores']} cores, {machine['system']}, "
+        f"`make bench B={name}` on {result['at'][:10]}: {machine['cores']} cores, {machine['system']}, "
         f"Python {machine['python']}"
     )
-    busy = found.get("busy")
+    busy = result.get("busy")
     if busy is None:
         return text + "."
     state = "quiet" if busy <= BUSY else f"{busy:.0%} busy with other work, so rates are too low"
@@ -203,10 +203,10 @@ class Picture:
         ]
 
 
-def pictures(name: str, found: Row) -> list[Picture]:
+def pictures(name: str, result: Row) -> list[Picture]:
     """The rows that have a peer; those of `peers` by the part of their name before the colon."""
     groups: dict[str, list[Row]] = {}
-    for row in found["figures"]:
+    for row in result["figures"]:
         if row.get("ratio") is not None and row.get("against_value") and row.get("against"):
             part = row["name"].partition(": ")[0] if name == "peers" else ""
             groups.setdefault(part, []).append(row)

@@ -108,20 +108,20 @@ def topics() -> Iterator[Figure]:
 
 def queues() -> Iterator[Figure]:
     try:
-        found = packages()
+        result = packages()
     except (subprocess.CalledProcessError, OSError) as error:
         print(f"  left out: pgmq, procrastinate, pgqueuer: {error}")
         return
     peers: list[SqlQueue] = [
-        Pgmq(found["pgmq"]),
-        Procrastinate(found["procrastinate"]),
-        Pgqueuer(found["pgqueuer"]),
+        Pgmq(result["pgmq"]),
+        Procrastinate(result["procrastinate"]),
+        Pgqueuer(result["pgqueuer"]),
     ]
     with ExitStack() as stack:
         rounds = Queues(Ground(stack))
         for peer in peers:
             name = type(peer).__name__.lower()
-            against = f"{name} {found[name].version} by SQL"
+            against = f"{name} {result[name].version} by SQL"
             for batch in BATCHES:
                 yield _push(rounds, peer, against, batch).run()
             for batch in BATCHES:

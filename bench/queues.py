@@ -329,11 +329,11 @@ class Rounds:
             _close(callers)
 
     async def plain_push(self, connections: int, batch: int, *, one_by_one: bool = True) -> float:
-        found = await self.ground.plain(connections)
+        opened = await self.ground.plain(connections)
         try:
-            return await rate([_plain_pusher(c, batch, one_by_one) for c in found])
+            return await rate([_plain_pusher(c, batch, one_by_one) for c in opened])
         finally:
-            await asyncio.gather(*(connection.close() for connection in found))
+            await asyncio.gather(*(connection.close() for connection in opened))
 
     async def take(self, connections: int, batch: int) -> float:
         ground, queue = self.ground, self.ground.fresh()
@@ -345,12 +345,12 @@ class Rounds:
             _close(callers)
 
     async def plain_take(self, connections: int, batch: int) -> float:
-        found = await self.ground.plain(connections)
+        opened = await self.ground.plain(connections)
         await self.ground.plain_fill(FILL)
         try:
-            return await rate([partial(plain_take, c, batch) for c in found])
+            return await rate([partial(plain_take, c, batch) for c in opened])
         finally:
-            await asyncio.gather(*(connection.close() for connection in found))
+            await asyncio.gather(*(connection.close() for connection in opened))
 
     async def end_to_end(self, connections: int, batch: int) -> float:
         ground, queue = self.ground, self.ground.fresh()
@@ -367,15 +367,15 @@ class Rounds:
     async def plain_end_to_end(
         self, connections: int, batch: int, *, one_by_one: bool = True
     ) -> float:
-        found = await self.ground.plain(2 * connections)
-        producers = [_plain_pusher(c, batch, one_by_one) for c in found[:connections]]
+        opened = await self.ground.plain(2 * connections)
+        producers = [_plain_pusher(c, batch, one_by_one) for c in opened[:connections]]
         at_once = 1 if one_by_one else batch
-        consumers = [_patient(partial(plain_take, c, at_once)) for c in found[connections:]]
+        consumers = [_patient(partial(plain_take, c, at_once)) for c in opened[connections:]]
         try:
             _, taken = await asyncio.gather(rate(producers), rate(consumers))
             return taken
         finally:
-            await asyncio.gather(*(connection.close() for connection in found))
+            await asyncio.gather(*(connection.close() for connection in opened))
 
     # -- figures without a peer
     # ---------------------------------------------------------------------------------------
@@ -386,17 +386,17 @@ class Rounds:
         producer, consumer = await ground.callers(2)
         await ground.push(producer, queue, 0, 1, "first")
         await ground.take(consumer, queue, 1)
-        found: list[float] = []
+        collected: list[float] = []
         for turn in range(count):
             waiting = consumer.ask(_get(f"/api/v1/pop/queue/{queue}?wait=true&timeout=10000"))
             await asyncio.sleep(0.01)
             await ground.push(producer, queue, 0, 1, f"l{turn}")
             pushed = time.perf_counter()
             _, body = await waiting
-            found.append(max(0.0, time.perf_counter() - pushed))
+            collected.append(max(0.0, time.perf_counter() - pushed))
             await consumer.ask(_ack(body))
         _close([producer, consumer])
-        return found
+        return collected
 
     async def pop_cost(self, queue: str, count: int = 400) -> float:
         """Median seconds of a pop of one message that acknowledges itself."""
@@ -566,9 +566,9 @@ def figures() -> Iterator[Figure]:
     with _stack:
         rounds = Rounds(_get_ground())
         run = rounds.ground.runner.run
-        found = run(rounds.latencies())
+        latencies = run(rounds.latencies())
         for share, limit in ((0.5, 0.005), (0.99, 0.020)):
-            value = percentile(found, share)
+            value = percentile(latencies, share)
             yield Figure(
                 name=f"queues: waiting consumer, p{share * 100:g} after the push is answered",
                 value=value * 1000,

@@ -74,9 +74,9 @@ def _cost(ground: Ground, once: Round) -> dict[str, float]:
         setattr(queues, "meter", partial(_read, ground, reads))  # noqa: B010 - a function of the module
         rate = ground.runner.run(once())
         (began, before), (ended, after) = reads
-        found = {who: (after[who] - before[who]) / (rate * (ended - began)) for who in after}
-        if turn and (not best or sum(found.values()) < sum(best.values())):
-            best = found
+        result = {who: (after[who] - before[who]) / (rate * (ended - began)) for who in after}
+        if turn and (not best or sum(result.values()) < sum(best.values())):
+            best = result
     return best
 
 

@@ -184,11 +184,11 @@ class Model:
         return answer
 
     def _answered(self, caller: int) -> Callable[[], None]:
-        def told() -> None:
+        def notified() -> None:
             self.answered += 1
             self._send(caller)
 
-        return told
+        return notified
 
 
 def figures() -> Iterator[Figure]:

@@ -94,9 +94,9 @@ async def ours(ground: Ground, work: tuple[str, int, int, str], *, together: boo
 
 async def theirs(ground: Ground, work: tuple[str, int, int, str]) -> float:
     _, connections, batch, _ = work
-    found = [await asyncpg.connect(ground.plain_url) for _ in range(connections)]
-    await found[0].execute(PGMQ)
-    await found[0].execute(
+    opened = [await asyncpg.connect(ground.plain_url) for _ in range(connections)]
+    await opened[0].execute(PGMQ)
+    await opened[0].execute(
         "INSERT INTO pgmq (vt, message) SELECT now(), $1::text::jsonb FROM generate_series(1, $2::int)",
         PAYLOAD.decode(),
         FILL,
@@ -108,9 +108,9 @@ async def theirs(ground: Ground, work: tuple[str, int, int, str]) -> float:
         return len(rows)
 
     try:
-        return await rate([partial(turn, connection) for connection in found])
+        return await rate([partial(turn, connection) for connection in opened])
     finally:
-        await asyncio.gather(*(connection.close() for connection in found))
+        await asyncio.gather(*(connection.close() for connection in opened))
 
 
 def measured(ground: Ground, once: Round) -> tuple[float, dict[str, float]]:
@@ -118,9 +118,9 @@ def measured(ground: Ground, once: Round) -> tuple[float, dict[str, float]]:
     reads: list[tuple[float, dict[str, float]]] = []
     read = lambda: reads.append((time.perf_counter(), _clocks(ground)))  # noqa: E731
     setattr(queues, "meter", read)  # noqa: B010 - a function of the module
-    found = ground.runner.run(once())
+    result = ground.runner.run(once())
     (began, before), (ended, after) = reads
-    return found, {who: (after[who] - before[who]) / (found * (ended - began)) for who in after}
+    return result, {who: (after[who] - before[who]) / (result * (ended - began)) for who in after}
 
 
 def figures() -> Iterator[Figure]:
@@ -132,13 +132,13 @@ def figures() -> Iterator[Figure]:
                 "two requests": partial(ours, ground, work, together=False),
                 PEER: partial(theirs, ground, work),
             }
-            found: dict[str, list[tuple[float, dict[str, float]]]] = {side: [] for side in sides}
+            result: dict[str, list[tuple[float, dict[str, float]]]] = {side: [] for side in sides}
             for _ in range(ROUNDS):
                 for side, once in sides.items():
-                    found[side].append(measured(ground, once))
-            peer = statistics.median(one for one, _ in found[PEER])
+                    result[side].append(measured(ground, once))
+            peer = statistics.median(one for one, _ in result[PEER])
             for side in ("one request", "two requests"):
-                speed = statistics.median(one for one, _ in found[side])
+                speed = statistics.median(one for one, _ in result[side])
                 yield Figure(
                     f"{work[0]}, {side}",
                     speed,
@@ -146,7 +146,7 @@ def figures() -> Iterator[Figure]:
                     against=PEER,
                     against_value=peer,
                     ratio=speed / peer,
-                    note=f"{_costs(found[side])}; {PEER}: {_costs(found[PEER])}",
+                    note=f"{_costs(result[side])}; {PEER}: {_costs(result[PEER])}",
                 )
         yield from ground.runner.run(low_rate(ground))
         yield flush_time(ground.postgres.directory.resolve())

@@ -107,15 +107,15 @@ def penstock(fsync: str) -> Iterator[dict[str, int]]:
 
 def install(program: str, package: str) -> str | None:
     """The program's path; installed if need be and possible."""
-    found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+    program_path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
+    if program_path is None and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(
             ["apt-get", "install", "-y", "--no-install-recommends", package],
             capture_output=True,
             check=False,
         )
-        found = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
-    return found
+        program_path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/bin")
+    return program_path
 
 
 def free_port() -> int:
@@ -128,14 +128,14 @@ def connect(port: int, patience: float = 20.0) -> socket.socket:
     deadline = time.monotonic() + patience
     while True:
         try:
-            found = socket.create_connection(("127.0.0.1", port))
+            connection = socket.create_connection(("127.0.0.1", port))
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
         else:
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return found
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
 
 
 # -- producing
@@ -243,12 +243,12 @@ def redis_singles(connection: socket.socket) -> float:
     started = time.perf_counter()
     for _ in range(rounds):
         connection.sendall(message)
-        found = 0
-        while found < 2 * IN_FLIGHT:  # an answer is $15\r\n<id>\r\n: two line ends each
+        count = 0
+        while count < 2 * IN_FLIGHT:  # an answer is $15\r\n<id>\r\n: two line ends each
             data = connection.recv(1 << 16)
             if not data or data.startswith(b"-"):
                 raise AssertionError(f"unexpected answer {data[:100]!r}")
-            found += data.count(b"\n")
+            count += data.count(b"\n")
     return SINGLES / (time.perf_counter() - started)
 
 
@@ -259,12 +259,12 @@ def nats_singles(connection: socket.socket) -> float:
     started = time.perf_counter()
     for _ in range(rounds):
         connection.sendall(message)
-        found = 0
-        while found < IN_FLIGHT:
+        count = 0
+        while count < IN_FLIGHT:
             data = connection.recv(1 << 16)
             if not data or b"-ERR" in data:
                 raise AssertionError(f"unexpected answer {data[:100]!r}")
-            found += data.count(b"}\r\n")
+            count += data.count(b"}\r\n")
     return rounds * IN_FLIGHT / (time.perf_counter() - started)
 
 

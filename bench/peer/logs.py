@@ -50,10 +50,10 @@ class Missing(Exception):
 
 
 def program(name: str, package: str) -> str:
-    found = install(name, package)
-    if found is None:
+    result = install(name, package)
+    if result is None:
         raise Missing(f"{name} is not installed and cannot be installed here")
-    return found
+    return result
 
 
 @contextmanager
@@ -214,9 +214,9 @@ class _Amqp:
         self._connection.sendall(_frame(1, channel, struct.pack(">HH", kind, method) + arguments))
 
     def _expect(self, kind: int, method: int) -> None:
-        found = self._read()
-        if found[:2] != (kind, method):
-            raise RuntimeError(f"RabbitMQ answered {found[0]}.{found[1]}: {found[2][:200]!r}")
+        result = self._read()
+        if result[:2] != (kind, method):
+            raise RuntimeError(f"RabbitMQ answered {result[0]}.{result[1]}: {result[2][:200]!r}")
 
     def _read(self) -> tuple[int, int, bytes]:
         """The next method; heartbeats are passed over."""

@@ -178,21 +178,21 @@ class Queues:
     # Theirs
 
     async def sql_push(self, queue: SqlQueue, connections: int, batch: int) -> Round:
-        found = await self._connect(queue, connections)
+        opened = await self._connect(queue, connections)
         try:
-            return await self._measure([_turn(queue.push, each, batch) for each in found])
+            return await self._measure([_turn(queue.push, each, batch) for each in opened])
         finally:
-            await asyncio.gather(*(each.close() for each in found))
+            await asyncio.gather(*(each.close() for each in opened))
 
     async def sql_take(self, queue: SqlQueue, connections: int, batch: int, stock: int) -> Round:
-        found = await self._connect(queue, connections)
+        opened = await self._connect(queue, connections)
         for _ in range(0, stock, 1000):
-            await queue.push(found[0], 1000)
-        await found[0].execute("ANALYZE")
+            await queue.push(opened[0], 1000)
+        await opened[0].execute("ANALYZE")
         try:
-            return await self._measure([_turn(queue.take, each, batch) for each in found])
+            return await self._measure([_turn(queue.take, each, batch) for each in opened])
         finally:
-            await asyncio.gather(*(each.close() for each in found))
+            await asyncio.gather(*(each.close() for each in opened))
 
     async def _connect(self, queue: SqlQueue, count: int) -> list[Any]:
         name = type(queue).__name__.lower()
@@ -201,9 +201,9 @@ class Queues:
             await connection.execute(f"CREATE DATABASE {name}")
             await connection.close()
             self._urls[name] = self._ground.postgres.url.replace("/postgres?", f"/{name}?")
-        found = [await asyncpg.connect(self._urls[name]) for _ in range(count)]
-        await queue.prepare(found[0])
-        return found
+        connections = [await asyncpg.connect(self._urls[name]) for _ in range(count)]
+        await queue.prepare(connections[0])
+        return connections
 
     async def _measure(self, workers: list[Work], seconds: float = SECONDS) -> Round:
         done = 0

@@ -8,7 +8,7 @@ page with Tab and lists what has the focus without showing it.
 from typing import Any
 
 CHECK = r"""() => {
-  const found = [];
+  const problems = [];
   const visible = (element) => element.checkVisibility({ opacityProperty: true, visibilityProperty: true })
     && element.getBoundingClientRect().width > 1;
   const shown = (element) => element.outerHTML.slice(0, 120);
@@ -23,25 +23,25 @@ CHECK = r"""() => {
     return Boolean(text && text.trim());
   };
   for (const element of document.querySelectorAll("a[href], button, input, select, textarea, summary, dialog, nav, [role=img]")) {
-    if (visible(element) && !named(element) && element.getAttribute("aria-hidden") !== "true") found.push(`no name: ${shown(element)}`);
+    if (visible(element) && !named(element) && element.getAttribute("aria-hidden") !== "true") problems.push(`no name: ${shown(element)}`);
   }
-  for (const image of document.querySelectorAll("img:not([alt])")) found.push(`no alt: ${shown(image)}`);
-  for (const chart of document.querySelectorAll("svg:not([aria-hidden]):not([role=img])")) found.push(`svg is neither hidden nor an image: ${shown(chart)}`);
+  for (const image of document.querySelectorAll("img:not([alt])")) problems.push(`no alt: ${shown(image)}`);
+  for (const chart of document.querySelectorAll("svg:not([aria-hidden]):not([role=img])")) problems.push(`svg is neither hidden nor an image: ${shown(chart)}`);
 
   // Structure
   const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  for (const id of ids.filter((id, i) => ids.indexOf(id) !== i)) found.push(`id twice: ${id}`);
-  if (document.querySelectorAll("h1").length !== 1) found.push(`${document.querySelectorAll("h1").length} h1`);
-  if (!document.documentElement.lang) found.push("no language");
-  if (!document.title) found.push("no title");
-  if (document.querySelectorAll("main").length !== 1) found.push("not one main");
+  for (const id of ids.filter((id, i) => ids.indexOf(id) !== i)) problems.push(`id twice: ${id}`);
+  if (document.querySelectorAll("h1").length !== 1) problems.push(`${document.querySelectorAll("h1").length} h1`);
+  if (!document.documentElement.lang) problems.push("no language");
+  if (!document.title) problems.push("no title");
+  if (document.querySelectorAll("main").length !== 1) problems.push("not one main");
   for (const table of document.querySelectorAll("table")) {
-    if (!table.caption && !table.getAttribute("aria-label")) found.push(`no caption: ${shown(table)}`);
+    if (!table.caption && !table.getAttribute("aria-label")) problems.push(`no caption: ${shown(table)}`);
   }
-  for (const cell of document.querySelectorAll("th")) if (!cell.textContent.trim() && !cell.querySelector("[aria-label]")) found.push(`empty header: ${shown(cell)}`);
-  for (const element of document.querySelectorAll("[aria-current=''], [tabindex]")) if (Number(element.getAttribute("tabindex")) > 0) found.push(`tabindex: ${shown(element)}`);
-  for (const list of document.querySelectorAll("ul, ol")) for (const child of list.children) if (child.tagName !== "LI") found.push(`not an item: ${shown(child)}`);
-  for (const outer of document.querySelectorAll("a a, button button, a button, button a")) found.push(`nested: ${shown(outer)}`);
+  for (const cell of document.querySelectorAll("th")) if (!cell.textContent.trim() && !cell.querySelector("[aria-label]")) problems.push(`empty header: ${shown(cell)}`);
+  for (const element of document.querySelectorAll("[aria-current=''], [tabindex]")) if (Number(element.getAttribute("tabindex")) > 0) problems.push(`tabindex: ${shown(element)}`);
+  for (const list of document.querySelectorAll("ul, ol")) for (const child of list.children) if (child.tagName !== "LI") problems.push(`not an item: ${shown(child)}`);
+  for (const outer of document.querySelectorAll("a a, button button, a button, button a")) problems.push(`nested: ${shown(outer)}`);
 
   // Contrast
   const numbers = (colour) => { const [r, g, b, a = 1] = colour.match(/[\d.]+/g).map(Number); return [r, g, b, a]; };
@@ -71,9 +71,9 @@ CHECK = r"""() => {
     const ratio = (bright + 0.05) / (dark + 0.05);
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    if (ratio < (large ? 3 : 4.5)) found.push(`contrast ${ratio.toFixed(2)}: ${text.slice(0, 40)} in ${shown(element)}`);
+    if (ratio < (large ? 3 : 4.5)) problems.push(`contrast ${ratio.toFixed(2)}: ${text.slice(0, 40)} in ${shown(element)}`);
   }
-  return found;
+  return problems;
 }"""
 
 FOCUS = """() => {
@@ -91,12 +91,12 @@ def problems(page: Any) -> list[str]:
 
 def focus_problems(page: Any, steps: int = 25) -> list[str]:
     """What is reached by Tab and does not show it; "nothing" when Tab reaches nothing."""
-    found, reached = [], 0
+    result, reached = [], 0
     for _ in range(steps):
         page.keyboard.press("Tab")
         focus = page.evaluate(FOCUS)
         if focus is not None:
             reached += 1
             if not focus["shown"]:
-                found.append(f"focus is not visible: {focus['text']}")
-    return found if reached else ["nothing can be reached with Tab"]
+                result.append(f"focus is not visible: {focus['text']}")
+    return result if reached else ["nothing can be reached with Tab"]

@@ -108,11 +108,11 @@ def test_files_are_complete_at_events_per_file_and_sorted_by_time(tmp_path):
         async with buffering(tmp_path, Store(healthy=False), events_per_file=10) as buffer:
             for n in range(35):
                 await buffer.push(items(n))
-            found = names(tmp_path)
-            assert [name.endswith(".tmp") for name in found] == [False, False, False, True]
-            counts = [(tmp_path / name).read_bytes().count(b"\n") for name in found]
+            result = names(tmp_path)
+            assert [name.endswith(".tmp") for name in result] == [False, False, False, True]
+            counts = [(tmp_path / name).read_bytes().count(b"\n") for name in result]
             assert counts == [10, 10, 10, 5]
-            lines = b"".join((tmp_path / name).read_bytes() for name in found).splitlines()
+            lines = b"".join((tmp_path / name).read_bytes() for name in result).splitlines()
             assert [json.loads(line)["payload"] for line in lines] == list(range(35))
 
     run(body)

@@ -35,12 +35,12 @@ def test_only_switching_it_on_is_worth_a_warning(tmp_path, caplog):
                 await buffer.maintenance.switch(push=push, pop=pop)
 
     run(body)
-    found = [
+    records = [
         record.levelname
         for record in caplog.records
         if record.getMessage().startswith("maintenance:")
     ]
-    assert found == ["WARNING", "WARNING", "WARNING", "INFO"]
+    assert records == ["WARNING", "WARNING", "WARNING", "INFO"]
 
 
 def test_every_broker_on_the_database_follows(tmp_path):

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.xdist_group("failover")  # they share a server, one aft
 
 def fsync_latency(directory: Path, share: float = 0.99) -> float:
     """What the disk itself needs for a small append and fsync at this moment."""
-    found = []
+    collected = []
     with (directory / "probe").open("wb", buffering=0) as file:
         for _ in range(100):
             began = time.monotonic()
             file.write(b"x" * 200)
             os.fdatasync(file.fileno())
-            found.append(time.monotonic() - began)
-    return sorted(found)[int(share * len(found))]
+            collected.append(time.monotonic() - began)
+    return sorted(collected)[int(share * len(collected))]
 
 
 async def outage(buffer, take_down, bring_back, *, enough=300) -> Producers:

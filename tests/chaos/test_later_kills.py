@@ -106,12 +106,12 @@ def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soa
 
     async def ticks() -> list[datetime]:
         """The due times whose messages are stored, each with one; none came early."""
-        found = await rows(STORED.format("ticks"))
+        result = await rows(STORED.format("ticks"))
         stored = {
             datetime.fromisoformat(row["id"].removeprefix("schedule:ticker:")): row["at"]
-            for row in found
+            for row in result
         }
-        assert len(stored) == len(found)
+        assert len(stored) == len(result)
         assert all(at >= due.timestamp() for due, at in stored.items())
         return sorted(stored)
 

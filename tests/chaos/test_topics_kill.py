@@ -133,15 +133,15 @@ async def killing(directory: Path, fsync: str) -> None:
         number, record, _ = payload.split(b":", 2)
         at[int(number)].append(int(record))
         assert answered[int(number)][int(record)] == offset
-    for number, found in at.items():
-        assert found == [*range(len(answered[number]))]  # in order, once, none missing
+    for number, result in at.items():
+        assert result == [*range(len(answered[number]))]  # in order, once, none missing
     assert len(records) >= 300 * KILLS
 
 
 async def everything(client: TopicClient) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
+    collected: list[tuple[int, bytes]] = []
     async with client.reader("t", follow=False) as reader:
         batch: Batch
         async for batch in reader.batches():
-            found += [*batch]
-    return found
+            collected += [*batch]
+    return collected

@@ -110,8 +110,8 @@ def test_records_may_be_files_or_end_with_anything(broker: str, tmp_path: Path) 
     out(broker, "produce", "t", "-D", r"\0", stdin=b"a\nb\0c\0")
     (tmp_path / "one").write_bytes(b"\xff\n\n")
     out(broker, "produce", "t", "--whole", str(tmp_path / "one"))
-    found = [json.loads(line) for line in out(broker, "consume", "t", "-e", "--json").splitlines()]
-    assert [(record["payload"], record.get("encoding")) for record in found] == [
+    result = [json.loads(line) for line in out(broker, "consume", "t", "-e", "--json").splitlines()]
+    assert [(record["payload"], record.get("encoding")) for record in result] == [
         ("a\nb", None),
         ("c", None),
         ("/woK", "base64"),
@@ -134,8 +134,8 @@ def test_refusals_go_to_standard_error_with_their_exit_code(broker: str) -> None
         (["produce", "t", "/does/not/exist"], 1, b"No such file"),
         (["delete", "none"], 1, b"does not exist"),
     ):
-        found, stdout, stderr = topic(broker, *arguments)
-        assert (found, stdout) == (code, b""), stderr
+        result, stdout, stderr = topic(broker, *arguments)
+        assert (result, stdout) == (code, b""), stderr
         assert said in stderr
     out(broker, "create", "t")
     assert topic(broker, "delete", "t")[0] == 2

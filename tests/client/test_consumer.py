@@ -294,13 +294,13 @@ def test_the_health_of_consumers_is_told_while_they_run(broker, queue, monkeypat
 
             running = asyncio.create_task(client.run())
 
-            async def told() -> bool:
-                found = await operator.consumers(queue, group="g")
-                return [(one.name, one.in_flight, one.failed, one.last_error) for one in found] == [
-                    ("biller", 1, 1, "no such customer")
-                ]
+            async def reported() -> bool:
+                result = await operator.consumers(queue, group="g")
+                return [
+                    (one.name, one.in_flight, one.failed, one.last_error) for one in result
+                ] == [("biller", 1, 1, "no such customer")]
 
-            await eventually(told, 60)
+            await eventually(reported, 60)
             release.set()
             client.stop()
             await running

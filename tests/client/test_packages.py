@@ -74,16 +74,16 @@ COMMAND = """
 
 def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
     """The distributions that these need, with those they need."""
-    found: dict[str, importlib.metadata.Distribution] = {}
+    collected: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(names)
     while waiting:
         needed = Requirement(waiting.pop())
         name = needed.name
-        if name in found or (needed.marker and not needed.marker.evaluate({"extra": ""})):
+        if name in collected or (needed.marker and not needed.marker.evaluate({"extra": ""})):
             continue
-        found[name] = importlib.metadata.distribution(name)
-        waiting += found[name].requires or []
-    return found
+        collected[name] = importlib.metadata.distribution(name)
+        waiting += collected[name].requires or []
+    return collected
 
 
 def alone(

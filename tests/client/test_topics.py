@@ -346,14 +346,14 @@ def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path)
         await client.create("a")
         proxy = Proxy(served.tcp.port)
         async with proxy.listening() as address, TopicClient(address) as through:
-            found: list[int] = []
+            collected: list[int] = []
 
             async def read() -> None:
                 async with through.reader("a", wait=0.5) as reader:
                     async for record in reader:
                         assert record.payload == b"%d" % record.offset
-                        found.append(record.offset)
-                        if len(found) == 3000:
+                        collected.append(record.offset)
+                        if len(collected) == 3000:
                             return
 
             reading = asyncio.ensure_future(read())
@@ -362,10 +362,10 @@ def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path)
                     await producer.send(b"%d" % number)
                     if number % 500 == 499:
                         await producer.flush()
-                        await eventually(lambda number=number: len(found) > number - 400)
+                        await eventually(lambda number=number: len(collected) > number - 400)
                         proxy.cut()
             await reading
-            assert found == [*range(3000)]
+            assert collected == [*range(3000)]
             assert proxy.connections > 3
 
     with_client(tmp_path, body)
@@ -376,15 +376,15 @@ def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path
         payloads = [os.urandom(number % 700) for number in range(20_000)]
         async with client.producer("a") as producer:
             await producer.send_many(payloads)
-        found: list[bytes] = []
+        collected: list[bytes] = []
         async with client.reader("a", follow=False) as reader:
             async for batch in reader.batches():
                 columns = batch.to_arrow()
                 assert columns["offset"].to_pylist() == [
-                    *range(len(found), len(found) + batch.count)
+                    *range(len(collected), len(collected) + batch.count)
                 ]
-                found += columns["payload"].to_pylist()
-        assert found == payloads
+                collected += columns["payload"].to_pylist()
+        assert collected == payloads
 
     with_client(tmp_path, body)
 
@@ -441,20 +441,20 @@ def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Pat
     async def body(_: Served, client: TopicClient) -> None:
         async with client.producer("a") as producer:
             await producer.send_many(b"%d" % number for number in range(5000))
-        found: dict[str, list[int]] = {"one": [], "two": []}
+        result: dict[str, list[int]] = {"one": [], "two": []}
 
         async def member(name: str) -> None:
             async with client.reader(
                 "a", group="g", member=name, max_records=100, follow=False
             ) as reader:
                 async for batch in reader.batches():
-                    found[name] += batch.offsets().tolist()
+                    result[name] += batch.offsets().tolist()
                     await asyncio.sleep(0)
 
         await asyncio.gather(member("one"), member("two"))
-        assert sorted(found["one"] + found["two"]) == [*range(5000)]
-        assert found["one"]
-        assert found["two"]
+        assert sorted(result["one"] + result["two"]) == [*range(5000)]
+        assert result["one"]
+        assert result["two"]
         assert await client.committed("a", "g") == (5000, 0)
         await client.commit("a", "g", 4990)
         assert await client.committed("a", "g") == (4990, 10)

@@ -57,14 +57,14 @@ async def drained(
     queen: Queen, queue: str, count: int, group: str | None = None
 ) -> list[dict[str, Any]]:
     """Pop and acknowledge until `count` messages came."""
-    found: list[dict[str, Any]] = []
-    while len(found) < count:
+    collected: list[dict[str, Any]] = []
+    while len(collected) < count:
         builder = queen.queue(queue).batch(count).wait(True).timeout_millis(5000)
         messages = await (builder.group(group) if group else builder).pop()
-        assert messages, f"{len(found)} of {count} messages came"
-        found += messages
+        assert messages, f"{len(collected)} of {count} messages came"
+        collected += messages
         assert (await queen.ack(messages, True, {"group": group}))["success"]
-    return found
+    return collected
 
 
 # -- queues
@@ -143,21 +143,21 @@ def test_any_payload_comes_back_as_it_was(broker, queue, payload):
 
 def test_duplicates_are_told_apart_and_the_callbacks_are_called(broker, queue):
     async def body(queen: Queen) -> None:
-        told: dict[str, list[Any]] = {"success": [], "duplicate": []}
+        reported: dict[str, list[Any]] = {"success": [], "duplicate": []}
 
         async def success(items: list[Any]) -> None:
-            told["success"] += items
+            reported["success"] += items
 
         async def duplicate(items: list[Any], error: Exception) -> None:
-            told["duplicate"] += items
+            reported["duplicate"] += items
 
         items = [{"transactionId": name, "data": name} for name in ("a", "b", "a")]
         results = await queen.queue(queue).push(items).on_success(success).on_duplicate(duplicate)
         assert [result["status"] for result in results] == ["queued", "queued", "duplicate"]
         assert [result["index"] for result in results] == [0, 1, 2]
         assert results[2]["message_id"] == results[0]["message_id"]
-        assert [item["payload"] for item in told["success"]] == ["a", "b"]
-        assert [item["payload"] for item in told["duplicate"]] == ["a"]
+        assert [item["payload"] for item in reported["success"]] == ["a", "b"]
+        assert [item["payload"] for item in reported["duplicate"]] == ["a"]
 
     with_queen(broker, body)
 
@@ -301,7 +301,7 @@ def test_consume_stops_when_idle_and_calls_back(broker, queue):
     async def body(queen: Queen) -> None:
         await queen.queue(queue).config({"retry_limit": 0}).create()
         await queen.queue(queue).push([{"data": "good"}, {"data": "bad"}])
-        told: dict[str, list[Any]] = {"success": [], "error": []}
+        reported: dict[str, list[Any]] = {"success": [], "error": []}
 
         async def handle(message: dict[str, Any]) -> str:
             if message["data"] == "bad":
@@ -309,16 +309,16 @@ def test_consume_stops_when_idle_and_calls_back(broker, queue):
             return "done"
 
         async def success(message: dict[str, Any], result: Any) -> None:
-            told["success"].append(result)
+            reported["success"].append(result)
             await queen.ack(message)
 
         async def error(message: dict[str, Any], failure: Exception) -> None:
-            told["error"].append(str(failure))
+            reported["error"].append(str(failure))
             await queen.ack(message, False, {"error": str(failure)})
 
         consumer = queen.queue(queue).idle_millis(400).timeout_millis(200).consume(handle)
         await consumer.on_success(success).on_error(error)
-        assert told == {"success": ["done"], "error": ["no"]}
+        assert reported == {"success": ["done"], "error": ["no"]}
         dead = await queen.queue(queue).dlq().get()
         assert [message["errorMessage"] for message in dead["messages"]] == ["no"]
 
@@ -332,12 +332,12 @@ def test_a_group_that_wants_new_messages_only_does_not_see_old_ones(broker, queu
         assert await late.pop() == []
         await queen.queue(queue).push({"data": "new"})
         await queen.queue(queue).partition("later").push({"data": "newer"})
-        found = []
-        while len(found) < 2:
+        collected = []
+        while len(collected) < 2:
             messages = await late.wait(True).timeout_millis(3000).pop()
             assert messages
-            found += [message["data"] for message in messages]
-        assert sorted(found) == ["new", "newer"]
+            collected += [message["data"] for message in messages]
+        assert sorted(collected) == ["new", "newer"]
 
     with_queen(broker, body)
 
@@ -474,7 +474,7 @@ def test_a_transaction_acknowledges_and_pushes_together(broker, queue):
         assert [result["type"] for result in done["results"]] == ["ack", "push", "push"]
         assert await queen.queue(queue).wait(False).pop() == []
         assert [
-            found["data"] for found in await queen.queue(onward).batch(5).wait(False).pop()
+            outcome["data"] for outcome in await queen.queue(onward).batch(5).wait(False).pop()
         ] == ["a", "b"]
 
     with_queen(broker, body)
@@ -519,10 +519,10 @@ def test_a_lost_lease_is_told_when_acknowledging(broker, queue):
 def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
     async def body(queen: Queen) -> None:
         await queen.queue(queue).push({"data": {"order": 7}})
-        told = []
+        reported = []
 
         async def handle(message: dict[str, Any]) -> None:
-            told.append(message)
+            reported.append(message)
             answer = await message["trace"](
                 {"traceName": [f"t-{queue}", "all"], "data": {"step": 1}}
             )
@@ -530,7 +530,7 @@ def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
             await message["trace"]({"data": {"step": 2}, "eventType": "error"})
 
         await queen.queue(queue).limit(1).consume(handle)
-        message = told[0]
+        message = reported[0]
         traces = (
             await queen.admin.get_traces_for_message(
                 message["partitionId"], message["transactionId"]

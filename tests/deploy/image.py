@@ -30,14 +30,14 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 def allowed(path: str, rules: list[str]) -> bool:
     """Whether .dockerignore lets a file into the build."""
-    found = True
+    result = True
     for rule in rules:
         pattern = rule.lstrip("!").removeprefix("**/")
         parts = path.split("/")
         below = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
         if any(fnmatch(part, pattern) for part in (parts if "**/" in rule else below)):
-            found = rule.startswith("!")
-    return found
+            result = rule.startswith("!")
+    return result
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _copy(rest: str, stage: Stage, stages: dict[str, Stage], rules: list[str]) -
         for file in (
             [path]
             if path.is_file()
-            else sorted(found for found in path.rglob("*") if found.is_file())
+            else sorted(paths for paths in path.rglob("*") if paths.is_file())
         ):
             name = file.relative_to(ROOT).as_posix()
             if allowed(name, rules):

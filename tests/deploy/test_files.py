@@ -30,10 +30,12 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def tool(name: str) -> str:
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin")
-    if found is None:
+    program_path = shutil.which(
+        name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    )
+    if program_path is None:
         pytest.skip(f"{name} is not installed")
-    return found
+    return program_path
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -42,8 +44,10 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def resource(kind: str, name: str) -> dict[str, Any]:
     everything = [document for path in MANIFESTS for document in documents(path)]
-    (found,) = [one for one in everything if (one["kind"], one["metadata"]["name"]) == (kind, name)]
-    return found
+    (result,) = [
+        one for one in everything if (one["kind"], one["metadata"]["name"]) == (kind, name)
+    ]
+    return result
 
 
 def environments() -> Iterator[tuple[str, dict[str, str]]]:

@@ -35,8 +35,8 @@ METRIC = re.compile(r"\b(penstock_\w+)(?:\{([^}]*)\})?")
 
 @cache
 def rules() -> list[dict[str, Any]]:
-    found = [yaml.safe_load(path.read_text()) for path in RULES]
-    return [rule for one in found for group in one["groups"] for rule in group["rules"]]
+    result = [yaml.safe_load(path.read_text()) for path in RULES]
+    return [rule for one in result for group in one["groups"] for rule in group["rules"]]
 
 
 def shown() -> Iterator[tuple[str, str, str]]:
@@ -84,18 +84,18 @@ def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
         ask("PUT", "/api/v1/pipelines/p", report)
 
         def samples() -> dict[str, set[str]]:
-            found: dict[str, set[str]] = {}
+            collected: dict[str, set[str]] = {}
             for family in text_string_to_metric_families(client.get("/metrics").text):
                 total = f"{family.name}_total" if family.type == "counter" else family.name
-                found.setdefault(total, UNSEEN.get(total, set()))
+                collected.setdefault(total, UNSEEN.get(total, set()))
                 for sample in family.samples:
-                    found[sample.name] = set(sample.labels)
-            return found
+                    collected[sample.name] = set(sample.labels)
+            return collected
 
         def complete() -> dict[str, set[str]] | None:
-            found = samples()
+            collected = samples()
             needed = ("penstock_export_queue_retry_failure_total", "penstock_buffer_flushed_total")
-            return found if all(found.get(name) for name in needed) else None
+            return collected if all(collected.get(name) for name in needed) else None
 
         return until(complete, 60)
 

@@ -52,8 +52,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")]
-    return found + sorted((ROOT / "docs").rglob("*.md"))
+    result = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")]
+    return result + sorted((ROOT / "docs").rglob("*.md"))
 
 
 def by_hand(page: Path) -> str:
@@ -63,7 +63,7 @@ def by_hand(page: Path) -> str:
 
 def blocks(page: Path) -> list[Block]:
     text = by_hand(page)
-    found: list[Block] = []
+    collected: list[Block] = []
     end = 0
     for match in FENCE.finditer(text):
         kind, _, about = (match["mark"] or "").partition(":")
@@ -79,11 +79,11 @@ def blocks(page: Path) -> list[Block]:
             not text[end : match.start()].strip(),
         )
         end = match.end()
-        above = found[-1] if found and block.adjacent else None
+        above = collected[-1] if collected and block.adjacent else None
         if block.language == "text" and not block.kind and above and above.is_run:
             above.output = block.text
-        found.append(block)
-    return found
+        collected.append(block)
+    return collected
 
 
 def everything() -> Iterator[Block]:

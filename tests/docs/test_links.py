@@ -24,7 +24,7 @@ HERE = "https://penstock.example/"  # the repository, in links that a package in
 
 def broken(page: Path) -> list[str]:
     """The links of a page that lead nowhere."""
-    found = []
+    collected = []
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
         name, _, anchor = target.partition("#")
         if name.startswith(HERE):
@@ -35,8 +35,8 @@ def broken(page: Path) -> list[str]:
             path = page.parent / name if name else page
         in_page = anchor and path.suffix == ".md"  # of a picture it names the theme
         if not path.exists() or (in_page and anchor not in anchors(path)):
-            found.append(target)
-    return found
+            collected.append(target)
+    return collected
 
 
 def without_code(text: str) -> str:

@@ -56,8 +56,8 @@ def test_cells_of_tables_are_short() -> None:
 def test_decision_numbers_are_for_those_who_want_to_know_why() -> None:
     for page in written():
         if page.parent.name != "explanation" and page != ROOT / "CONTRIBUTING.md":
-            found = NUMBER.search(page.read_text())
-            assert not found, f"{page.name}: {found[0]}"
+            match = NUMBER.search(page.read_text())
+            assert not match, f"{page.name}: {match[0]}"
 
 
 def test_lists_and_tables_have_room_above_them() -> None:

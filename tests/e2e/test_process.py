@@ -19,10 +19,10 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
     with broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 200
-        found = health.json()
-        assert (found["status"], found["database"]) == ("healthy", "connected")
-        assert found["listeners"]["HTTP"] == broker.url
-        assert found["uptime"] > 0
+        answer = health.json()
+        assert (answer["status"], answer["database"]) == ("healthy", "connected")
+        assert answer["listeners"]["HTTP"] == broker.url
+        assert answer["uptime"] > 0
         until(lambda: "Try this in another terminal" in broker.log)
         assert "is ready.\n" in broker.log
         assert "  database   embedded PostgreSQL\n" in broker.log

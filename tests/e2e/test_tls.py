@@ -75,7 +75,7 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(
         with websockets.sync.client.connect(f"wss://localhost:{websocket}/", ssl=trust) as session:
             session.send('{"command":"list_topics_request","req_id":1}')
             assert json.loads(session.recv(timeout=10))["topics"] == ["t"]
-        told = subprocess.run(
+        output = subprocess.run(
             [
                 sys.executable,
                 "-m",
@@ -90,7 +90,7 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(
             capture_output=True,
             timeout=60,
         )
-        assert (told.returncode, told.stdout) == (0, b"t\n"), told.stderr
+        assert (output.returncode, output.stdout) == (0, b"t\n"), output.stderr
         assert httpx.get(f"http://localhost:{http}/health").status_code == 400  # in clear
 
         renewal = authority.issue(tmp_path, "renewed.example", "renewal")

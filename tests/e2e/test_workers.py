@@ -89,11 +89,11 @@ def test_every_process_is_seen_whichever_answers(broker):
 
     until(lambda: sorted(one["workerId"] for one in workers("status")) == [0, 1, 2])
     for answer in each_on_a_fresh_connection(broker, "GET", "/api/v1/analytics/worker-metrics", 8):
-        found = answer.json()
-        assert sorted(one["workerId"] for one in found["workers"]) == [0, 1, 2]
-        assert len({one["pid"] for one in found["workers"]}) == 3
-        assert all(one["memoryBytes"] > 1 << 20 for one in found["workers"])
-        assert {row["workerId"] for row in found["series"]} == {0, 1, 2}
+        reply = answer.json()
+        assert sorted(one["workerId"] for one in reply["workers"]) == [0, 1, 2]
+        assert len({one["pid"] for one in reply["workers"]}) == 3
+        assert all(one["memoryBytes"] > 1 << 20 for one in reply["workers"])
+        assert {row["workerId"] for row in reply["series"]} == {0, 1, 2}
     assert [one["workerId"] for one in workers("analytics/system-metrics?workerId=2")] == [2]
     assert workers("analytics/system-metrics?hostname=elsewhere") == []
     for answer in each_on_a_fresh_connection(broker, "GET", "/internal/api/shared-state/stats", 8):
@@ -143,17 +143,17 @@ def test_what_retention_deleted_is_told_over_time(broker):
         return httpx.get(f"{broker.url}/api/v1/analytics/retention", params=query).json()
 
     until(lambda: retention(queue="aged")["totals"]["retentionMsgs"] == 5, timeout=20)
-    found = retention(queue="aged", groupBy="namespace")
-    assert found["totals"] == {
+    report = retention(queue="aged", groupBy="namespace")
+    assert report["totals"] == {
         "retentionMsgs": 5,
         "completedRetentionMsgs": 0,
         "evictionMsgs": 0,
         "ttlMsgs": 0,
         "totalMsgs": 5,
-        "eventCount": found["totals"]["eventCount"],
+        "eventCount": report["totals"]["eventCount"],
     }
-    assert sum(point["totalMsgs"] for point in found["series"]) == 5
-    assert found["rows"] == [{"key": "n", "queues": 1, "totals": found["totals"]}]
+    assert sum(point["totalMsgs"] for point in report["series"]) == 5
+    assert report["rows"] == [{"key": "n", "queues": 1, "totals": report["totals"]}]
     assert retention(queue="other")["series"] == []
     assert "rows" not in retention()
     assert httpx.get(f"{broker.url}/api/v1/analytics/retention?groupBy=colour").status_code == 400

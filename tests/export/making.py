@@ -71,8 +71,8 @@ def block(number: int, records: int = 1, size: int = 100) -> Block:
     return Block(b"%08d" % number * (size // 8), records)
 
 
-def number_of(found: Block) -> int:
-    return int(decompress(found.body, found.compression)[:8])
+def number_of(block: Block) -> int:
+    return int(decompress(block.body, block.compression)[:8])
 
 
 async def opened(
@@ -85,11 +85,11 @@ async def opened(
 
 async def taken(queue: FastQueue) -> list[int]:
     """Take and ack everything; the numbers in the order they came."""
-    found = []
+    collected = []
     while (each := await queue.take()) is not None:
-        found.append(number_of(each))
+        collected.append(number_of(each))
         queue.ack(each)
-    return found
+    return collected
 
 
 def balanced(queue: FastQueue) -> bool:

@@ -60,8 +60,8 @@ class Serving:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
-    with Serving(tmp_path) as found:
-        yield found
+    with Serving(tmp_path) as result:
+        yield result
 
 
 def ask(
@@ -210,9 +210,9 @@ def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
         assert json.loads(cli("verify", *where, "--json"))["problems"] == []
     cli("pause", "r", "--url", serving.url)
     ask(serving.url, "POST", "/r/push", {"records": [{"id": 98}, {"id": 99}]})
-    found = json.loads(cli("inspect", *where, "--json"))
-    assert (found["waitingRecords"], found["deadLetters"]) == (2, 5)
-    assert "directory" not in found
+    report = json.loads(cli("inspect", *where, "--json"))
+    assert (report["waitingRecords"], report["deadLetters"]) == (2, 5)
+    assert "directory" not in report
     assert cli("inspect", *where, "--records", "2") == '{"id": 98}\n'
     monkeypatch.setattr(api, "ANSWER_BYTES", 1000)
     assert cli("inspect", *where, "--records", "2") == '{"id": 98}\n{"id": 99}\n'
@@ -250,7 +250,7 @@ def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):
     assert "damaged bytes" in cli("verify", *where, code=1)
     assert "damaged" in cli("inspect", *where)
     assert "8 batches wait, 1 damaged" in cli("repair", *where)
-    found = json.loads(cli("inspect", *where, "--json"))
-    assert found["waitingRecords"] == 8
-    assert found["accounting"]["dropped"] == {"damaged": 1}
+    report = json.loads(cli("inspect", *where, "--json"))
+    assert report["waitingRecords"] == 8
+    assert report["accounting"]["dropped"] == {"damaged": 1}
     assert "no send queue" in cli("verify", "nowhere", "--data-dir", str(tmp_path), code=1)

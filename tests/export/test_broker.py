@@ -73,25 +73,25 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
             for received in destination.ledger:
                 for each in received.ids:
                     keys.setdefault(each, set()).add(received.key)
-            assert all(len(found) == 1 for found in keys.values())
+            assert all(len(result) == 1 for result in keys.values())
             await ask("DELETE", "/api/v1/routes/out")
 
     asyncio.run(body())
 
 
 async def contents(broker: BrokerProcess, topic: str) -> list[bytes]:
-    client, found = HttpClient(broker.url), []
+    client, result = HttpClient(broker.url), []
     while True:
         answer = await client.request(
-            "GET", f"/topics/{topic}/consume?offset={len(found)}&max_messages=1000"
+            "GET", f"/topics/{topic}/consume?offset={len(result)}&max_messages=1000"
         )
         page = json.loads(answer.body)
         if not page:
             await client.close()
-            return found
+            return result
         for message in page:
             text = message["payload"]
-            found.append(
+            result.append(
                 base64.b64decode(text) if message.get("encoding") == "base64" else text.encode()
             )
 

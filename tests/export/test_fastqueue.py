@@ -60,7 +60,7 @@ def test_reading_and_spilling_in_one_chunk_skip_nothing(tmp_path: Path):
 
     async def body() -> None:
         queue = await opened(tmp_path, inmemory_blocks=3, chunk_size=1 << 20, **NEVER)
-        found, pushed = [], 0
+        result, pushed = [], 0
         for turn in range(60):
             for _ in range(turn % 7):
                 await queue.put([block(pushed)])
@@ -69,10 +69,10 @@ def test_reading_and_spilling_in_one_chunk_skip_nothing(tmp_path: Path):
             for _ in range(turn % 5):
                 leased = await queue.take()
                 if leased is not None:
-                    found.append(number_of(leased))
+                    result.append(number_of(leased))
                     queue.ack(leased)
-        found += await taken(queue)
-        assert found == list(range(pushed))
+        result += await taken(queue)
+        assert result == list(range(pushed))
         assert len(chunk_files(tmp_path)) == 1
         await queue.close()
 
@@ -143,16 +143,16 @@ def test_a_clean_stop_writes_memory_out(tmp_path: Path):
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """(chunk, bytes) of every read of a chunk."""
-    found: list[tuple[str, int]] = []
+    collected: list[tuple[str, int]] = []
     original = ChunkReader.read_at
 
     def read_at(self: ChunkReader, chunk: Chunk, place: int, length: int) -> bytes:
         data = original(self, chunk, place, length)
-        found.append((chunk.path.name, len(data)))
+        collected.append((chunk.path.name, len(data)))
         return data
 
     monkeypatch.setattr(ChunkReader, "read_at", read_at)
-    return found
+    return collected
 
 
 def test_a_clean_start_reads_the_first_block_to_deliver_and_nothing_else(
@@ -266,11 +266,11 @@ def test_what_is_spilled_while_the_newest_are_read_is_not_forgotten(tmp_path: Pa
             await eventually(lambda: len(queue.memory) == 0)
 
         def read(*arguments: Any, **more: Any) -> Any:
-            found = original(*arguments, **more)
+            result = original(*arguments, **more)
             if not once:
                 once.append(1)
                 asyncio.run_coroutine_threadsafe(spill_more(), loop).result(10)
-            return found
+            return result
 
         queue.store.chunks.read = read
         assert await taken(queue) == list(range(39, -1, -1))
@@ -377,11 +377,11 @@ def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(tmp_path: P
         else:
             damage(journal, 40)
         again = await opened(tmp_path, chunk_size=800)
-        found = await taken(again)
-        assert found[-15:] == list(range(5, 20))
+        result = await taken(again)
+        assert result[-15:] == list(range(5, 20))
         if wreck.startswith("meta"):
-            assert found == list(range(5, 20))
-        assert set(found) <= set(range(20))
+            assert result == list(range(5, 20))
+        assert set(result) <= set(range(20))
         assert again.books.queued == 0
         assert again.books.next_sequence == 21
         await again.close()
@@ -502,12 +502,12 @@ def test_newest_first_takes_the_newest_there_is(tmp_path: Path, policy: dict):
         for number in range(0, 50, 10):
             await queue.put([block(each) for each in range(number, number + 10)])
         await queue.tick()
-        found = []
+        collected = []
         for _ in range(8):
             leased = await queue.take()
-            found.append(number_of(leased))
+            collected.append(number_of(leased))
             queue.ack(leased)
-        assert found == list(range(49, 41, -1))
+        assert collected == list(range(49, 41, -1))
         await queue.put([block(each) for each in range(50, 60)])
         assert await taken(queue) == [*range(59, 49, -1), *range(41, -1, -1)]
         assert not queue.count
@@ -537,14 +537,14 @@ def test_mixed_gives_fresh_data_its_share_while_a_backlog_drains(tmp_path: Path)
     async def body() -> None:
         queue = await opened(tmp_path, inmemory_blocks=10, drain_order="mixed", fresh_share=0.25)
         await queue.put([block(number) for number in range(100)])
-        found = []
+        collected = []
         for _ in range(20):
             leased = await queue.take()
-            found.append(number_of(leased))
+            collected.append(number_of(leased))
             queue.ack(leased)
-        assert [number for number in found if number >= 90] == [99, 98, 97, 96, 95]
-        assert [number for number in found if number < 90] == list(range(15))
-        assert sorted(found + await taken(queue)) == list(range(100))
+        assert [number for number in collected if number >= 90] == [99, 98, 97, 96, 95]
+        assert [number for number in collected if number < 90] == list(range(15))
+        assert sorted(collected + await taken(queue)) == list(range(100))
         await queue.close()
 
     asyncio.run(body())

@@ -94,10 +94,10 @@ def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, cod
             if run.queue is not None:
                 await run.queue.tick()
                 assert run.queue.store.failing is None
-                found = await taken(run.queue)
-                assert run.accepted <= run.acked | set(found)
-                assert found == sorted(found)
-                assert not run.acked & set(found)
+                result = await taken(run.queue)
+                assert run.accepted <= run.acked | set(result)
+                assert result == sorted(result)
+                assert not run.acked & set(result)
                 assert balanced(run.queue)
                 assert run.queue.books.queued == 0
                 await run.queue.close()
@@ -125,9 +125,9 @@ def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start
             calls = fs.calls
             run.abandon()
             queue = await opened(tmp_path, fs=fs.kill(), **run.options)
-            found = await taken(queue)
-            assert run.accepted <= run.acked | set(found)
-            assert set(found) <= run.accepted | run.unknown
+            result = await taken(queue)
+            assert run.accepted <= run.acked | set(result)
+            assert set(result) <= run.accepted | run.unknown
             assert queue.books.queued == 0
             await queue.close()
             if calls < n:
@@ -147,9 +147,9 @@ def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path,
             run.abandon()
             how = HOWS[seed % len(HOWS)]
             queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
-            found = await taken(queue)
-            assert run.accepted <= run.acked | set(found), (seed, how)
-            assert len(found) == len(set(found))
+            result = await taken(queue)
+            assert run.accepted <= run.acked | set(result), (seed, how)
+            assert len(result) == len(set(result))
             assert balanced(queue)
             assert queue.books.queued == 0
             await queue.close()
@@ -180,9 +180,9 @@ def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
             run.abandon()
             how = HOWS[seed % len(HOWS)]
             queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
-            found = await taken(queue)
-            assert synced <= run.acked | set(found), seed
-            kept = [number for number in extra if number in found]
+            result = await taken(queue)
+            assert synced <= run.acked | set(result), seed
+            kept = [number for number in extra if number in result]
             assert kept == list(extra)[: len(kept)] or how in ("tear", "reorder")
             lost_some += len(kept) < len(extra)
             assert balanced(queue)
@@ -211,9 +211,9 @@ def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hol
             queue.abandon()
             again = await opened(tmp_path, fs=fs.crash(random, "reorder"), fsync="interval")
             position = again.books.position
-            found = await taken(again)
+            result = await taken(again)
             assert position >= 3
-            assert found == list(range(position)), (
+            assert result == list(range(position)), (
                 seed
             )  # all before the position, nothing behind it
             holes += position < 8
@@ -254,8 +254,8 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
                 tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval"
             )
             position = again.books.position
-            found = set(await taken(again))
-            assert set(range(min(position, 12))) <= found | acked, (seed, position)
+            result = set(await taken(again))
+            assert set(range(min(position, 12))) <= result | acked, (seed, position)
             assert again.books.dropped[CRASH] == 0
             assert balanced(again)
             await again.close()

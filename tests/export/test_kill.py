@@ -80,11 +80,11 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
             async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
                 route = running.get("r")
                 await eventually(lambda: route.queue.count == 0, 30)
-                found = route.status()["queue"]["accounting"]
+                status = route.status()["queue"]["accounting"]
             assert promised <= set(destination.ids)
             assert set(destination.ids) <= set(range(first))
-            assert found["queued"] == 0
-            assert found["accepted"] == found["delivered"] == len(set(destination.ids))
+            assert status["queued"] == 0
+            assert status["accepted"] == status["delivered"] == len(set(destination.ids))
             by_record: dict[int, set[str]] = {}
             for received in destination.ledger:
                 for each in received.ids:
@@ -113,9 +113,9 @@ def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
         ) as running:
             route = running.get("r")
             await eventually(lambda: route.queue.count == 0, 30)
-            found = route.status()["queue"]["accounting"]
+            status = route.status()["queue"]["accounting"]
         destination.close()
-        assert found["queued"] == 0
+        assert status["queued"] == 0
         delivered = set(destination.ids)
         assert delivered == set(range(len(delivered))), (
             "what is left has no holes: only the end is gone"

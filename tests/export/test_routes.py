@@ -25,14 +25,14 @@ def books(route: Any) -> dict[str, Any]:
 
 
 def assert_balanced(route: Any) -> None:
-    found = books(route)
+    result = books(route)
     total = (
-        found["delivered"]
-        + found["deadLettered"]
-        + sum(found["dropped"].values())
-        + found["queued"]
+        result["delivered"]
+        + result["deadLettered"]
+        + sum(result["dropped"].values())
+        + result["queued"]
     )
-    assert found["accepted"] == total
+    assert result["accepted"] == total
 
 
 async def delivered(route: Any, timeout: float = 20) -> None:
@@ -743,14 +743,14 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
                 route = running.get("r")
                 await delivered(route)
                 assert_balanced(route)
-                found = books(route)
+                result = books(route)
                 letters = [
                     json.loads(letter.record)["id"] for letter in await route.letters(0, 10_000)
                 ]
             assert sorted(letters) == sorted(poison), seed
             assert set(destination.ids) == accepted - poison, seed
-            assert found["accepted"] == len(accepted)
-            assert found["delivered"] == len(accepted) - len(poison)
+            assert result["accepted"] == len(accepted)
+            assert result["delivered"] == len(accepted) - len(poison)
             by_record: dict[int, set[str]] = {}
             for received in destination.ledger:
                 for each in received.ids:

@@ -37,11 +37,11 @@ async def started(
 
 
 async def drained(queue: SendQueue) -> list[int]:
-    found = []
+    collected = []
     while (each := await queue.take()) is not None:
-        found.append(number_of(each))
+        collected.append(number_of(each))
         queue.ack(each)
-    return found
+    return collected
 
 
 def size_of(directory: Path) -> int:

@@ -54,7 +54,7 @@ def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tm
             for received in destination.ledger:
                 for each in received.ids:
                     keys.setdefault(each, set()).add(received.key)
-            assert all(len(found) == 1 for found in keys.values())
+            assert all(len(result) == 1 for result in keys.values())
 
     asyncio.run(body())
 
@@ -166,12 +166,12 @@ class FakeQueues:
         class Popped:
             payloads: list[bytes] = []  # noqa: RUF012
 
-        found = Popped()
+        result = Popped()
         if self.waiting:
-            found.payloads = self.waiting.pop(0)
+            result.payloads = self.waiting.pop(0)
         else:
             await asyncio.sleep(0.01)
-        return found
+        return result
 
     async def ack(self, popped: Any) -> None:
         self.acked.append(popped.payloads)
@@ -271,8 +271,8 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         rows = batch_of([record(1, 3), record(2)], "k-1")
         for _ in range(3):  # the answer was lost: sent again, under the same key
             await destination.send(rows, destination.prepare(rows))
-        found = await connection.fetch("SELECT * FROM wide ORDER BY id")
-        assert [tuple(row) for row in found] == [(1, "xxx"), (2, None)]
+        result = await connection.fetch("SELECT * FROM wide ORDER BY id")
+        assert [tuple(row) for row in result] == [(1, "xxx"), (2, None)]
         bad = batch_of([b'{"id": "x"}'], "k-2")
         with pytest.raises(Refused):
             await destination.send(bad, destination.prepare(bad))
@@ -286,10 +286,10 @@ def test_postgres_takes_each_record_once_and_isolates_bad_ones(tmp_path: Path, d
         )
         await destination.send(odd, destination.prepare(odd))
         await destination.stop()
-        found = await connection.fetch(
+        result = await connection.fetch(
             "SELECT id, colour FROM wide WHERE id > 2 AND at IS NOT NULL ORDER BY id"
         )
-        assert [tuple(row) for row in found] == [(3, None), (4, 1)], (
+        assert [tuple(row) for row in result] == [(3, None), (4, 1)], (
             "what a record does not name gets its default"
         )
         lenient = PostgresDestination(

@@ -111,10 +111,10 @@ def test_every_flag_of_the_seed_is_reachable_and_reaches_the_routes():
     web = {"destination": {"type": "http", "url": "http://x/"}}
     route = parse_route("r", web, config.exporter.queue).queue
     for flag, (key, _, meant) in SEED_FLAGS.items():
-        found: Any = route
+        result: Any = route
         for word in key.split("."):
-            found = getattr(found, word)
-        assert found == meant, flag
+            result = getattr(result, word)
+        assert result == meant, flag
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,12 @@ def exposed(directory: Path) -> dict[str, float]:
                     await route.push([record(number)])
                 await route.resume()
                 await eventually(lambda: route.queue.count == 0)
-                found = {}
+                collected = {}
                 for line in metrics.text().decode().splitlines():
                     if not line.startswith("#"):
                         name, _, value = line.rpartition(" ")
-                        found[name] = float(value)
-                return found
+                        collected[name] = float(value)
+                return collected
 
     return asyncio.run(body())
 
@@ -84,9 +84,9 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
             "state",
         }
     for where, text in (("dashboard", dashboard), ("alerts", expressions), ("docs", documents)):
-        found = named(text)
-        assert found, where
-        assert found <= names, f"{where} names {sorted(found - names)}, which does not exist"
+        result = named(text)
+        assert result, where
+        assert result <= names, f"{where} names {sorted(result - names)}, which does not exist"
     ours = {name for name in names if name in named("\n".join(names))}
     assert ours <= named(documents), f"not documented: {sorted(ours - named(documents))}"
 

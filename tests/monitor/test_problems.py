@@ -32,8 +32,8 @@ def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
 
 def test_a_tier_that_cannot_be_written_is_a_problem(tmp_path):
     tier = SimpleNamespace(problem="it belongs to another broker", topic_problems={"a b": "gone"})
-    found = problems_of(Pipelines(tmp_path), tier).look(10.0, {}, {}, None, [])
-    assert [(one.level, one.text, one.path) for one in found] == [
+    problems = problems_of(Pipelines(tmp_path), tier).look(10.0, {}, {}, None, [])
+    assert [(one.level, one.text, one.path) for one in problems] == [
         ("error", "the tier of topics: it belongs to another broker", "/topics"),
         ("error", "topic a b is not copied to the tier: gone", "/topics/a%20b"),
     ]
@@ -48,8 +48,8 @@ def test_routes_that_are_denied_failing_or_could_not_start_are_problems(tmp_path
          "failingSince": 5.0},
         {"name": "broken", "state": "failed", "lastError": "no such topic"},
     ]  # fmt: skip
-    found = problems.look(10.0, {}, {}, None, routes)
-    assert [(one.text, one.since, one.path) for one in found] == [
+    findings = problems.look(10.0, {}, {}, None, routes)
+    assert [(one.text, one.since, one.path) for one in findings] == [
         ("route denied: answered 401", 10_000, "/routes/denied"),
         ("route a/b: answered 503", 5_000, "/routes/a%2Fb"),
         ("route broken: no such topic", 10_000, "/routes/broken"),

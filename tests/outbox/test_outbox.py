@@ -126,8 +126,8 @@ def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
                         "SELECT penstock.outbox_push($1, '1', headers => $2)",
                         *(queue, json.dumps(headers)),
                     )
-        found = [message.headers for message in (await pop(queues, queue)).messages]
-        assert [text and decode(text) for text in found] == [
+        messages = [message.headers for message in (await pop(queues, queue)).messages]
+        assert [text and decode(text) for text in messages] == [
             {"tenant": "é", "a": "b"}, None, {"tenant": "x"}, {"tenant": "x"},
         ]  # fmt: skip
 

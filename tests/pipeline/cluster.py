@@ -32,18 +32,18 @@ SMALL = {  # for what runs here
 
 def kill_all(processes: list[psutil.Process]) -> None:
     """Kill processes and all that came from them."""
-    found: list[psutil.Process] = []
+    collected: list[psutil.Process] = []
     for process in processes:
         try:
-            found += [process, *process.children(recursive=True)]
+            collected += [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    for process in found:
+    for process in collected:
         try:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    psutil.wait_procs(found, timeout=20)
+    psutil.wait_procs(collected, timeout=20)
 
 
 class Cluster:
@@ -95,13 +95,13 @@ class Cluster:
         ]
 
     def _descendants(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
+        collected: list[psutil.Process] = []
         for process in self._processes:
             try:
-                found += psutil.Process(process.pid).children(recursive=True)
+                collected += psutil.Process(process.pid).children(recursive=True)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return collected
 
     def __exit__(self, *failure: object) -> None:
         kill_all(

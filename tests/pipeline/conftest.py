@@ -102,17 +102,17 @@ class ServedTopics:
 
     def append(self, topic: str, payloads: Sequence[bytes]) -> None:
         async def run() -> None:
-            found = self.served.topics.get(topic) or await self.served.topics.create(topic)
-            await found.append(payloads)
+            result = self.served.topics.get(topic) or await self.served.topics.create(topic)
+            await result.append(payloads)
 
         self.call(run)
 
     def payloads(self, topic: str) -> list[bytes]:
         async def run() -> list[bytes]:
-            found = self.served.topics.get(topic)
+            outcome = self.served.topics.get(topic)
             result: list[bytes] = []
-            while found is not None and len(result) < found.next_offset:
-                result += found.read(len(result), 100_000, 1 << 24).payloads()
+            while outcome is not None and len(result) < outcome.next_offset:
+                result += outcome.read(len(result), 100_000, 1 << 24).payloads()
             return result
 
         return self.call(run)

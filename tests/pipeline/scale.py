@@ -73,7 +73,7 @@ class Watcher:
 
     def _run(self) -> None:
         while not self._stopping.wait(0.5):
-            found: dict[str, float] = {}
+            collected: dict[str, float] = {}
             for role, pid in self._roots.items():
                 try:
                     root = psutil.Process(pid)
@@ -85,10 +85,10 @@ class Watcher:
                         name = role if role != "job" else self._name(process, root)
                         memory = process.memory_info()
                         shared = 0 if name in (DRIVER, JVM) else memory.shared
-                        found[name] = found.get(name, 0.0) + (memory.rss - shared) / 2**20
+                        collected[name] = collected.get(name, 0.0) + (memory.rss - shared) / 2**20
                     except psutil.Error:
                         continue
-            self.samples.append((time.monotonic() - self._began, found))
+            self.samples.append((time.monotonic() - self._began, collected))
 
     def _name(self, process: psutil.Process, root: psutil.Process) -> str:
         if process == root:
@@ -99,8 +99,8 @@ class Watcher:
         """MiB by role: the peak in each quarter of the time."""
         end = self.samples[-1][0] + 1e-9
         peaks: dict[str, list[int]] = {}
-        for at, found in self.samples:
-            for role, held in found.items():
+        for at, result in self.samples:
+            for role, held in result.items():
                 place = peaks.setdefault(role, [0, 0, 0, 0])
                 quarter = int(4 * at / end)
                 place[quarter] = max(place[quarter], round(held))

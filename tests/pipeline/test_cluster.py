@@ -60,8 +60,8 @@ spark: {json.dumps(SMALL)}
     last = reports[-1]
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, cluster.url)
     assert "stopping after this batch" in (tmp_path / "errors").read_text()
-    found = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
-    assert sorted(row["twice"] for row in found) == [4 * i for i in range(100)]
+    records = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
+    assert sorted(row["twice"] for row in records) == [4 * i for i in range(100)]
     assert any(
         (cluster.directory / f"work-{number}").rglob("stderr") for number in range(2)
     )  # executors ran there

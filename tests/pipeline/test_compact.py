@@ -28,13 +28,13 @@ KEY = {"key": "$.id", "tombstone": "$.deleted"}
 
 def history(random: Random, size: int, begin: int = 0) -> list[bytes]:
     """Values, tombstones, records without a key, and what only looks like JSON."""
-    found = []
+    collected = []
     for n in range(begin, begin + size):
         key, draw = random.randint(0, 9), random.random()
         if draw < 0.7:
-            found.append(b'{"id": %d, "n": %d}' % (key, n))
+            collected.append(b'{"id": %d, "n": %d}' % (key, n))
         elif draw < 0.85:
-            found.append(b'{"id": %d, "deleted": true}' % key)
+            collected.append(b'{"id": %d, "deleted": true}' % key)
         else:
             odd = (
                 b'{"n": %d}' % n,
@@ -43,8 +43,8 @@ def history(random: Random, size: int, begin: int = 0) -> list[bytes]:
                 b'{"id": "\xff"}',
                 b'{"id": null}',
             )
-            found.append(random.choice(odd))
-    return found
+            collected.append(random.choice(odd))
+    return collected
 
 
 def key_of(payload: bytes) -> int | None:

@@ -89,9 +89,9 @@ url: {server.url}
     assert good.returncode == 0, out + err
     last = json.loads(out.splitlines()[-1])
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, connect)
-    found = [
+    records = [
         json.loads(row["payload"])["twice"] for row in batch_rows(broker=tcp, topic=f"made-{tag}")
     ]
-    assert found == [4 * i for i in range(100)]
+    assert records == [4 * i for i in range(100)]
     assert shuffled.returncode == 1
     assert "in no fixed order" in " ".join(refused.split())

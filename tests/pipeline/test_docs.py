@@ -26,11 +26,11 @@ ROOT = Path(__file__).parents[2]
 def snippet(file: str, word: str, replaced: dict[str, str]) -> str:
     """The Python block of a page that has this word in it."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
-    (found,) = [block for block in blocks if word in block]
+    (result,) = [block for block in blocks if word in block]
     for old, new in replaced.items():
-        assert old in found
-        found = found.replace(old, new)
-    return found
+        assert old in result
+        result = result.replace(old, new)
+    return result
 
 
 @pytest.mark.spark

@@ -143,9 +143,9 @@ class Flow:
             def one() -> bool:
                 # When everything has arrived already, Spark may have let its idle workers go: there
                 # is none to kill.
-                if not (found := find()):
+                if not (result := find()):
                     return victim == "worker" and self.arrived() > self.total
-                kill_all([random.choice(found)])
+                kill_all([random.choice(result)])
                 return True
 
             until(
@@ -208,8 +208,8 @@ def _queue(url: str, tag: str) -> dict[str, list[int]]:
 
 
 def _by_partition(texts: Iterable[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
+    collected: dict[str, list[int]] = defaultdict(list)
     for text in texts:
         partition, _, value = text.partition(":")
-        found[partition].append(int(value))
-    return dict(found)
+        collected[partition].append(int(value))
+    return dict(collected)

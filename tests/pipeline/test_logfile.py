@@ -12,11 +12,13 @@ from penstock.pipeline.source_columns import topic_batch
 
 
 def records(files: TopicFiles, start: int, end: int) -> list[tuple[int, bytes]]:
-    found = []
+    collected = []
     for piece in files.read(start, end):
         batch = topic_batch("t", piece, ["offset", "payload"])
-        found += list(zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True))
-    return found
+        collected += list(
+            zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+    return collected
 
 
 def test_any_range_gives_exactly_its_records(tmp_path: Path, write_topic) -> None:
@@ -95,11 +97,11 @@ def test_a_roll_between_listing_and_opening_loses_nothing(
     rolled = []
 
     def list_then_roll():
-        found = listed()
+        result = listed()
         if not rolled:
             rolled.append(True)
             write_topic("orders", [b"y" * 100] * 10, segment_bytes=500)
-        return found
+        return result
 
     monkeypatch.setattr(files, "_bases", list_then_roll)
     assert [offset for offset, _ in records(files, 0, 20)] == list(range(20))

@@ -259,8 +259,8 @@ def test_a_token_is_taken_as_by_the_other_commands(tmp_path: Path, database_url:
         file.write_text(BASE + f"broker: {host}:{port}\nurl: {broker.url}\n")
         run = CliRunner().invoke
         assert "Authentication required" in run(app, ["pipeline", "validate", str(file)]).output
-        told = run(app, ["pipeline", "validate", "--no-spark", str(file), "--token", token()])
-        assert "there is no topic 'orders'" in " ".join(told.output.split())
+        output = run(app, ["pipeline", "validate", "--no-spark", str(file), "--token", token()])
+        assert "there is no topic 'orders'" in " ".join(output.output.split())
 
 
 def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
@@ -450,14 +450,14 @@ broker: {tcp}
 url: {server.url}
 """)
     check(file)
-    told: list[str] = []
+    reported: list[str] = []
     heartbeat = Heartbeat(server.url, file.name)
-    report = Runner(file, "local[2]", [lambda report: told.append(report.state), heartbeat]).run(
-        spark
-    )
+    report = Runner(
+        file, "local[2]", [lambda report: reported.append(report.state), heartbeat]
+    ).run(spark)
     assert (report.state, report.rows) == ("finished", 24)
-    assert told[0] == "starting"
-    assert told[-1] == "finished"
+    assert reported[0] == "starting"
+    assert reported[-1] == "finished"
     reader = QueueReader(options(server.database_url, f"big-{tag}", streaming=False))
     rows = sorted(
         rows_of(reader, reader.partitions()), key=lambda row: (row["partition"], row["seq"])
@@ -589,8 +589,8 @@ url: {server.url}
 """)
         check(file)
         Runner(file, "local[2]").run(spark)
-        found = batch_rows(broker=tcp, topic=f"{name}-{tag}")
-        return [tuple(json.loads(row["payload"]).values()) for row in found]
+        rows = batch_rows(broker=tcp, topic=f"{name}-{tag}")
+        return [tuple(json.loads(row["payload"]).values()) for row in rows]
 
     sums = (
         "sums",
@@ -914,9 +914,9 @@ def test_validation_by_spark_says_what_a_run_says(
     file = tmp_path / "p.yaml"
     file.write_text(given)
     run = CliRunner().invoke
-    told = run(app, ["pipeline", "validate", str(file)])
-    assert told.output.split("\n")[0].endswith("is fine; the sink gets id"), told.output
-    assert "without Spark" not in told.output
+    output = run(app, ["pipeline", "validate", str(file)])
+    assert output.output.split("\n")[0].endswith("is fine; the sink gets id"), output.output
+    assert "without Spark" not in output.output
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert (
         "checked without Spark (Java 17 or newer was not found)"
@@ -1043,17 +1043,17 @@ def test_only_one_whole_json_object_whose_values_fit_is_a_record(spark) -> None:
     )
     schema = "id BIGINT, d DOUBLE, p DECIMAL(10,2), w DECIMAL(38,18), s STRING, day DATE, "
     schema += "many ARRAY<STRUCT<d: DOUBLE>>, m MAP<STRING, DECIMAL(5,2)>"
-    found = typed(frame, schema)
-    assert found.columns[:2] == ["id", "d"]
-    assert found.schema["p"].dataType.simpleString() == "decimal(10,2)"
-    for row, (payload, expected) in zip(found.orderBy("_offset").collect(), JSONS, strict=True):
+    result = typed(frame, schema)
+    assert result.columns[:2] == ["id", "d"]
+    assert result.schema["p"].dataType.simpleString() == "decimal(10,2)"
+    for row, (payload, expected) in zip(result.orderBy("_offset").collect(), JSONS, strict=True):
         if isinstance(expected, str):
             assert (row["_reason"], row["id"], row["s"]) == (expected, None, None), payload
             assert row["_corrupt"] is not None
         else:
             assert (row["id"], row["d"], row["p"]) == expected, payload
             assert (row["_corrupt"], row["_reason"]) == (None, None), payload
-    letters = [json.loads(row[0]) for row in dead_letters(found, "orders").collect()]
+    letters = [json.loads(row[0]) for row in dead_letters(result, "orders").collect()]
     assert len(letters) == sum(isinstance(expected, str) for _, expected in JSONS)
     assert letters[0] == {
         "reason": "something follows the JSON value",
@@ -1077,9 +1077,9 @@ def test_a_jobs_arguments_are_looked_at_before_a_jvm_starts(tmp_path, monkeypatc
         (["compact", "--topic", "t", "--key", "$.id"], "to a topic, to a directory"),
         (["recover", str(tmp_path / "nowhere")], "nowhere"),
     ):
-        told = run(app, ["pipeline", "run", *given])
-        assert text in " ".join(told.output.split()), (given, told.output, told.exception)
-        assert told.exit_code == 1
+        output = run(app, ["pipeline", "run", *given])
+        assert text in " ".join(output.output.split()), (given, output.output, output.exception)
+        assert output.exit_code == 1
 
 
 def test_a_full_disk_is_one_sentence() -> None:

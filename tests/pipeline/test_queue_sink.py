@@ -71,7 +71,7 @@ def test_any_row_becomes_the_item_it_says(rows) -> None:
         ],
         schema=schema,
     )
-    found = items(writer(schema.names), batch, "app:0:1:")
+    result = items(writer(schema.names), batch, "app:0:1:")
     expected = [
         {
             "queue": queue,
@@ -81,7 +81,7 @@ def test_any_row_becomes_the_item_it_says(rows) -> None:
         }
         for row, (queue, partition, payload) in enumerate(rows)
     ]
-    assert found == expected
+    assert result == expected
 
 
 def test_a_map_of_headers_goes_with_its_row() -> None:
@@ -92,8 +92,8 @@ def test_a_map_of_headers_goes_with_its_row() -> None:
     )
     schema = StructType([StructField("payload", TEXT), StructField("headers", MapType(TEXT, TEXT))])
     sink = QueueWriter(Options({"url": "http://x", "queue": "q"}), schema)
-    found = items(sink, queue_sink._with_header_texts(batch))
-    assert [item.get("headers") for item in found] == [{"a": "é", "b": "2"}, None, None]
+    result = items(sink, queue_sink._with_header_texts(batch))
+    assert [item.get("headers") for item in result] == [{"a": "é", "b": "2"}, None, None]
     bad = pa.array([[("a b", "c")], None, None], kind)
     with pytest.raises(InvalidRequest, match="header name 'a b'"):
         queue_sink._with_header_texts(batch.set_column(1, "headers", bad))

@@ -94,8 +94,8 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
 def test_ids_made_by_numpy_are_those_of_the_queues() -> None:
     cases = [(0, 1, 1), (0xFFFFFFFF, 2**40 - 1, 2**50 - 1), (123456789, 54321, 987654321)]
     for installation, partition, seq in cases:
-        found = message_ids(installation, pa.array([partition]), pa.array([seq]))
-        assert found.to_pylist() == [str(message_uuid(installation, partition, seq))]
+        result = message_ids(installation, pa.array([partition]), pa.array([seq]))
+        assert result.to_pylist() == [str(message_uuid(installation, partition, seq))]
 
 
 def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> None:
@@ -310,8 +310,10 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
         assert "Index" not in plan
     rows = read()
     assert len(rows) == len(expected)
-    found = {row["transactionId"]: (row["payload"], row["traceId"], row["headers"]) for row in rows}
-    assert found == expected
+    result = {
+        row["transactionId"]: (row["payload"], row["traceId"], row["headers"]) for row in rows
+    }
+    assert result == expected
     by_order = QueueStreamReader(options(database_url))
     streamed = Stream(by_order).batch()
     assert sorted(rows, key=lambda row: row["id"]) == sorted(streamed, key=lambda row: row["id"])
@@ -321,9 +323,9 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
 
 async def _execute(url: str, text: str) -> list[Any]:
     connection = await asyncpg.connect(url, server_settings={"search_path": "penstock"})
-    found = await connection.fetch(text)
+    rows = await connection.fetch(text)
     await connection.close()
-    return list(found)
+    return list(rows)
 
 
 def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:
@@ -413,18 +415,18 @@ class Proxy:
     """PostgreSQL behind a port that can be closed for a while, with all connections through it."""
 
     def __init__(self, url: str) -> None:
-        found = urlsplit(url)
-        given = parse_qs(found.query)
+        result = urlsplit(url)
+        given = parse_qs(result.query)
         self._target = given["host"][0] if "host" in given else None
         self._address = (
-            found.hostname or "127.0.0.1",
-            found.port or int(given.get("port", ["5432"])[0]),
+            result.hostname or "127.0.0.1",
+            result.port or int(given.get("port", ["5432"])[0]),
         )
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        user = f"{found.username or ''}{':' + found.password if found.password else ''}"
-        self.url = f"postgresql://{user + '@' if user else ''}127.0.0.1:{self.port}{found.path}"
+        user = f"{result.username or ''}{':' + result.password if result.password else ''}"
+        self.url = f"postgresql://{user + '@' if user else ''}127.0.0.1:{self.port}{result.path}"
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def _serve(self, listener: socket.socket) -> None:
@@ -545,11 +547,11 @@ def test_who_holds_messages_back_is_named_and_can_be_waited_for(
         load(database_url, *(Item("orders", b"%d" % i) for i in range(10, 20)))
         reader = QueueReader(options(database_url, streaming=False, waitForTransactions=0.1))
         assert len(rows_of(reader, reader.partitions())) == 10
-        told = (
+        output = (
             r"queue orders: 10 committed messages are not read yet, since an older "
             r"transaction is still open: pid \d+"
         )
-        warning = told + r', application_name "nightly", idle in transaction, for \d+ s'
+        warning = output + r', application_name "nightly", idle in transaction, for \d+ s'
         assert any(re.search(warning, message) for message in caplog.messages)
         caplog.clear()
 

@@ -177,11 +177,11 @@ def test_lag_is_told_for_every_minute_in_which_the_queue_changed() -> None:
         changed(1, 4, 90, 60, acked=60),
         changed(0, 5, 140, -10),  # retention took ten
     ]
-    found = list(
+    result = list(
         merge_queue(rows, "q", {1: "busy", 2: "idle"}, lambda group: {0: 140, 1: 90, 2: 7}[group])
     )
     lags = {
-        name: [row["lag"] for row in found if row["group_name"] == name]
+        name: [row["lag"] for row in result if row["group_name"] == name]
         for name in ("", "busy", "idle")
     }
     assert lags == {
@@ -189,9 +189,9 @@ def test_lag_is_told_for_every_minute_in_which_the_queue_changed() -> None:
         "busy": [100 - 20, 100 - 30, 150 - 30, 150 - 90, 140 - 90],
         "idle": [100 - 7, 100 - 7, 150 - 7, 150 - 7, 140 - 7],
     }
-    (full,) = [row for row in found if row["minute"] == at[3] and row["kind"] == "queue"]
+    (full,) = [row for row in result if row["minute"] == at[3] and row["kind"] == "queue"]
     assert (full["pushed"], full["bytes"], full["acked"]) == (50, 700, None)
-    assert sum(row["acked"] or 0 for row in found) == 70
+    assert sum(row["acked"] or 0 for row in result) == 70
 
 
 def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> None:
@@ -263,18 +263,18 @@ class Outside(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.tags: list[str] = []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag == "link" or any(name in ("src", "href") for name, _ in attributes):
-            self.found.append(tag)
+            self.tags.append(tag)
 
 
 def is_report(html: Path, *texts: str) -> None:
     page = html.read_text()
     outside = Outside()
     outside.feed(page)
-    assert outside.found == []
+    assert outside.tags == []
     assert all(text in page for text in texts)
     assert "<svg viewBox" in page
     assert len(page) < 500_000
@@ -364,8 +364,8 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
     least, most = (sorted(took[side] for took in ledger.took) for side in (0, 1))
     for percent in (50, 95, 99):
         nth = -(-acked * percent // 100) - 1
-        told = of_group["latency"][f"p{percent}"] / 1000
-        assert least[nth] * (1 - ERROR) <= told <= most[nth] * (1 + ERROR)
+        output = of_group["latency"][f"p{percent}"] / 1000
+        assert least[nth] * (1 - ERROR) <= output <= most[nth] * (1 + ERROR)
     of_topic, of_indexer = call(f"{ask}&topic={topic}")["points"]
     assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (
         3,
@@ -568,9 +568,9 @@ def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark,
     ]
     ran = CliRunner().invoke(app, ["pipeline", "run", "dlq-report", *arguments])
     assert ran.exit_code == 0, ran.output
-    found = json.loads(ran.stdout.strip().splitlines()[-1])
-    assert found["total"] == 7
-    assert {(kind["error"], kind["queue"], kind["count"]) for kind in found["kinds"]} == {
+    result = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert result["total"] == 7
+    assert {(kind["error"], kind["queue"], kind["count"]) for kind in result["kinds"]} == {
         ("timeout after <n> s calling <address>", one.queue, 2),
         ("timeout after <n> s calling <address>", other.queue, 2),
         ("order <id> at <time>: it's 'sold out'", one.queue, 2),
@@ -578,7 +578,7 @@ def test_dead_letters_are_grouped_by_error_and_queue_with_samples(server, spark,
     }
     listed = call(f"{server.url}/api/v1/dlq?queue={one.queue}&limit=10")["messages"]
     by_id = {letter["dlqId"]: letter for letter in listed}
-    for kind in found["kinds"]:
+    for kind in result["kinds"]:
         assert len(kind["samples"]) == kind["count"]
         assert (kind["groups"], kind["attempts"]) == (["g"], 1)
         if kind["queue"] == one.queue:

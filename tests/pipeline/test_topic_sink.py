@@ -25,10 +25,10 @@ from tests.pipeline.support import Driver, batch_rows, patiently
 
 
 def appends(cutter: Cutter, arrays: list[pa.Array]) -> list[list[bytes]]:
-    found = [piece for array in arrays for piece in cutter.add(array)]
-    found += cutter.rest()
+    outcome = [piece for array in arrays for piece in cutter.add(array)]
+    outcome += cutter.rest()
     result = []
-    for lengths, data in found:
+    for lengths, data in outcome:
         ends = [0, *lengths.cumsum().tolist()]
         result.append([bytes(data[a:b]) for a, b in pairwise(ends)])
     return result

@@ -211,17 +211,18 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
 
         async def consume(group: str) -> None:
             while loop.time() < end:
-                found = await pop(queues, "q", group=group, partitions=6, wait=True, timeout=0.2)
-                chance.shuffle(found.messages)
-                if chance.random() < 0.3 and found.messages:
+                messages = await pop(queues, "q", group=group, partitions=6, wait=True, timeout=0.2)
+                chance.shuffle(messages.messages)
+                if chance.random() < 0.3 and messages.messages:
                     acks = [
-                        Ack(m.transaction_id, m.partition_id, group=group) for m in found.messages
+                        Ack(m.transaction_id, m.partition_id, group=group)
+                        for m in messages.messages
                     ]
                     await queues.transaction([*acks, Item("q", b"2", str(chance.randrange(12)))])
                 else:
                     await answer(
                         queues,
-                        found.messages,
+                        messages.messages,
                         chance.choice(["completed", "completed", "failed", "dlq"]),
                     )
 
@@ -263,13 +264,13 @@ def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_
                 name
             ) else None
             seen = 0
-            while found := await pop(
+            while messages := await pop(
                 queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3
             ):
-                if not found.messages:
+                if not messages.messages:
                     break
-                seen += len(found.messages)
-                await complete(queues, found)
+                seen += len(messages.messages)
+                await complete(queues, messages)
             ((stored,),) = await queues.database.fetch(
                 "SELECT count(*) FROM messages JOIN queues q ON q.id = queue_id WHERE q.name = 'q'"
             )

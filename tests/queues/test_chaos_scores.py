@@ -54,25 +54,25 @@ class Pair:
     batches: int = 0
 
     async def ratio(self) -> float:
-        found = []
+        collected = []
         for turn in range(PAIRS):
             rates = {}
             for queues in (self.engine, self.control) if turn % 2 else (self.control, self.engine):
                 rates[queues is self.engine] = await self.rate(queues)
-            found.append(rates[True] / rates[False])
-        return statistics.median(found)
+            collected.append(rates[True] / rates[False])
+        return statistics.median(collected)
 
     async def score(self) -> float:
         """In the normal form a busy machine gets a few tries; what a fault really costs shows in
         all of them.
         """
         await self.rate(self.engine)
-        found = 0.0
+        result = 0.0
         for _ in range(TRIES):
-            found = max(found, await self.ratio())
-            if found >= LEAST:
+            result = max(result, await self.ratio())
+            if result >= LEAST:
                 break
-        return found
+        return result
 
     async def rate(self, queues: Queues) -> float:
         """Messages per second through push, pop of whatever is ready, and ack."""

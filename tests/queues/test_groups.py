@@ -40,8 +40,8 @@ def test_a_group_may_start_with_what_is_new(database_url: str, mode: str) -> Non
         assert (await pop(queues, "q", group="g", subscription_mode=mode)).messages == []
         await push(queues, "q", "new")
         await push(queues, "q", "newer", partition="made later")
-        found = await pop(queues, "q", group="g", partitions=5)
-        assert sorted(values(found)) == ["new", "newer"]
+        messages = await pop(queues, "q", group="g", partitions=5)
+        assert sorted(values(messages)) == ["new", "newer"]
         assert await queues.groups.lag("q", "g") == 2
 
     run(database_url, body)
@@ -74,8 +74,8 @@ def test_a_subscription_on_one_partition_says_nothing_about_the_others(database_
     async def body(queues: Queues) -> None:
         await push(queues, "q", "a", partition="a")
         await push(queues, "q", "b", partition="b")
-        found = await pop(queues, "q", group="g", partition="a", subscription_mode="new")
-        assert found.messages == []
+        messages = await pop(queues, "q", group="g", partition="a", subscription_mode="new")
+        assert messages.messages == []
         assert values(await pop(queues, "q", group="g", partitions=9)) == ["b"]
 
     run(database_url, body)

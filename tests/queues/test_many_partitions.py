@@ -278,12 +278,12 @@ def test_a_new_group_meets_a_million_partitions_in_steps_and_finds_the_needle(fi
             await push(queues, "many", "needle", partition=f"p{MANY - 1}")
             async with asyncio.timeout(1200):
                 while True:
-                    found = await pop(queues, "many", group="late", wait=True, timeout=30)
-                    if found.messages:
+                    messages = await pop(queues, "many", group="late", wait=True, timeout=30)
+                    if messages.messages:
                         break
             report(f"a new group meets {MANY:,} partitions", time.perf_counter() - began)
-            assert values(found) == ["needle"]
-            assert all(acked.success for acked in await answer(queues, found.messages))
+            assert values(messages) == ["needle"]
+            assert all(acked.success for acked in await answer(queues, messages.messages))
             while (await queues.groups.listing("late", "many"))[0].discovering:
                 assert (await pop(queues, "many", group="late")).messages == []
             assert await queues.groups.lag("many", "late") == 0

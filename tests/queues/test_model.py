@@ -91,11 +91,11 @@ class Model:
         return self.pushed[partition]
 
     def held(self, group: str) -> set[tuple[str, int]]:
-        found: set[tuple[str, int]] = set()
+        collected: set[tuple[str, int]] = set()
         for lease in self.leases:
             if lease.live and lease.group == group:
-                found |= lease.open
-        return found
+                collected |= lease.open
+        return collected
 
     def free(self, group: str, partition: str) -> list[int]:
         held = self.held(group)

@@ -192,8 +192,8 @@ def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_u
         await queues.admin.configure("other", QueueOptions(priority=99), "elsewhere", "mail")
         for queue in ("low", "high", "other"):
             await push(queues, queue, queue)
-        found = [await queues.pop(PopRequest(namespace="shop", auto_ack=True)) for _ in range(3)]
-        assert [values(popped) for popped in found] == [["high"], ["low"], []]
+        messages = [await queues.pop(PopRequest(namespace="shop", auto_ack=True)) for _ in range(3)]
+        assert [values(popped) for popped in messages] == [["high"], ["low"], []]
         assert values(await queues.pop(PopRequest(task="mail"))) == ["other"]
         waiting = asyncio.create_task(
             queues.pop(PopRequest(namespace="shop", wait=True, timeout=10))
@@ -280,11 +280,11 @@ def test_a_pop_takes_as_many_bytes_as_it_may_and_one_message_at_least(
             payload = b'"%b"' % (b"x" * (size - 2 - len(heads or b"")))
             await queues.push([Item("q", payload, headers=heads)])
         taken = []
-        while found := await pop(queues, "q"):
-            if not found.messages:
+        while messages := await pop(queues, "q"):
+            if not messages.messages:
                 break
-            taken.append([len(one.payload) + len(one.headers or b"") for one in found.messages])
-            await complete(queues, found)
+            taken.append([len(one.payload) + len(one.headers or b"") for one in messages.messages])
+            await complete(queues, messages)
         assert taken == [[400, 400], [400], [5000], [100, 100]]
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
 
@@ -297,8 +297,8 @@ def test_pops_that_share_a_call_share_its_bytes_and_none_comes_back_empty(
     async def body(queues: Queues) -> None:
         for partition in range(6):
             await push(queues, "q", *("x" * 398 for _ in range(4)), partition=str(partition))
-        found = await asyncio.gather(*(pop(queues, "q") for _ in range(6)))
-        assert {len(one.messages) for one in found} <= {
+        messages = await asyncio.gather(*(pop(queues, "q") for _ in range(6)))
+        assert {len(one.messages) for one in messages} <= {
             1,
             2,
         }  # what the one before left, or all there may be
@@ -326,8 +326,8 @@ def test_consumers_that_pop_at_once_from_a_shared_partition_all_get_something(
                     for queues in (one, two)
                     for _ in range(30)
                 ]
-                found = await asyncio.gather(*pops)
-                assert sorted(value for one_pop in found for value in values(one_pop)) == list(
+                result = await asyncio.gather(*pops)
+                assert sorted(value for one_pop in result for value in values(one_pop)) == list(
                     range(60)
                 )
 
@@ -349,8 +349,8 @@ def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_something_f
             await eventually(lambda: queues.signals.waiting == 10)
             began = time.monotonic()
             await give()
-            found = [message for task in waiting for message in (await task).messages]
-            return time.monotonic() - began, found
+            messages = [message for task in waiting for message in (await task).messages]
+            return time.monotonic() - began, messages
 
         pushed, given_back = [], []
         for _ in range(3):

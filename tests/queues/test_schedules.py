@@ -24,9 +24,9 @@ def at(text: str) -> datetime:
 
 
 def days(expression: str, zone: str, since: str, count: int) -> list[str]:
-    found = Cron(expression, zone).upcoming(at(since), count)
-    assert found == sorted(set(found))
-    return [due.strftime("%d %H:%M") for due in found]
+    result = Cron(expression, zone).upcoming(at(since), count)
+    assert result == sorted(set(result))
+    return [due.strftime("%d %H:%M") for due in result]
 
 
 def test_a_time_that_does_not_exist_runs_right_after_the_gap() -> None:

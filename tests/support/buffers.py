@@ -214,7 +214,7 @@ async def real(
 
 async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str, list[bytes]]:
     """What a new group gets from the queue's beginning, by partition, in the order of delivery."""
-    found: dict[str, list[bytes]] = {}
+    collected: dict[str, list[bytes]] = {}
     while True:
         popped = await queues.pop(
             PopRequest(
@@ -227,9 +227,9 @@ async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str
             )
         )
         if not popped.messages:
-            return found
+            return collected
         for message in popped.messages:
-            found.setdefault(message.partition, []).append(message.payload)
+            collected.setdefault(message.partition, []).append(message.payload)
 
 
 class Producers:
@@ -277,9 +277,9 @@ class Producers:
 
     def worst(self, start: float, end: float, share: float = 0.99) -> float:
         """The latency that `share` of the pushes answered between the two moments did not exceed."""
-        found = sorted(took for at, took in self.latencies if start < at - took and at < end)
-        assert len(found) > 100, f"only {len(found)} pushes in that time"
-        return found[int(share * len(found))]
+        latencies = sorted(took for at, took in self.latencies if start < at - took and at < end)
+        assert len(latencies) > 100, f"only {len(latencies)} pushes in that time"
+        return latencies[int(share * len(latencies))]
 
     def check(self, got: dict[str, list[bytes]]) -> None:
         """Everything accepted was delivered, once, in order, and nothing else."""

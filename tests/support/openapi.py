@@ -32,8 +32,8 @@ def check_document(
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     sent = 0
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if skip(operation.method, operation.path):
             continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

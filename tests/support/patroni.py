@@ -84,12 +84,12 @@ class Node(Process):
 
     def all(self) -> list[psutil.Process]:
         """The postmaster is no child of Patroni."""
-        found = super().all()
+        result = super().all()
         pid = self._postmaster()
         if pid is not None and psutil.pid_exists(pid):
             server = psutil.Process(pid)
-            found += [server, *server.children(recursive=True)]
-        return found
+            result += [server, *server.children(recursive=True)]
+        return result
 
     def _postmaster(self) -> int | None:
         try:

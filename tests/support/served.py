@@ -125,12 +125,12 @@ async def serving(
 def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
     """As `serving`, in a thread of its own, for code that blocks."""
     stop, started = threading.Event(), threading.Event()
-    found: list[Served] = []
+    collected: list[Served] = []
 
     def serve() -> None:
         async def body() -> None:
             async with serving(directory, **options) as served:
-                found.append(served)
+                collected.append(served)
                 started.set()
                 await asyncio.get_running_loop().run_in_executor(None, stop.wait)
 
@@ -140,7 +140,7 @@ def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
     thread.start()
     try:
         assert started.wait(10)
-        yield found[0]
+        yield collected[0]
     finally:
         stop.set()
         thread.join()
@@ -201,10 +201,10 @@ def consume_body(topic: str, start: int, count: int) -> bytes:
 
 def consumed(body: bytes) -> list[tuple[int, bytes]]:
     (count,) = struct.unpack_from(">I", body)
-    at, found = 4, []
+    at, result = 4, []
     for _ in range(count):
         offset, length = struct.unpack_from(">QI", body, at)
-        found.append((offset, body[at + 12 : at + 12 + length]))
+        result.append((offset, body[at + 12 : at + 12 + length]))
         at += 12 + length
     assert at == len(body)
-    return found
+    return result

@@ -65,12 +65,12 @@ def claims_of(
     lifetime: float | None = 600.0,
     **claims: Any,
 ) -> dict[str, Any]:
-    found = {"sub": subject, "role": role, "iss": ISSUER, "aud": AUDIENCE, **claims}
+    result = {"sub": subject, "role": role, "iss": ISSUER, "aud": AUDIENCE, **claims}
     if lifetime is not None:
-        found["exp"] = math.ceil(
+        result["exp"] = math.ceil(
             time.time() + lifetime
         )  # whole seconds, as issuers write it: up to one more
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def signed(claims: dict[str, Any], key: Any, algorithm: str, **header: Any) -> str:
@@ -93,14 +93,14 @@ class Provider:
 
 @contextmanager
 def provider(*keys: dict[str, Any]) -> Iterator[Provider]:
-    found = Provider()
-    found.keys = list(keys)
+    result = Provider()
+    result.keys = list(keys)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found.asked += 1
-            body = json.dumps({"keys": found.keys}).encode()
-            self.send_response(500 if found.fails else 200)
+            result.asked += 1
+            body = json.dumps({"keys": result.keys}).encode()
+            self.send_response(500 if result.fails else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -109,13 +109,13 @@ def provider(*keys: dict[str, Any]) -> Iterator[Provider]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_address[1]}/keys?v=1"
+    result.url = f"http://127.0.0.1:{server.server_address[1]}/keys?v=1"
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
     )
     thread.start()
     try:
-        yield found
+        yield result
     finally:
         server.shutdown()
         server.server_close()

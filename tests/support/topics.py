@@ -80,15 +80,15 @@ def everything(
     topic: Topic, at: int | None = None, max_records: int = 500
 ) -> list[tuple[int, bytes]]:
     """All visible records, read batch by batch."""
-    found: list[tuple[int, bytes]] = []
+    collected: list[tuple[int, bytes]] = []
     at = topic.first_offset if at is None else at
     while at < topic.next_offset:
         batch = topic.read(at, max_records, 1 << 20)
         if not batch.count:
             break
-        found += [(offset, bytes(payload)) for offset, payload in batch]
+        collected += [(offset, bytes(payload)) for offset, payload in batch]
         at = batch.next_offset
-    return found
+    return collected
 
 
 def bits(offsets: Iterable[int], size: int, base: int = 0) -> bytes:

@@ -117,11 +117,11 @@ def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: 
                         appended = await topic.append(payloads)
                         for i, payload in enumerate(payloads):
                             model[appended.first_offset + i] = (payload, topic.segments[-1].newest)
-                found = everything(topic, max_records=3)
-                assert found == [
+                records = everything(topic, max_records=3)
+                assert records == [
                     (offset, payload) for offset, (payload, _) in sorted(model.items())
                 ]
-                offsets = np.array([offset for offset, _ in found], np.int64)
+                offsets = np.array([offset for offset, _ in records], np.int64)
                 assert topic.timestamps(offsets).tolist() == [
                     model[int(offset)][1] for offset in offsets
                 ]
@@ -307,8 +307,8 @@ def test_a_crash_at_any_call_of_a_swap_leaves_the_old_or_the_new_segments(how: H
             assert found_sealed == [], n  # sealed segments are looked at as they will be opened
             async with running(ROOT, fs=after) as store:
                 topic = store.require("t")
-                found = offsets_of(topic)
-                assert found == NEW if done else found in (OLD, NEW), (n, found)
+                result = offsets_of(topic)
+                assert result == NEW if done else result in (OLD, NEW), (n, result)
                 assert (topic.first_offset, topic.next_offset, topic.damage, topic.policy) == (
                     0,
                     18,
@@ -317,7 +317,7 @@ def test_a_crash_at_any_call_of_a_swap_leaves_the_old_or_the_new_segments(how: H
                 )
                 assert (await topic.append([b"?"], Producer(ME, 7))).duplicate
                 assert not [path for path in after.files if "swap" in path.name]
-                outcomes.add(len(found))
+                outcomes.add(len(result))
             assert verify(ROOT / "t", fs=after).findings == []
             if over:
                 break
@@ -513,18 +513,18 @@ def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None:
             assert leases[0] == (5, 10)
             assert groups.committed("g", "t") == 31
 
-            found: list[int] = []
+            collected: list[int] = []
 
             class Subscriber:
                 def deliver(self, chunk: Chunk) -> bool:
-                    found.extend(message.offset for message in chunk._messages)
+                    collected.extend(message.offset for message in chunk._messages)
                     return True
 
                 def ended(self) -> None:
                     pass
 
             Feeds().subscribe(topic, Subscriber(), 3)
-            await eventually(lambda: found == [15, 29, 30])
+            await eventually(lambda: collected == [15, 29, 30])
 
             from penstock.client import TopicClient
 
@@ -550,8 +550,10 @@ def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None:
                 cuts = [(start, min(start + 4, 31)) for start in range(0, 31, 4)]
                 pieces = [list(source.read("t", topic.incarnation, *cut)) for cut in cuts]
                 source.close()
-                assert all(len(piece.offsets) for found in pieces for piece in found)
-                return [[int(o) for piece in found for o in piece.offsets] for found in pieces]
+                assert all(len(piece.offsets) for collected in pieces for piece in collected)
+                return [
+                    [int(o) for piece in collected for o in piece.offsets] for collected in pieces
+                ]
 
             assert await asyncio.to_thread(ranges) == [[2], [], [], [15], [], [], [], [29, 30]]
 
@@ -603,13 +605,13 @@ def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Pat
         async def body(acked: int = answered[-1]) -> None:
             async with running(tmp_path) as store:
                 topic = store.require("t")
-                found = everything(topic)
+                result = everything(topic)
                 assert topic.next_offset >= acked
                 assert topic.damage == []
-                assert found == [(offset, payload_of(offset)) for offset, _ in found]
+                assert result == [(offset, payload_of(offset)) for offset, _ in result]
                 every = {key_of(offset): offset for offset in range(topic.next_offset)}
-                assert latest(found) == every, "the latest record of a key is gone"
-                assert len(found) < topic.next_offset
+                assert latest(result) == every, "the latest record of a key is gone"
+                assert len(result) < topic.next_offset
 
         # The active segment may end in a commit that the kill cut short: opening the topic cuts it
         # off.

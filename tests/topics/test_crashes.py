@@ -70,8 +70,8 @@ class Ledger:
         self.doubtful = []
 
     def check(self, topic: Topic, lossless: bool = True) -> None:
-        found = readable(topic)
-        offsets = [offset for offset, _ in found]
+        result = readable(topic)
+        offsets = [offset for offset, _ in result]
         lost = [
             offset
             for place in topic.damage
@@ -81,9 +81,9 @@ class Ledger:
         assert sorted(offsets + lost) == list(range(topic.next_offset)), (
             "offsets have a silent gap or a repeat"
         )
-        payloads = [payload for _, payload in found]
+        payloads = [payload for _, payload in result]
         assert len(set(payloads)) == len(payloads), "a record is there twice"
-        where = dict(found)
+        where = dict(result)
         if lossless:
             assert {offset: where.get(offset) for offset in self.acked} == self.acked, (
                 "an acknowledged record is gone"
@@ -103,7 +103,7 @@ class Ledger:
 
 def readable(topic: Topic) -> list[tuple[int, bytes]]:
     """All records, going on after a gap where its error says."""
-    found: list[tuple[int, bytes]] = []
+    collected: list[tuple[int, bytes]] = []
     at = topic.first_offset
     while at < topic.next_offset:
         try:
@@ -112,11 +112,11 @@ def readable(topic: Topic) -> list[tuple[int, bytes]]:
             end = next(
                 place["lost_from"] for place in topic.damage if place["lost_to"] == error.resume
             )
-            found += [(o, bytes(p)) for o, p in topic.read(at, end - at)] if at < end else []
+            collected += [(o, bytes(p)) for o, p in topic.read(at, end - at)] if at < end else []
             at = error.resume or topic.next_offset
         else:
-            return found + part
-    return found
+            return collected + part
+    return collected
 
 
 async def at_every_call(attempt: Callable[[int], Awaitable[bool]], least: int) -> None:

@@ -68,7 +68,7 @@ def zero(path: Path) -> None:
 
 def readable(topic: Topic) -> dict[int, bytes]:
     """Everything that can be read, going on after each damage where its error says."""
-    found: dict[int, bytes] = {}
+    collected: dict[int, bytes] = {}
     at = topic.first_offset
     while at < topic.next_offset:
         try:
@@ -78,10 +78,10 @@ def readable(topic: Topic) -> dict[int, bytes]:
             if at <= before:
                 raise
             continue
-        found.update((offset, bytes(payload)) for offset, payload in batch)
+        collected.update((offset, bytes(payload)) for offset, payload in batch)
         assert batch.next_offset > at
         at = batch.next_offset
-    return found
+    return collected
 
 
 def damaged(data: Path, directory: Path, name: str, harm: Callable[[Path], None]) -> Path:
@@ -164,11 +164,11 @@ def test_damage_is_never_silent(
             opening = store._context.instruments.damage.values
             assert bool(opening) == (seen_by == "opening"), opening
             topic = store.require("t")
-            found = readable(topic)
-            right = [offset for offset, payload in found.items() if payload == PAYLOADS[offset]]
+            result = readable(topic)
+            right = [offset for offset, payload in result.items() if payload == PAYLOADS[offset]]
             assert len(right) >= served
             if seen_by != "verify":
-                assert len(right) == len(found), "something wrong was served"
+                assert len(right) == len(result), "something wrong was served"
             if seen_by == "reading":
                 assert opening == {("walked",): 1}
             if seen_by == "opening":
@@ -177,11 +177,11 @@ def test_damage_is_never_silent(
                 ), caplog.messages
             appended = await topic.append([b"still working"])
             assert topic.read(appended.first_offset).payloads() == [b"still working"]
-        before = dict(found)
+        before = dict(result)
         async with running(data, fsync="never") as store:
-            found = readable(store.require("t"))
-            assert found.pop(appended.first_offset) == b"still working"
-            assert found == before, "a second start changed what is served"
+            result = readable(store.require("t"))
+            assert result.pop(appended.first_offset) == b"still working"
+            assert result == before, "a second start changed what is served"
 
     run(body())
 
@@ -291,11 +291,11 @@ def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
     async def body() -> None:
         async with running(directory, fsync="never") as store:
             opened = store.require("t")
-            found = readable(opened)
+            result = readable(opened)
             if not harmed_data:
                 # only hints were harmed: no wrong payload, and the index errors that are met leave
                 # the data intact
-                assert all(PAYLOADS[offset] == payload for offset, payload in found.items())
+                assert all(PAYLOADS[offset] == payload for offset, payload in result.items())
             appended = await opened.append([b"still working"])
             assert opened.read(appended.first_offset).payloads() == [b"still working"]
 

@@ -53,8 +53,8 @@ def test_every_record_falls_into_the_bucket_of_its_age(seed: int) -> None:
     for when in topic.all[max(start, topic.first_offset) : end]:
         bucket = bucket_of(now - when / 1e6)
         expected[bucket] = expected.get(bucket, 0) + 1
-    found = latencies(topic, start, end, now)
-    assert found == expected
+    times = latencies(topic, start, end, now)
+    assert times == expected
 
 
 def test_a_million_records_of_one_age_are_counted_with_one_look() -> None:
@@ -94,9 +94,9 @@ def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) ->
             other = groups()
             await other.start()
             await other.commit("reader", "t", 50)
-            found = await other.history.between(0, 1 << 40)
+            result = await other.history.between(0, 1 << 40)
             by_group: dict[str, Minute] = {}
-            for minute in found:
+            for minute in result:
                 by_group.setdefault(minute.group, Minute(0, "t", minute.group)).add(minute)
             reader, workers = by_group["reader"], by_group["workers"]
             assert (reader.acked, reader.retried, reader.lag) == (50, 0, 50)
@@ -126,12 +126,12 @@ def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(
                 await minutes._writing
             with (tmp_path / "minutes.log").open("ab") as file:
                 file.write(b"torn")
-            found = await minutes.between(0, 1 << 40)
-            assert [minute.at for minute in found] == sorted({minute.at for minute in found})
-            assert 3 <= len(found) < 10  # bounded
-            assert found[-1] == Minute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
+            result = await minutes.between(0, 1 << 40)
+            assert [minute.at for minute in result] == sorted({minute.at for minute in result})
+            assert 3 <= len(result) < 10  # bounded
+            assert result[-1] == Minute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
             assert (tmp_path / "minutes.log").stat().st_size < 500
-            assert await minutes.between(1140, 1200) == found[-1:]
+            assert await minutes.between(1140, 1200) == result[-1:]
             await minutes.stop()
 
     asyncio.run(body())

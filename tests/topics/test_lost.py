@@ -84,7 +84,7 @@ SHARES: tuple[float | None, ...] = (
 
 
 def served(topic: Topic) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    collected: dict[int, bytes] = {}
     at = 0
     while at < topic.next_offset:
         try:
@@ -94,9 +94,9 @@ def served(topic: Topic) -> dict[int, bytes]:
             if at <= before:
                 raise
             continue
-        found.update((offset, bytes(payload)) for offset, payload in batch)
+        collected.update((offset, bytes(payload)) for offset, payload in batch)
         at = batch.next_offset
-    return found
+    return collected
 
 
 def lost_offsets(topic: Topic) -> set[int]:
@@ -114,10 +114,10 @@ async def check(fs: FaultyFs, killed: bool, what: str) -> None:
         async with running(ROOT, fs=fs, fsync="never") as store:
             topic = store.require("t")
             reported = {outcome for (outcome,) in store._context.instruments.damage.values}
-            found, lost = served(topic), lost_offsets(topic)
-            seen.append((found, lost, topic.next_offset))
-            assert all(payload == PAYLOADS[offset] for offset, payload in found.items()), what
-            missing = set(range(60)) - found.keys()
+            result, lost = served(topic), lost_offsets(topic)
+            seen.append((result, lost, topic.next_offset))
+            assert all(payload == PAYLOADS[offset] for offset, payload in result.items()), what
+            missing = set(range(60)) - result.keys()
             if missing:
                 assert not before.sound, what
             if killed and topic.next_offset == NEWEST:
@@ -127,7 +127,7 @@ async def check(fs: FaultyFs, killed: bool, what: str) -> None:
                 assert topic.next_offset >= 60, what
             assert missing <= lost, (what, sorted(missing - lost), topic.damage)
             assert start == 1 or not missing or "lost" in reported, what
-            assert not lost & found.keys(), what
+            assert not lost & result.keys(), what
             if start == 1:
                 assert seen[0] == seen[1], f"{what}: a second start changed something"
                 assert (await topic.append([b"next"])).first_offset == seen[0][2]

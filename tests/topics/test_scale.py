@@ -131,8 +131,8 @@ async def main(directory, policy, start):
             i += 1
             if len(pending) == 8:
                 for number, future in pending:
-                    found = await future
-                    sys.stdout.write(f"{number} {found.first_offset} {found.count}\\n")
+                    appended = await future
+                    sys.stdout.write(f"{number} {appended.first_offset} {appended.count}\\n")
                 sys.stdout.flush()
                 pending = []
 
@@ -169,13 +169,13 @@ def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, polic
 
         async def check() -> int:
             async with running(tmp_path) as store:
-                found = everything(store.require("t"))
-                assert [offset for offset, _ in found] == list(range(len(found)))
-                payloads = dict(found)
+                result = everything(store.require("t"))
+                assert [offset for offset, _ in result] == list(range(len(result)))
+                payloads = dict(result)
                 assert all(payloads.get(offset) == payload for offset, payload in acked.items())
-                numbers = [int(payload.split(b"/")[0]) for _, payload in found]
+                numbers = [int(payload.split(b"/")[0]) for _, payload in result]
                 assert numbers == sorted(numbers)
-                assert len(set(payloads.values())) == len(found), "a record is there twice"
+                assert len(set(payloads.values())) == len(result), "a record is there twice"
                 assert store.require("t").damage == []
                 last = numbers[-1]
                 assert numbers.count(last) == last % 7 + 1, "part of a batch is there"

@@ -147,10 +147,14 @@ def test_a_batch_that_is_larger_than_a_step_and_foreign_records_without_checksum
         for name in ("checkpoint", "incarnation", "batches.crc", f"batches-{FIRST}.crc"):
             (tmp_path / "foreign" / name).unlink()
         async with running(tmp_path) as store:
-            told = await scrubbed(store)
+            output = await scrubbed(store)
             size = store.require("t").segments[0].data_size
-            assert (told["segments"], told["bytes"], told["unchecked_bytes"]) == (2, 2 * size, size)
-            assert (told["findings"], store.require("foreign").segments[0].rows) == (0, 3)
+            assert (output["segments"], output["bytes"], output["unchecked_bytes"]) == (
+                2,
+                2 * size,
+                size,
+            )
+            assert (output["findings"], store.require("foreign").segments[0].rows) == (0, 3)
             flip(tmp_path / "t" / f"data-{FIRST}.log", check.PART_BYTES + 1000)
             flip(
                 tmp_path / "foreign" / f"data-{FIRST}.log", 12 + check.PART_BYTES + 9
@@ -268,15 +272,15 @@ def test_it_gives_way_to_compaction_retention_and_deletion(
                 await store.compact("c", [0, 20], bits(range(0, 40, 2), 40))
 
             happening.append(swap)
-            told = await scrubbed(store)
-            assert (told["findings"], kept.damage) == (1, [])
+            output = await scrubbed(store)
+            assert (output["findings"], kept.damage) == (1, [])
             assert [segment.base for segment in kept.segments] == [0, 40, 60]
             assert (await scrubbed(store))["findings"] == 0  # the compacted segment is sound
             happening.append(lambda: store.delete("c"))
             assert (await scrubbed(store))["findings"] == 0
             happening.append(store.maintain)
-            told = await scrubbed(store)
-            assert (told["findings"], told["segments"]) == (0, 0)
+            output = await scrubbed(store)
+            assert (output["findings"], output["segments"]) == (0, 0)
             assert [len(topic.segments) for topic in (gone, going)] == [1, 1]
 
     run(body())
@@ -307,20 +311,20 @@ def test_people_see_progress_and_findings_over_http_and_on_the_command_line(tmp_
 
             at = ("--url", served.http.url)
             assert await said("scrub", *at) == (0, "next pass\tnow, or soon after the start\n")
-            code, told = await said("scrub", "--now", "--json", *at)
-            assert (code, json.loads(told)["interval"]) == (0, 1000)
+            code, output = await said("scrub", "--now", "--json", *at)
+            assert (code, json.loads(output)["interval"]) == (0, 1000)
             last = await eventually(lambda: served.topics.scrub.status().last)
-            code, told = await said("scrub", *at)
-            assert (code, "1 DAMAGED, 2 segments" in told, "next pass\t20" in told) == (
+            code, output = await said("scrub", *at)
+            assert (code, "1 DAMAGED, 2 segments" in output, "next pass\t20" in output) == (
                 1,
                 True,
                 True,
-            ), told
+            ), output
             assert last.findings == 1
-            _, told = await said("describe", "t", "--json", "--broker", served.address)
-            assert json.loads(told)["damaged_places"] == 1
+            _, output = await said("describe", "t", "--json", "--broker", served.address)
+            assert json.loads(output)["damaged_places"] == 1
             assert served.metrics.values_of("penstock_topic_scrubbed_bytes_total")[()] > 0
-            code, told = await said("scrub", "--url", "http://127.0.0.1:9")
+            code, output = await said("scrub", "--url", "http://127.0.0.1:9")
             assert code == 1
 
     run(body())

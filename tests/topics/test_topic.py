@@ -38,8 +38,8 @@ def test_appends_of_one_tick_share_a_commit(tmp_path: Path) -> None:
             topic = await store.create("t")
             commits = store._context.instruments.commits
             futures = [topic.append([b"%d" % i]) for i in range(500)]
-            found = [await future for future in futures]
-            assert [appended.first_offset for appended in found] == list(range(500))
+            result = [await future for future in futures]
+            assert [appended.first_offset for appended in result] == list(range(500))
             assert commits.value() == 1
             while_running = topic.append([b"first"])
             await eventually(lambda: not topic.appends.pending_bytes)  # it is in the pool
@@ -173,7 +173,7 @@ def test_a_retried_batch_is_answered_with_its_first_offsets_and_stored_once(tmp_
             topic = await store.create("t")
             first = await topic.append([b"a", b"b"], Producer(ME, 0))
             both = await asyncio.gather(*(topic.append([b"c"], Producer(ME, 1)) for _ in range(2)))
-            assert [(found.first_offset, found.duplicate) for found in both] == [
+            assert [(result.first_offset, result.duplicate) for result in both] == [
                 (2, False),
                 (2, True),
             ]
@@ -191,8 +191,8 @@ def test_a_retried_batch_is_answered_with_its_first_offsets_and_stored_once(tmp_
             async with running(tmp_path) as store:
                 topic = store.require("t")
                 for sequence, offset in ((0, 0), (1, 2), (2, 3)):
-                    found = await topic.append([b"?"], Producer(ME, sequence))
-                    assert (found.first_offset, found.duplicate) == (offset, True)
+                    result = await topic.append([b"?"], Producer(ME, sequence))
+                    assert (result.first_offset, result.duplicate) == (offset, True)
                 assert [payload for _, payload in everything(topic)] == [b"a", b"b", b"c", b"d"]
 
     run(body())
@@ -495,12 +495,15 @@ def test_a_topic_is_a_list_with_a_moving_start(
                         assert (await topic.append(payloads)).first_offset == len(model)
                     elif what == "arrays":
                         lengths = np.array([len(payload) for payload in payloads], ">u4")
-                        found = await topic.append_arrays(lengths, memoryview(b"".join(payloads)))
-                        assert found.first_offset == len(model)
+                        result = await topic.append_arrays(lengths, memoryview(b"".join(payloads)))
+                        assert result.first_offset == len(model)
                     elif what == "producer":
                         for duplicate in (False, True):
-                            found = await topic.append(payloads, Producer(ME, sequence))
-                            assert (found.first_offset, found.duplicate) == (len(model), duplicate)
+                            result = await topic.append(payloads, Producer(ME, sequence))
+                            assert (result.first_offset, result.duplicate) == (
+                                len(model),
+                                duplicate,
+                            )
                         sequence += 1
                     elif what == "seal":
                         await topic.seal()

@@ -93,13 +93,13 @@ def text(client) -> str:
 
 
 def value(text: str, name: str, **labels: str) -> float:
-    (found,) = [
+    (result,) = [
         sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == name and sample.labels == labels
     ]
-    return found
+    return result
 
 
 def test_queues_groups_topics_and_the_database_are_there(text):

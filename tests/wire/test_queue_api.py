@@ -509,8 +509,8 @@ def test_a_transaction_is_all_or_nothing(api, queue):
         "error",
         "dlq",
     }
-    found = api.get(f"pop/queue/{queue}-b", batch=10, partitions=10)["messages"]
-    assert sorted(message["data"] for message in found) == ["flat", "item"]
+    outcome = api.get(f"pop/queue/{queue}-b", batch=10, partitions=10)["messages"]
+    assert sorted(message["data"] for message in outcome) == ["flat", "item"]
 
 
 # -- operators
@@ -782,25 +782,25 @@ def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
         [message] = api.ask("GET", f"pop/queue/{queue}/partition/{partition}")["messages"]
         ids = {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
         api.ask("POST", "ack", {**ids, "status": "dlq", "error": error})
-    found = api.ask("GET", "status", queue=queue)
-    dead = found["deadLetterQueue"]
+    result = api.ask("GET", "status", queue=queue)
+    dead = result["deadLetterQueue"]
     assert (dead["totalMessages"], dead["affectedPartitions"]) == (3, 2)
     assert [(row["error"], row["count"]) for row in dead["topErrors"]] == [
         ("no such account", 2),
         ("timeout", 1),
     ]
     assert all(MILLIS.match(row["lastSeen"]) for row in dead["topErrors"])
-    [worker] = found["workers"]
+    [worker] = result["workers"]
     assert worker["workerId"] == 0
     assert worker["pool"]["size"] >= 1
-    assert found["errors"] == {
+    assert result["errors"] == {
         "dbErrors": 0,
-        "ackFailed": found["errors"]["ackFailed"],
+        "ackFailed": result["errors"]["ackFailed"],
         "dlqMessages": 3,
     }
     assert (
-        set(found["messages"]["batchEfficiency"])
-        == set(found["messages"]["requests"])
+        set(result["messages"]["batchEfficiency"])
+        == set(result["messages"]["requests"])
         == {"push", "pop", "ack"}
     )
     none = api.ask("GET", "status", queue="no-such-queue")["deadLetterQueue"]
@@ -808,10 +808,10 @@ def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
 
 
 def test_metrics_as_json_have_the_dialects_names(api):
-    found = api.client.get("/metrics", headers={"Accept": "application/json"}).json()
-    assert {"uptime", "requests", "messages", "database", "memory", "cpu"} <= set(found)
-    assert set(found["database"]) == {"poolSize", "idleConnections", "waitingRequests"}
-    assert found["memory"]["rss"] > 1 << 20
+    answer = api.client.get("/metrics", headers={"Accept": "application/json"}).json()
+    assert {"uptime", "requests", "messages", "database", "memory", "cpu"} <= set(answer)
+    assert set(answer["database"]) == {"poolSize", "idleConnections", "waitingRequests"}
+    assert answer["memory"]["rss"] > 1 << 20
     health = api.client.get("/health").json()
     assert (health["worker_id"], health["shared_state"]["enabled"]) == (0, True)
     assert set(health["queen"]["merging"]) == {"push", "pop", "ack"}
@@ -1167,8 +1167,8 @@ def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue
     assert api.get(one)["payload"] == 2
     assert api.delete(one)["success"] is True
     assert "waits" in api.delete(one, status=404)["error"]
-    found = api.get(f"resources/queues/{queue}")
-    assert found["totals"]["scheduled"] == 2
+    outcome = api.get(f"resources/queues/{queue}")
+    assert outcome["totals"]["scheduled"] == 2
     listed = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
     assert listed[0]["messages"]["scheduled"] == 2
 

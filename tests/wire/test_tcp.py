@@ -63,10 +63,10 @@ def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) 
         assert await wire.ask(PRODUCE, produce_body("a", b"hello")) == (0x81, OK, u64(0))
         assert await wire.ask(PRODUCE, produce_body("a", b"")) == (0x81, OK, u64(1))
         assert await wire.ask(NEXT, named("a")) == (0x83, OK, u64(2))
-        command, status, found = await wire.ask(CONSUME, consume_body("a", 0, 10))
-        assert (command, status, consumed(found)) == (0x82, OK, [(0, b"hello"), (1, b"")])
-        command, status, found = await wire.ask(CONSUME, consume_body("a", 1, 1))
-        assert consumed(found) == [(1, b"")]
+        command, status, result = await wire.ask(CONSUME, consume_body("a", 0, 10))
+        assert (command, status, consumed(result)) == (0x82, OK, [(0, b"hello"), (1, b"")])
+        command, status, result = await wire.ask(CONSUME, consume_body("a", 1, 1))
+        assert consumed(result) == [(1, b"")]
         assert await wire.ask(LIST) == (0x85, OK, struct.pack(">I", 1) + named("a"))
 
     over_tcp(tmp_path, body)
@@ -142,8 +142,8 @@ def test_a_bad_request_is_answered_and_the_connection_stays_usable(
 ) -> None:
     async def body(_: Served, wire: Wire) -> None:
         await wire.ask(CREATE, named("a"))
-        answered, found, message = await wire.ask(command, request_body)
-        assert (answered, found) == (ERROR, status)
+        answered, result, message = await wire.ask(command, request_body)
+        assert (answered, result) == (ERROR, status)
         (length,) = struct.unpack_from(">I", message)
         assert length == len(message) - 4 > 0
         assert await wire.ask(PRODUCE, produce_body("a", b"fine")) == (0x81, OK, u64(0))
@@ -249,10 +249,10 @@ def test_pipelined_requests_are_answered_in_their_order(tmp_path: Path, fsync: s
                 wire.send(kind)
                 expected.append((0x85 if kind == LIST else ERROR, -1))
         for command, offset in expected:
-            answered, _, found = await wire.answer()
+            answered, _, result = await wire.answer()
             assert answered == command
             if offset >= 0:
-                assert struct.unpack_from(">Q", found)[0] == offset
+                assert struct.unpack_from(">Q", result)[0] == offset
 
     over_tcp(tmp_path, body, fsync=fsync)
 
@@ -273,10 +273,12 @@ def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
         )
         for number in range(len(payloads)):
             assert await wire.answer() == (0x81, OK, u64(number))
-        found: list[tuple[int, bytes]] = []
-        while len(found) < len(payloads):
-            found += consumed((await wire.ask(CONSUME, consume_body("a", len(found), 1000)))[2])
-        assert found == [*enumerate(payloads)]
+        collected: list[tuple[int, bytes]] = []
+        while len(collected) < len(payloads):
+            collected += consumed(
+                (await wire.ask(CONSUME, consume_body("a", len(collected), 1000)))[2]
+            )
+        assert collected == [*enumerate(payloads)]
 
     over_tcp(tmp_path, body)
 
@@ -302,9 +304,9 @@ def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored
         for size in (3, 3, 3, 3, 3, 7):
             wire.send(PRODUCE, produce_body("a", bytes(size)))
         for _ in range(6):
-            answered, status, found = await wire.answer()
+            answered, status, result = await wire.answer()
             assert (answered, status) == (ERROR, PRODUCE_FAILED)
-            assert (b"no disk" if isinstance(error, StorageFailed) else b"see the log") in found
+            assert (b"no disk" if isinstance(error, StorageFailed) else b"see the log") in result
         failing = False
         assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
         assert consumed((await wire.ask(CONSUME, consume_body("a", 0, 9)))[2]) == [(0, b"x")]
@@ -340,8 +342,8 @@ def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:
             assert await wire.answer() == (0x81, OK, u64(number))
         assert await wire.answer() == (0x86, OK, u64(21) + struct.pack(">I", 3))
         assert await wire.answer() == (0x83, OK, u64(24))
-        found = consumed((await wire.ask(CONSUME, consume_body("a", 20, 3)))[2])
-        assert found == [(20, large), (21, b"x"), (22, large)]
+        result = consumed((await wire.ask(CONSUME, consume_body("a", 20, 3)))[2])
+        assert result == [(20, large), (21, b"x"), (22, large)]
 
     over_tcp(tmp_path, body)
 
@@ -377,8 +379,8 @@ def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
         payloads = [b"r" * size for size in (0, 5, 100, 1, 1000)]
         await wire.ask(BATCH, batch_body("a", payloads))
         log = (tmp_path / "a" / "data.log").read_bytes()
-        command, status, found = await wire.ask(FETCH, fetch_body("a", 0, 1 << 20, lengths=lengths))
-        incarnation, first, following, end, count = struct.unpack_from(">16sQQQI", found)
+        command, status, rows = await wire.ask(FETCH, fetch_body("a", 0, 1 << 20, lengths=lengths))
+        incarnation, first, following, end, count = struct.unpack_from(">16sQQQI", rows)
         assert (command, status) == (0x87, OK)
         assert (incarnation.hex(), first, following, end, count) == (
             served.topics.require("a").incarnation,
@@ -387,20 +389,20 @@ def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
             5,
             5,
         )
-        rest = found[44:]
+        rest = rows[44:]
         if lengths:
             assert struct.unpack_from(">5I", rest) == (0, 5, 100, 1, 1000)
             rest = rest[20:]
         assert rest == log
         # From the middle, with room for less than all: whole records only, and at least one.
-        found = (await wire.ask(FETCH, fetch_body("a", 1, 40, lengths=lengths)))[2]
-        _, first, following, end, count = struct.unpack_from(">16sQQQI", found)
+        rows = (await wire.ask(FETCH, fetch_body("a", 1, 40, lengths=lengths)))[2]
+        _, first, following, end, count = struct.unpack_from(">16sQQQI", rows)
         assert (first, following, end, count) == (1, 2, 5, 1)
-        assert found.endswith(log[12 : 12 + 17])
-        found = (await wire.ask(FETCH, fetch_body("a", 4, 1, lengths=lengths)))[2]
-        assert found.endswith(log[-1012:])
-        found = (await wire.ask(FETCH, fetch_body("a", 5, 100, lengths=lengths)))[2]
-        assert struct.unpack_from(">16sQQQI", found)[1:] == (5, 5, 5, 0)
+        assert rows.endswith(log[12 : 12 + 17])
+        rows = (await wire.ask(FETCH, fetch_body("a", 4, 1, lengths=lengths)))[2]
+        assert rows.endswith(log[-1012:])
+        rows = (await wire.ask(FETCH, fetch_body("a", 5, 100, lengths=lengths)))[2]
+        assert struct.unpack_from(">16sQQQI", rows)[1:] == (5, 5, 5, 0)
 
     over_tcp(tmp_path, body)
 
@@ -412,8 +414,8 @@ def test_a_fetch_that_waits_is_answered_by_the_next_append(tmp_path: Path) -> No
         wire.send(LIST)  # behind a waiting request: answered after it
         other = await Wire.connect(served.tcp.port)
         assert (await other.ask(PRODUCE, produce_body("a", b"now")))[0] == 0x81
-        command, _, found = await wire.answer()
-        assert (command, found[-3:]) == (0x87, b"now")
+        command, _, result = await wire.answer()
+        assert (command, result[-3:]) == (0x87, b"now")
         assert (await wire.answer())[0] == 0x85
         wire.send(FETCH, fetch_body("a", 1, 100, wait=20))
         assert struct.unpack_from(">16sQQQI", (await wire.answer())[2])[4] == 0

@@ -71,8 +71,8 @@ def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None
             async with client.reader(
                 "t", "earliest", follow=False, max_bytes=8 * MEGABYTE
             ) as reader:
-                found = [bytes(record.payload) async for record in reader]
-            assert sorted(found) == sorted(payloads)
+                result = [bytes(record.payload) async for record in reader]
+            assert sorted(result) == sorted(payloads)
             http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
             sent = await http.request(
                 "POST",
@@ -188,11 +188,11 @@ async def shown_to(served: Served, made: Made) -> str:
     context = client_context(made.ca)
     context.check_hostname = False
     _, writer = await asyncio.open_connection("127.0.0.1", served.tcp.port, ssl=context)
-    found = dict(part[0] for part in writer.get_extra_info("ssl_object").getpeercert()["subject"])[
+    result = dict(part[0] for part in writer.get_extra_info("ssl_object").getpeercert()["subject"])[
         "commonName"
     ]
     writer.close()
-    return str(found)
+    return str(result)
 
 
 def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> None:
@@ -292,19 +292,19 @@ def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
 
 def test_which_listener_has_which_certificate(made: Made) -> None:
     tls = Tls(certificate=made.cert, private_key=made.key)
-    found = Certificates(Config(tls=tls))
-    assert found.http is found.websocket is found.tcp is not None
-    assert time.time() < found.expires < time.time() + 2 * 86400
-    found = Certificates(
+    result = Certificates(Config(tls=tls))
+    assert result.http is result.websocket is result.tcp is not None
+    assert time.time() < result.expires < time.time() + 2 * 86400
+    result = Certificates(
         Config(
             tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)
         )
     )
-    assert (found.tcp, found.websocket, found.http is not None) == (None, None, True)
+    assert (result.tcp, result.websocket, result.http is not None) == (None, None, True)
     own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
-    found = Certificates(Config(http_server=own))
-    assert found.tcp is None
-    assert found.websocket is found.http is not None
+    result = Certificates(Config(http_server=own))
+    assert result.tcp is None
+    assert result.websocket is result.http is not None
     assert Certificates(Config()).all == []
 
 

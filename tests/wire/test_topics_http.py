@@ -171,8 +171,8 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
 def test_bad_requests_are_told_apart(tmp_path: Path, message: bytes, status: int) -> None:
     async def body(served: Served, wire: Wire) -> None:
         await served.topics.create("t")
-        found, said = answer(await wire.ask(message))
-        assert found == status
+        result, said = answer(await wire.ask(message))
+        assert result == status
         assert said["error"]
         assert served.topics.require("t").next_offset == 0
 

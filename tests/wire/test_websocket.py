@@ -44,12 +44,12 @@ class Talk:
 
     async def offsets(self, count: int) -> list[int]:
         """The offsets of the next `count` records pushed to us."""
-        found: list[int] = []
-        while len(found) < count:
+        collected: list[int] = []
+        while len(collected) < count:
             said = await self.read()
             assert said["command"] == "message_batch_notification", said
-            found += [record["offset"] for record in said["messages"]]
-        return found
+            collected += [record["offset"] for record in said["messages"]]
+        return collected
 
 
 @asynccontextmanager

@@ -226,10 +226,10 @@ def test_the_producer_is_who_the_token_says_and_not_who_the_body_says(broker):
         ).status_code
         == 201
     )
-    found: dict[Any, str | None] = {}
-    while len(found) < 5:
-        found |= popped("who")
-    assert found == {0: "alice", 1: "bob", 2: "carol", 3: "carol", 4: None}
+    collected: dict[Any, str | None] = {}
+    while len(collected) < 5:
+        collected |= popped("who")
+    assert collected == {0: "alice", 1: "bob", 2: "carol", 3: "carol", 4: None}
     later = {"items": [{**lie, "queue": "later", "payload": 1}], "bufferMs": 10}
     assert (
         ask(broker, "POST", "/api/v1/push", token(subject="dora"), json=later).json()["qos0"]

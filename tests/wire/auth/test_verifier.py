@@ -49,9 +49,9 @@ def refusal(of: Verifier, text: str) -> str:
 
 
 def test_a_token_says_who_what_role_and_until_when():
-    found = verifier(clock_skew=30.0).identify(token("read-write", "alice", lifetime=100))
-    assert (found.subject, found.role) == ("alice", Role.READ_WRITE)
-    assert found.expires == pytest.approx(time.time() + 130, abs=5)
+    result = verifier(clock_skew=30.0).identify(token("read-write", "alice", lifetime=100))
+    assert (result.subject, result.role) == ("alice", Role.READ_WRITE)
+    assert result.expires == pytest.approx(time.time() + 130, abs=5)
 
 
 @pytest.mark.parametrize("kind", ["RS256", "ES256", "EdDSA"])
@@ -138,8 +138,8 @@ def test_the_text_of_a_public_key_is_no_secret():
 
 def test_issuer_audience_and_exp_are_optional_when_the_configuration_says_so():
     relaxed = verifier(issuer="", audience="", require_exp=False)
-    found = relaxed.identify(token(aud="whoever", iss=None, lifetime=None))
-    assert found.expires == math.inf
+    result = relaxed.identify(token(aud="whoever", iss=None, lifetime=None))
+    assert result.expires == math.inf
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatc
         with pytest.raises(UnknownKey):
             checked.identify(new)
         assert all(
-            found.subject == "alice"
-            for found in await asyncio.gather(*[checked.learn(new) for _ in range(5)])
+            result.subject == "alice"
+            for result in await asyncio.gather(*[checked.learn(new) for _ in range(5)])
         )
         assert source.asked == 2  # at start, and once for all five
         monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 10.0)

@@ -401,12 +401,12 @@ def test_a_client_that_closes_its_sending_half_still_gets_all_its_answers() -> N
 @pytest.mark.parametrize("how", ["close", "abort", "half"])
 def test_a_handler_is_told_once_when_its_client_goes_away(how: str) -> None:
     async def body() -> None:
-        told: list[str] = []
+        reported: list[str] = []
         waiting = asyncio.Event()
 
         async def poll(request: Request) -> Response:
             gone = asyncio.get_running_loop().create_future()
-            request.on_disconnect(lambda: (told.append("gone"), gone.set_result(None))[0])
+            request.on_disconnect(lambda: (reported.append("gone"), gone.set_result(None))[0])
             waiting.set()
             await gone
             return json_response("too late")
@@ -420,19 +420,19 @@ def test_a_handler_is_told_once_when_its_client_goes_away(how: str) -> None:
                     "abort": wire.writer.transport.abort,
                     "half": wire.writer.write_eof,
                 }[how]()
-                await eventually(lambda: told)
+                await eventually(lambda: reported)
                 await eventually(lambda: server.connections == 0 or how == "half")
-            assert told == ["gone"]
+            assert reported == ["gone"]
 
     run(body)
 
 
 def test_a_handler_is_not_told_after_its_answer() -> None:
     async def body() -> None:
-        told: list[str] = []
+        reported: list[str] = []
 
         async def answer(request: Request) -> Response:
-            request.on_disconnect(lambda: told.append("gone"))
+            request.on_disconnect(lambda: reported.append("gone"))
             await asyncio.sleep(0)
             return json_response("ok")
 
@@ -440,7 +440,7 @@ def test_a_handler_is_not_told_after_its_answer() -> None:
             async with connected(server) as wire:
                 assert (await wire.ask(get("/x"))).status == 200
             await eventually(lambda: server.connections == 0)
-        assert told == []
+        assert reported == []
 
     run(body)
 

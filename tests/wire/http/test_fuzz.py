@@ -121,12 +121,12 @@ async def provoke(server: HttpServer, pieces: list[bytes]) -> list[int]:
 
 
 def statuses(received: bytes) -> list[int]:
-    found = []
+    collected = []
     for part in received.split(b"HTTP/1.1 ")[1:]:
         assert part[:3].isdigit(), received[:200]
-        found.append(int(part[:3]))
+        collected.append(int(part[:3]))
     assert not received or received.startswith(b"HTTP/1.1 "), received[:200]
-    return found
+    return collected
 
 
 async def healthy(server: HttpServer) -> None:
@@ -158,8 +158,10 @@ def test_garbage_gets_an_error_or_nothing() -> None:
         async with serving(*ROUTES, max_body=100_000) as server:
             for number in range(ROUNDS):
                 chance = random.Random(number)
-                found = await provoke(server, [chance.randbytes(chance.choice((1, 10, 100, 5000)))])
-                assert set(found) <= {400, 505}, number
+                result = await provoke(
+                    server, [chance.randbytes(chance.choice((1, 10, 100, 5000)))]
+                )
+                assert set(result) <= {400, 505}, number
             await healthy(server)
 
     run(body, limit=110)
@@ -172,8 +174,8 @@ def test_valid_requests_are_answered_the_same_wherever_they_are_split() -> None:
                 expected = [status for status in await provoke(server, [data]) if status != 100]
                 assert expected in ([200], [204])
                 for cut in range(1, len(data)):
-                    found = await provoke(server, [data[:cut], data[cut:]])
-                    assert [status for status in found if status != 100] == expected, (data, cut)
+                    result = await provoke(server, [data[:cut], data[cut:]])
+                    assert [status for status in result if status != 100] == expected, (data, cut)
 
     run(body, limit=60)
 

@@ -44,8 +44,8 @@ class Shop:
         self.items: dict[int, Item] = {}
 
     def listing(self, request: Request) -> Response:
-        found = [Stored(number, item) for number, item in self.items.items()]
-        return json_response(found[: request.args.limit])
+        result = [Stored(number, item) for number, item in self.items.items()]
+        return json_response(result[: request.args.limit])
 
     def create(self, request: Request) -> Response:
         number = len(self.items) % 100

@@ -42,7 +42,7 @@ def ask(
     origins: Origins | None = None,
     **limits: int,
 ) -> Reply:
-    found: list[Reply] = []
+    collected: list[Reply] = []
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}",
@@ -54,10 +54,10 @@ def ask(
 
     async def talk() -> None:
         async with talking(*ROUTES, origins=origins or Origins(), **limits) as (_, wire):
-            found.append(await wire.ask("\r\n".join(lines).encode("latin-1") + body))
+            collected.append(await wire.ask("\r\n".join(lines).encode("latin-1") + body))
 
     run(talk)
-    return found[0]
+    return collected[0]
 
 
 def error(reply: Reply) -> str:

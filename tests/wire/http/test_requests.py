@@ -51,14 +51,14 @@ async def later(request: Request) -> Response:
 
 def answers(routes: list[Route], *requests: bytes, **settings: Any) -> list[Reply]:
     """The answers to the requests, sent one after the other on one connection."""
-    found: list[Reply] = []
+    collected: list[Reply] = []
 
     async def body() -> None:
         async with talking(*routes, **settings) as (_, wire):
-            found.extend([await wire.ask(one) for one in requests])
+            collected.extend([await wire.ask(one) for one in requests])
 
     run(body)
-    return found
+    return collected
 
 
 def error(reply: Reply) -> str:
@@ -82,8 +82,8 @@ def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_thei
         async with talking(*routes) as (_, wire):
             wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
             wire.send(get("/later/4") + post("/echo", b"5"))
-            found = [(await wire.reply()).body for _ in range(6)]
-            assert found == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
+            result = [(await wire.reply()).body for _ in range(6)]
+            assert result == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
 
     run(body)
 
@@ -96,8 +96,8 @@ def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> 
         named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")
     ]
     asked = ("/a/b", "/a/q", "/a/q/c", "/a/q/d/e", "/a/", "/z/b/y", "/a/b/y")
-    found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
-    assert found == [
+    result = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    assert result == [
         ["/a/b", {}],
         ["/a/{x}", {"x": "q"}],
         ["/a/{x}/c", {"x": "q"}],
@@ -110,10 +110,10 @@ def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> 
 
 def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
     routes = [Route("GET", "/queue/{queue}/x", shown), Route("GET", "/a b", shown)]
-    found = answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
-    assert json.loads(found[0].body)["params"] == {"queue": "a/b é"}
-    assert found[1].status == 200
-    assert found[2].status == 404
+    result = answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
+    assert json.loads(result[0].body)["params"] == {"queue": "a/b é"}
+    assert result[1].status == 200
+    assert result[2].status == 404
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_a_route_for_any_method_takes_every_method() -> None:
             lambda request: Response(200, request.method.encode(), "text/plain"),
         )
     ]
-    found = answers(
+    answer = answers(
         routes, get("/f/1"), request("DELETE", "/f/2", b""), request("OPTIONS", "/f/3", b"")
     )
-    assert [reply.body for reply in found] == [b"GET", b"DELETE", b"OPTIONS"]
+    assert [reply.body for reply in answer] == [b"GET", b"DELETE", b"OPTIONS"]
 
 
 def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
@@ -198,8 +198,8 @@ def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ign
         "/q?wait=True&tag=a&tag=b",
         "/q?limit=1&limit=2&name=",
     )
-    found = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
-    assert found == [
+    result = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    assert result == [
         {"limit": 10, "wait": False, "name": None, "tag": []},
         {"limit": 5, "wait": True, "name": "a bé", "tag": []},
         {"limit": 10, "wait": True, "name": None, "tag": ["a", "b"]},
@@ -209,12 +209,12 @@ def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ign
 
 def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
     routes = [Route("GET", "/q", args, query=Page), Route("GET", "/n", args, query=Needed)]
-    found = answers(routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff")))
-    assert [reply.status for reply in found] == [400] * 4
-    assert error(found[0]) == "Query parameter `limit`: expected `int`, got 'ten'"
-    assert error(found[1]) == "Query parameter `wait`: expected `bool`, got 'maybe'"
-    assert error(found[2]) == "Missing query parameter `topic`"
-    assert "UTF-8" in error(found[3])
+    result = answers(routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff")))
+    assert [reply.status for reply in result] == [400] * 4
+    assert error(result[0]) == "Query parameter `limit`: expected `int`, got 'ten'"
+    assert error(result[1]) == "Query parameter `wait`: expected `bool`, got 'maybe'"
+    assert error(result[2]) == "Missing query parameter `topic`"
+    assert "UTF-8" in error(result[3])
 
 
 def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
@@ -228,14 +228,14 @@ def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
         b"[" * 100_000,
         b'{"items":[]}',
     )
-    found = answers(routes, *(post("/p", body) for body in bodies))
-    assert (found[0].status, found[0].body) == (200, b"[1,2]")
-    assert [reply.status for reply in found[1:]] == [400] * 6
-    assert error(found[1]) == "Empty request body"
-    assert error(found[2]).startswith("Invalid JSON: ")
-    assert "$.items[1]" in error(found[3])
-    assert error(found[4]).startswith("Invalid JSON: ")
-    assert "`queue`" in error(found[6])
+    result = answers(routes, *(post("/p", body) for body in bodies))
+    assert (result[0].status, result[0].body) == (200, b"[1,2]")
+    assert [reply.status for reply in result[1:]] == [400] * 6
+    assert error(result[1]) == "Empty request body"
+    assert error(result[2]).startswith("Invalid JSON: ")
+    assert "$.items[1]" in error(result[3])
+    assert error(result[4]).startswith("Invalid JSON: ")
+    assert "`queue`" in error(result[6])
 
 
 def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
@@ -251,8 +251,8 @@ def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
             "POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes
         ),
     ]
-    found = answers(routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b""))
-    assert [reply.body for reply in found] == [b"null", b"\xff\x00", b""]
+    result = answers(routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b""))
+    assert [reply.body for reply in result] == [b"null", b"\xff\x00", b""]
 
 
 @pytest.mark.parametrize(
@@ -296,16 +296,16 @@ def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_not
         return Response(200, b"", headers=(("X-A", "1\r\nX-B: 2"),))
 
     with caplog.at_level(logging.ERROR, "penstock.http"):
-        found = answers(
+        result = answers(
             [Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h")
         )
-    for reply, record in zip(found, caplog.records, strict=True):
+    for reply, record in zip(result, caplog.records, strict=True):
         answer = json.loads(reply.body)
         assert (reply.status, answer["error"]) == (500, "internal error")
         assert answer["id"] in record.getMessage()
         assert b"secret" not in reply.body
         assert record.exc_info is not None
-    assert "x-b" not in found[1].headers
+    assert "x-b" not in result[1].headers
 
 
 def test_an_answer_without_a_body_has_no_length_and_no_type() -> None:
@@ -331,9 +331,9 @@ def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> 
 
 def test_a_proxy_may_send_the_absolute_form() -> None:
     routes = [Route("GET", "/a", args, query=Page), Route("GET", "/", shown)]
-    found = answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
-    assert json.loads(found[0].body)["limit"] == 3
-    assert json.loads(found[1].body)["path"] == "/"
+    result = answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
+    assert json.loads(result[0].body)["limit"] == 3
+    assert json.loads(result[1].body)["path"] == "/"
 
 
 def test_every_answer_is_counted_by_route_and_status() -> None:
@@ -362,8 +362,8 @@ def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_onc
                 wire.send(
                     b"".join(get(f"/q?limit={number}") for number in range(start, start + 100))
                 )
-                found = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
-                assert found == list(range(start, start + 100))
+                result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
+                assert result == list(range(start, start + 100))
                 assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
             assert not cache.young, "a head that was seen once is not kept"
             for _ in range(2):
