@@ -45,7 +45,7 @@ def test_the_page_has_a_row_for_every_option() -> None:
 def test_the_openapi_document_names_every_option(database_url: str) -> None:
     async def body() -> None:
         async with running(database_url) as queues:
-            schemas = document(routes_of(ResourcesApi(queues, None)))["components"]["schemas"]  # type: ignore[arg-type]
+            schemas = document(routes_of(ResourcesApi(queues)))["components"]["schemas"]
             properties = schemas["QueueOptions"]["properties"]
             assert {name: about["default"] for name, about in properties.items()} == {
                 one.name: one.default for one in OPTIONS

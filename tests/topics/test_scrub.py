@@ -197,7 +197,7 @@ def test_a_pass_goes_on_after_a_restart_where_it_was(
     clock, seen, original = Clock(), [], scrub.SegmentCheck
 
     async def stuck(self: Any, *_: Any) -> None:
-        if self.status()["current"]["segments"] == 1:
+        if self.status().current.segments == 1:
             await asyncio.Event().wait()
 
     def watched(segment: Any) -> Any:
@@ -233,17 +233,13 @@ def test_the_schedule_is_kept_and_its_file_is_only_a_hint(
         async with running(tmp_path, clock=clock, scrub_interval=1000) as store:
             await fill(store)
             await eventually(lambda: store.scrub.status().last)
-            assert store.scrub.status()["next"] == clock.now + 1000
+            assert store.scrub.status().next == clock.now + 1000
         (tmp_path / ".penstock" / scrub.STATE).write_bytes(b'{"current": 7}')
         async with running(tmp_path, clock=clock, scrub_interval=1000) as store:
-            assert (await eventually(lambda: store.scrub.status().last))["segments"] == 2
+            assert (await eventually(lambda: store.scrub.status().last)).segments == 2
         async with running(tmp_path, clock=clock) as store:
             status = store.scrub.status()
-            assert (status["next"], status["running"], status["last"]["segments"]) == (
-                None,
-                False,
-                2,
-            )
+            assert (status.next, status.running, status.last.segments) == (None, False, 2)
 
     run(body())
 

@@ -67,8 +67,8 @@ def dlq_list(
     """
 
     def look() -> View:
-        chosen = _filter(queue, group, partition, error) | {"limit": limit, "offset": offset}
-        page = ask(url, token, "GET", resource(DEAD, **chosen))
+        filters = _filter(queue, group, partition, error) | {"limit": limit, "offset": offset}
+        page = ask(url, token, "GET", resource(DEAD, **filters))
         rows, total = page["messages"], page["total"]
         columns = (
             Column("id", "dlqId"),
@@ -131,9 +131,9 @@ def dlq_requeue(
 
     Example: `penstock queue dlq requeue orders --group billing`
     """
-    chosen = _filter(queue, group, partition, error, id)
-    confirm(f"Deliver {_matching(url, token, chosen)} again?", yes)
-    _do(url, token, "requeue", chosen)
+    filters = _filter(queue, group, partition, error, id)
+    confirm(f"Deliver {_matching(url, token, filters)} again?", yes)
+    _do(url, token, "requeue", filters)
 
 
 @dead_letters.command("purge")
@@ -151,9 +151,9 @@ def dlq_purge(
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
-    chosen = _filter(queue, group, partition, error, id)
-    confirm(f"Delete {_matching(url, token, chosen)} for good?", yes)
-    _do(url, token, "purge", chosen)
+    filters = _filter(queue, group, partition, error, id)
+    confirm(f"Delete {_matching(url, token, filters)} for good?", yes)
+    _do(url, token, "purge", filters)
 
 
 def _filter(
@@ -163,25 +163,25 @@ def _filter(
     error: str | None,
     id: int | None = None,
 ) -> dict[str, Any]:
-    chosen = {"queue": queue, "consumerGroup": group, "partition": partition, "error": error}
-    return chosen | {"id": id}
+    filters = {"queue": queue, "consumerGroup": group, "partition": partition, "error": error}
+    return filters | {"id": id}
 
 
-def _matching(url: str, token: str, chosen: dict[str, Any]) -> str:
-    if chosen["id"] is not None:
-        return f"dead letter {chosen['id']}"
-    page = ask(url, token, "GET", resource(DEAD, **chosen, limit=1))
-    return f"{page['total']:,} dead letters of {chosen['queue'] or 'all queues'}"
+def _matching(url: str, token: str, filters: dict[str, Any]) -> str:
+    if filters["id"] is not None:
+        return f"dead letter {filters['id']}"
+    page = ask(url, token, "GET", resource(DEAD, **filters, limit=1))
+    return f"{page['total']:,} dead letters of {filters['queue'] or 'all queues'}"
 
 
-def _do(url: str, token: str, kind: str, chosen: dict[str, Any]) -> None:
+def _do(url: str, token: str, kind: str, filters: dict[str, Any]) -> None:
     """Have the broker do it in the background, and show how far it is. Ctrl-C leaves it at work."""
-    if chosen["id"] is not None:
+    if filters["id"] is not None:
         method, target = ("POST", f"{DEAD}/requeue") if kind == "requeue" else ("DELETE", DEAD)
-        print_json(ask(url, token, method, resource(target, **chosen)))
+        print_json(ask(url, token, method, resource(target, **filters)))
         return
     with broker(url, token) as caller, Console(stderr=True).status("") as line:
-        task = caller.json("POST", resource(TASKS, kind, **chosen))
+        task = caller.json("POST", resource(TASKS, kind, **filters))
         while task["state"] == "running":  # asked on one connection: it is a task of that broker
             line.update(f"{task['done']:,} of {task['total']:,}")
             time.sleep(POLL_SECONDS)

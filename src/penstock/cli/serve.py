@@ -137,7 +137,7 @@ async def _serve(loaded: Loaded) -> None:
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
     verifier_of(
         config.auth, Metrics()
-    )  # a key that cannot be used is told before anything is started
+    )  # a key that cannot be used is reported before anything is started
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config, origins=loaded.origins)

@@ -275,7 +275,7 @@ class QueueClient:
         auto_ack: Literal[False] = False,
     ) -> list[Message]:
         """Answer messages of the address's group and take the next ones, in one request; what
-        became of the answers is told to `acked`.
+        became of the answers is reported to `acked`.
 
         Nothing is tried again here: after an error answer the messages once more, which changes
         nothing where it was done.
@@ -376,11 +376,11 @@ class QueueClient:
         ahead: asyncio.Task[list[Message]] | None = None
         clock = asyncio.get_running_loop().time
 
-        def fetch(left: int | None) -> Coroutine[Any, Any, list[Message]]:
+        def fetch(still_wanted: int | None) -> Coroutine[Any, Any, list[Message]]:
             return self._next_batch(
                 address,
                 None if idle is None else clock() + idle,
-                batch=batch if left is None else min(batch, left),
+                batch=batch if still_wanted is None else min(batch, still_wanted),
                 auto_ack=auto_ack,
                 partitions=partitions,
                 subscription_mode=subscription_mode,
@@ -389,17 +389,19 @@ class QueueClient:
 
         try:
             while limit is None or given < limit:
-                left = None if limit is None else limit - given
+                still_wanted = None if limit is None else limit - given
                 if ahead is not None:
                     fetched, ahead = ahead, None
                     remaining = await fetched
                 if not remaining:  # also when what was fetched ahead waited for the loop's own acks
-                    remaining = await fetch(left)
+                    remaining = await fetch(still_wanted)
                 if not remaining:
                     return
-                if prefetch and (left is None or left > len(remaining)):
+                if prefetch and (still_wanted is None or still_wanted > len(remaining)):
                     ahead = asyncio.create_task(
-                        self._held(fetch(None if left is None else left - len(remaining)))
+                        self._held(
+                            fetch(None if still_wanted is None else still_wanted - len(remaining))
+                        )
                     )
                 remaining.reverse()
                 if not auto_ack:

@@ -2,7 +2,7 @@
 
 The binary port is found by itself: brokers name their listeners in `/health`, and we connect to
 that port on the host whose URL we were given. Where the port is another one on the way (a mapped
-port of a container), the client is told with `topics="tcp://host:port"`.
+port of a container), name it with `topics="tcp://host:port"`.
 """
 
 import ssl

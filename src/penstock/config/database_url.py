@@ -2,7 +2,7 @@
 machine.
 
 The broker, the command line and pipelines all need this, so it is down here, beside the
-configuration it is read from. Nobody is told it over the network: whoever may read the data
+configuration it is read from. It is never sent over the network: whoever may read the data
 directory can read it there.
 """
 

@@ -78,7 +78,7 @@ def load(
     given |= {
         name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None
     }
-    given = {name: value for name, value in given.items() if _known(name, value, problems)}
+    given = {name: value for name, value in given.items() if _is_key(name, value, problems)}
 
     config = _build(Config, "", given, problems)
     if problems:
@@ -135,12 +135,12 @@ def build(
     """
     problems: list[str] = []
     values: dict[str, Given] = {}
-    known = [name for name, _, _ in leaves(kind)]
-    _flatten(dict(tree), "", origin, values, set(known), problems)
-    for name in [name for name in values if name not in known]:
+    keys = [name for name, _, _ in leaves(kind)]
+    _flatten(dict(tree), "", origin, values, set(keys), problems)
+    for name in [name for name in values if name not in keys]:
         given = values.pop(name)
         problems.append(
-            f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}"
+            f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, keys)}"
         )
     made: Section = _build(kind, "", values, problems, base)
     if problems:
@@ -190,18 +190,18 @@ def _flatten(
     prefix: str,
     origin: str,
     values: dict[str, Given],
-    known: set[str],
+    keys: set[str],
     problems: list[str],
 ) -> None:
     for word, value in tree.items():
         name = f"{prefix}{word}"
-        is_section = any(other.startswith(f"{name}.") for other in known)
+        is_section = any(other.startswith(f"{name}.") for other in keys)
         if is_section and value is None:
             continue  # `http_server:` with everything under it commented out
         if is_section and not isinstance(value, dict):
             problems.append(f"{name}: expected a section with keys, got {value!r} ({origin})")
         elif is_section:
-            _flatten(value, f"{name}.", origin, values, known, problems)
+            _flatten(value, f"{name}.", origin, values, keys, problems)
         else:
             values[name] = Given(value, origin)
 
@@ -223,20 +223,18 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], lis
     return values, warnings
 
 
-def _known(name: str, given: Given, problems: list[str]) -> bool:
-    known = [leaf for leaf, _, _ in leaves()]
-    if name in known:
+def _is_key(name: str, given: Given, problems: list[str]) -> bool:
+    keys = [leaf for leaf, _, _ in leaves()]
+    if name in keys:
         return True
-    problems.append(
-        f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, known)}"
-    )
+    problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, keys)}")
     return False
 
 
-def _suggest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+def _suggest(word: str, keys: Any) -> str:
+    close = difflib.get_close_matches(word, list(keys), n=1, cutoff=0.75)
     if not close and "." not in word:
-        close = [name for name in known if name.rpartition(".")[2] == word][:1]
+        close = [name for name in keys if name.rpartition(".")[2] == word][:1]
     return f"; did you mean {close[0]}?" if close else ""
 
 

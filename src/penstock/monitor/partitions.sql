@@ -1,21 +1,21 @@
 -- Partitions of a queue as a group sees them, the largest lag first: of those that have something for it, and of the first
 -- ones by number, up to $4 each. $1 queue, $2 group, $3 part of the name ('' = all), $5 limit, $6 offset
-WITH chosen AS MATERIALIZED (
+WITH one_group AS MATERIALIZED (
   SELECT g.id AS group_id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
    WHERE q.name = $1 AND g.name = $2
 ), candidates AS MATERIALIZED (
-  (SELECT c.partition_id AS id FROM chosen JOIN cursors c ON c.group_id = chosen.group_id
+  (SELECT c.partition_id AS id FROM one_group JOIN cursors c ON c.group_id = one_group.group_id
     WHERE c.due_at IS NOT NULL ORDER BY c.due_at LIMIT $4)
   UNION
-  (SELECT p.id FROM chosen JOIN partitions p ON p.queue_id = chosen.queue_id
+  (SELECT p.id FROM one_group JOIN partitions p ON p.queue_id = one_group.queue_id
     WHERE $3 = '' OR strpos(lower(p.name), lower($3)) > 0 ORDER BY p.queue_id, p.id LIMIT $4)
 ), seen AS MATERIALIZED (
   SELECT p.id, p.name, coalesce(head.seq, p.floor) AS head, coalesce(first.seq - 1, p.floor) AS below,
          head.created_at AS newest, c.position, c.leased, c.next_expiry, c.lease_id, c.consumed_at,
          coalesce((SELECT sum(upper(r) - lower(r)) FROM unnest(c.settled) r), 0)::bigint AS beyond,
          first_open.created_at AS oldest
-    FROM candidates x JOIN partitions p ON p.id = x.id CROSS JOIN chosen
-    LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = chosen.group_id
+    FROM candidates x JOIN partitions p ON p.id = x.id CROSS JOIN one_group
+    LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = p.id AND c.group_id = one_group.group_id
                         ORDER BY c.version DESC LIMIT 1) c ON true
     LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) head ON true
     LEFT JOIN LATERAL (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1) first ON true

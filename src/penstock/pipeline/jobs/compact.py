@@ -115,8 +115,8 @@ def _to_topic(source: Source, target: str) -> Compacted:
     latest = latest_rows(source.rows(start, end)).persist()
     try:
         # What was never there need not be deleted.
-        chosen = latest.where("key IS NULL OR NOT tombstone") if reached is None else latest
-        _count(done, latest, chosen)
+        kept = latest.where("key IS NULL OR NOT tombstone") if reached is None else latest
+        _count(done, latest, kept)
         if source.dry_run:
             return done
         _commit(source, plan, end)
@@ -124,12 +124,10 @@ def _to_topic(source: Source, target: str) -> Compacted:
         app = f"compact:{origin}:{target}:{source.keys.digest}:{start}:{end}"
         # Which records they are is part of who writes them: what a compaction in place took out of
         # a range since a killed run must not shift others onto numbers that the broker has seen.
-        ranges = chosen.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
+        ranges = kept.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
         totals = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
         for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in totals), 1):
-            part = (
-                chosen.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
-            )
+            part = kept.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
             writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
             reach = {k: v for k, v in source.connection.items() if k != "directory"}
             identified = writer.option("appId", f"{app}:{low}:{rows}:{identity}")
@@ -154,7 +152,7 @@ def _commit(source: Source, group: str, offset: int) -> None:
     source.ask("POST", "groups", group, "commit", body={"offset": offset})
 
 
-def _count(done: Compacted, latest: Any, chosen: Any) -> None:
+def _count(done: Compacted, latest: Any, kept: Any) -> None:
     totals = latest.selectExpr(
         "sum(records) AS records",
         "sum(bytes) AS bytes",
@@ -164,11 +162,11 @@ def _count(done: Compacted, latest: Any, chosen: Any) -> None:
     ).collect()[0]
     done.records_before, done.bytes_before = totals.records or 0, totals.bytes or 0
     done.keyless, done.broken = totals.keyless, totals.broken
-    left = chosen.selectExpr(
+    counts = kept.selectExpr(
         "count(*) AS records", f"sum(length(payload) + {OVERHEAD}) AS bytes"
     ).collect()[0]
-    done.records, done.bytes = left.records, left.bytes or 0
-    done.tombstones = totals.groups - left.records
+    done.records, done.bytes = counts.records, counts.bytes or 0
+    done.tombstones = totals.groups - counts.records
 
 
 def _to_parquet(source: Source, root: str) -> Compacted:
@@ -188,16 +186,16 @@ def _to_parquet(source: Source, root: str) -> Compacted:
         rows = older.unionByName(rows)
     latest = latest_rows(rows).persist()
     try:
-        chosen = latest.where("key IS NULL OR NOT tombstone").select(
+        kept = latest.where("key IS NULL OR NOT tombstone").select(
             "key", "offset", "timestamp", "payload"
         )
-        _count(done, latest, chosen)
+        _count(done, latest, kept)
         if source.dry_run:
             return done
         lake.remove_strays(manifest)
         run, staging = lake.staging()
         files = max(1, -(-done.records // FILE_ROWS))
-        chosen.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(
+        kept.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(
             staging
         )
         manifest.files = [

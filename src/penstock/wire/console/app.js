@@ -6,7 +6,7 @@
  *
  *   title(params)                what the tab and the crumbs say
  *   load(params, query, signal)  its data; asked on entry, then every `every` ms while it is visible
- *   view(data, context)          its markup; also drawn anew when the live state changes
+ *   view(data, context)          its markup; also drawn again when the live state changes
  *   actions                      name -> async (element, context): what data-action="name" does
  *
  * A page that fails to load shows what the broker said and tries again by itself.
@@ -71,10 +71,10 @@ function withQuery(changes) {
 
 function navigate() {
   const { parts, query } = parse(location.hash || "#/overview");
-  const found = match(parts);
-  const same = page && found && page.route === found.route && JSON.stringify(page.params) === JSON.stringify(found.params);
-  page = found
-    ? { ...found, query, data: same ? page.data : null, error: null, state: same ? page.state : {} }
+  const matched = match(parts);
+  const same = page && matched && page.route === matched.route && JSON.stringify(page.params) === JSON.stringify(matched.params);
+  page = matched
+    ? { ...matched, query, data: same ? page.data : null, error: null, state: same ? page.state : {} }
     : { route: null, query, data: null, error: null, state: {} };
   document.title = `${page.route ? page.route.title(page.params) : "Not found"} · Penstock`;
   release();
