@@ -28,8 +28,7 @@ never as "not done".
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,12 +82,30 @@ REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our funct
 # Rolled back as a whole: safe to run again.
 UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 MAX_ATTEMPTS = 6  # of what was undone
+UNDONE_SECONDS = 0.02  # before the next, more with each
 MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
 MAX_IDLE = 8  # connections at hand between calls, outside the pool
 
 
 class CannotCommit(PenstockError):
     """The server answers and does not commit."""
+
+
+class Checkout:
+    """A connection for the time of an `async with`; a class, since every call goes through it."""
+
+    __slots__ = ("_connection", "_database", "_proxy")
+
+    def __init__(self, database: "Database") -> None:
+        self._database = database
+
+    async def __aenter__(self) -> Any:
+        self._proxy = await self._database.check_out()
+        self._connection = self._proxy._con
+        return self._proxy
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        await self._database.check_in(self._proxy, self._connection, error)
 
 
 class Database:
@@ -230,12 +247,14 @@ class Database:
         """Run one statement and return its rows; again when it lost a deadlock, for then nothing of
         it was done.
         """
-
-        async def work(connection: Any) -> list[asyncpg.Record]:
-            rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
-            return rows
-
-        return await self._retry_undone(work, self.connection)
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                async with self.connection() as connection:
+                    rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
+                    return rows
+            except UNDONE:
+                await asyncio.sleep(UNDONE_SECONDS * attempt)
+        raise Busy("the database is too busy")
 
     async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
         """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
@@ -243,25 +262,13 @@ class Database:
         `work` must use that connection only. Asking for a second one while this one holds locks can
         wait for ever: the database sees no deadlock when half of it is in here.
         """
-        return await self._retry_undone(work, self._transaction)
-
-    async def _retry_undone(
-        self,
-        work: Callable[[Any], Awaitable[T]],
-        connect: Callable[[], AbstractAsyncContextManager[Any]],
-    ) -> T:
         for attempt in range(MAX_ATTEMPTS):
             try:
-                async with connect() as connection:
+                async with self.connection() as connection, connection.transaction():
                     return await work(connection)
             except UNDONE:
-                await asyncio.sleep(0.02 * attempt)
+                await asyncio.sleep(UNDONE_SECONDS * attempt)
         raise Busy("the database is too busy")
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Any]:
-        async with self.connection() as connection, connection.transaction():
-            yield connection
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """`fetch` for what may run twice: when only its connection was lost, it is asked again on
@@ -313,36 +320,39 @@ class Database:
                     raise lost from error
         raise Unavailable("the database is down")
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Any]:
-        """An asyncpg connection from the pool. Session state must not be changed on it (SET LOCAL
-        is fine).
+    def connection(self) -> "Checkout":
+        """An asyncpg connection from the pool, for an `async with`. Session state must not be
+        changed on it (SET LOCAL is fine).
         """
+        return Checkout(self)
+
+    async def check_out(self) -> Any:
         if not self.healthy or self._pool is None:
             raise Unavailable("the database is down")
         proxy = await self._acquire() if self._queueing or not self._idle else self._idle.pop()
         while proxy._con is None or proxy._con.is_closed():  # lost while it was idle
             await self._release(proxy)
             proxy = await self._acquire()
-        connection = proxy._con
-        succeeded = False
-        self._in_flight[connection] = time.monotonic()
+        self._in_flight[proxy._con] = time.monotonic()
         self._active.set()
+        return proxy
+
+    async def check_in(self, proxy: Any, connection: Any, error: BaseException | None) -> None:
+        """Take a connection back, and say what an error on it means."""
         try:
-            yield proxy
-            succeeded = True
-        except GONE as error:
-            if isinstance(error, asyncpg.InterfaceError) and not connection.is_closed():
-                raise  # a wrong argument, not a lost connection
-            raise await self._suspect(error) from error
-        except asyncpg.QueryCanceledError as error:
-            raise Busy("the database took too long") from error
-        except NO_ROOM as error:
-            log.error("PostgreSQL: %s", error)
-            raise Busy("the database cannot write") from error
+            if isinstance(error, GONE):
+                if not isinstance(error, asyncpg.InterfaceError) or connection.is_closed():
+                    raise await self._suspect(error) from error
+                # otherwise a wrong argument, not a lost connection
+            elif isinstance(error, asyncpg.QueryCanceledError):
+                raise Busy("the database took too long") from error
+            elif isinstance(error, NO_ROOM):
+                log.error("PostgreSQL: %s", error)
+                raise Busy("the database cannot write") from error
         finally:
             self._in_flight.pop(connection, None)
-            if succeeded and self.healthy and not self._queueing and len(self._idle) < MAX_IDLE:
+            usable = error is None and self.healthy and not self._queueing
+            if usable and len(self._idle) < MAX_IDLE:
                 # handing it to the pool and back costs more than a small call
                 self._idle.append(proxy)
             else:

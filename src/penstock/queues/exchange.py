@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 from uuid import UUID
@@ -37,6 +37,7 @@ from penstock.queues.signals import Signals
 from penstock.queues.types import Ack, Acked
 
 SQL = "SELECT * FROM queue_exchange(" + ", ".join(f"${n}" for n in range(1, 26)) + ")"
+ONE = "SELECT * FROM queue_exchange_one(" + ", ".join(f"${n}" for n in range(1, 13)) + ")"
 NO_LEASES, NO_ACKS, NO_TAKES = (None,) * 7, (None,) * 7, (None,) * 11
 # Columns of the answer.
 DONE, MORE, ITEMS = 15, 16, 17
@@ -44,11 +45,14 @@ ACKED = 17, 18, 19, 2, 20, 21, 22  # as `Prepared.fill` takes them
 REQUEST, PARTITION, NAME, SEQS, TRANSACTIONS, TIMES, NOTE, WAIT, DUE, VERSION = (
     0, 1, 2, 3, 4, 6, 11, 12, 13, 14,
 )  # fmt: skip
+NOTHING = Prepared([])  # to look up
 MAX_HELD = 50_000  # messages of leases that are remembered
 TAKE_WEIGHT = 4  # of an acknowledgement's
 MAX_TAKES = 256  # in a call
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)  # no cursor was due before
 LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
+UNUSUAL_SECONDS = 1.0  # for which a group gets no call for one, after one met something unusual
 RETRY_SECONDS = 1.0  # between tries to return leases
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
 FULL_LOOK_SECONDS = 1.0  # between looks without that shortcut, at least
@@ -250,6 +254,7 @@ class Exchanger:
         self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
         self.floors: dict[int, datetime] = {}  # group -> cursors due before were looked at already
         self._full_look: dict[int, float] = {}  # group -> when all of them are looked at next
+        self._unusual: dict[int, float] = {}  # group -> until when
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -307,16 +312,20 @@ class Exchanger:
         since = [self.since(take.target.group_id, now) for take in takes]
         completions = Completions([ack for one in requests for ack in one.acks])
         await completions.split(self.held)
-        prepared = await Prepared.of(completions.others(), self._catalog)
+        others = completions.others()
+        prepared = await Prepared.of(others, self._catalog) if others else NOTHING
         arguments = completions.leases()
         sent = self._database.healthy
         try:
-            rows = await self._database.fetch(
-                SQL,
-                *arguments,
-                *(prepared.arguments or NO_ACKS),
-                *(self.arguments(takes, since) if takes else NO_TAKES),
-            )
+            if len(requests) == 1 and not others and self._is_usual(takes, arguments, now):
+                rows = await self._call_for_one(takes, since, arguments, now)
+            else:
+                rows = await self._database.fetch(
+                    SQL,
+                    *arguments,
+                    *(prepared.arguments or NO_ACKS),
+                    *(self.arguments(takes, since) if takes else NO_TAKES),
+                )
         except Busy:
             raise  # rolled back
         except Unavailable:
@@ -331,11 +340,12 @@ class Exchanger:
         if arguments is not NO_LEASES:
             completions.fill(rows[0][DONE], rows[0][MORE])
             begin = 1
-        while begin < len(rows) and rows[begin][ITEMS] is not None:
+        while others and begin < len(rows) and rows[begin][ITEMS] is not None:
             row = rows[begin]
             await prepared.fill([row[column] for column in ACKED])
             begin += 1
-        completions.fill_others(prepared.answers)
+        if others:
+            completions.fill_others(prepared.answers)
         late = completions.missing()
         if late:
             acks = [completions.acks[place] for place in late]
@@ -356,6 +366,45 @@ class Exchanger:
             results.append(share)
             begin = end
         return results
+
+    def _is_usual(self, takes: list[Take], leases: tuple[Any, ...], now: float) -> bool:
+        """Whether `queue_exchange_one` will probably do for a request without acknowledgements that
+        have to be looked up.
+        """
+        if leases is not NO_LEASES and len(leases[0]) > 1:
+            return False
+        return not takes or (
+            _is_plain(takes[0])
+            and not self._catalog.shares(takes[0].target.queue)
+            and now >= self._unusual.get(takes[0].target.group_id, 0)
+        )
+
+    async def _call_for_one(
+        self,
+        takes: list[Take],
+        since: list[datetime | None],
+        leases: tuple[Any, ...],
+        now: float,
+    ) -> list[Any]:
+        """The rows of the call, for one usual request."""
+        arguments: list[Any] = [None] * 12
+        if leases is not NO_LEASES:
+            arguments[:5] = [column[0] for column in leases[:5]]
+            arguments[5] = leases[6]
+        if takes:
+            take, [start] = takes[0], since
+            back = LONG_AGO if start is None else start - LOOK_BACK
+            limit = self._settings.max_batch_bytes
+            arguments[6:] = take.target.group_id, take.batch, take.lease, start, back, limit
+        [row] = await self._database.fetch(ONE, *arguments)
+        rows = [row] if leases is not NO_LEASES else []
+        if not takes:
+            return rows
+        if row[NOTE] is not None:
+            return [*rows, row]
+        self._unusual[takes[0].target.group_id] = now + UNUSUAL_SECONDS
+        general = self.arguments(takes, since)
+        return rows + await self._database.fetch(SQL, *NO_LEASES, *NO_ACKS, *general)
 
     def arguments(self, takes: list[Take], since: list[datetime | None]) -> tuple[Any, ...]:
         """The last arguments of the call."""

@@ -220,7 +220,16 @@ class Merger(Generic[T, R]):
     async def _send(self, batch: list[Pending[T, R]]) -> None:
         requests = [pending.request for pending in batch]
         try:
-            outcomes = await halving(requests, self._attempt, REFUSED, _refusal)
+            try:
+                outcomes = await self._run(requests, False)
+            except REFUSED:
+                outcomes = await halving(requests, self._attempt, REFUSED, _refusal)
+            except PenstockError as error:
+                outcomes = (
+                    await self._attempt(requests, made=1)
+                    if _is_transient(error)
+                    else [error] * len(requests)
+                )
         except BaseException as error:
             log.exception("a merged call failed")
             failure = Unavailable("an internal error; see the broker's log")
@@ -231,9 +240,9 @@ class Merger(Generic[T, R]):
             # Once the next call is on its way: completing takes as long as a small call.
             asyncio.get_running_loop().call_soon(self._complete, batch, outcomes)
 
-    async def _attempt(self, requests: list[T]) -> list[R | PenstockError]:
+    async def _attempt(self, requests: list[T], made: int = 0) -> list[R | PenstockError]:
         try:
-            return await retrying(lambda again: self._run(requests, again), _is_transient)
+            return await retrying(lambda again: self._run(requests, again), _is_transient, made)
         except PenstockError as error:
             return [error] * len(requests)
 
@@ -245,8 +254,8 @@ class Merger(Generic[T, R]):
                 pending.complete(outcome)
 
 
-def _is_transient(error: Unavailable) -> bool:
-    return error.retry_after < 1
+def _is_transient(error: PenstockError) -> bool:
+    return isinstance(error, Unavailable) and error.retry_after < 1
 
 
 def _refusal(_: object, error: Exception) -> InvalidRequest:

@@ -21,10 +21,12 @@ RETRY_SECONDS = 0.05  # more with each attempt
 
 
 async def retrying(
-    call: Callable[[bool], Awaitable[R]], transient: Callable[[Unavailable], bool]
+    call: Callable[[bool], Awaitable[R]], transient: Callable[[Unavailable], bool], made: int = 0
 ) -> R:
-    """`call(again)`, repeated while it fails with what is `transient`; `again` after the first."""
-    for attempt in range(MAX_ATTEMPTS):
+    """`call(again)`, repeated while it fails with what is `transient`; `again` after the first.
+    `made`: the attempts before this.
+    """
+    for attempt in range(made, MAX_ATTEMPTS):
         try:
             return await call(attempt > 0)
         except Unavailable as error:

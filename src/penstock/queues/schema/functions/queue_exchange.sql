@@ -33,6 +33,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
   t timestamptz := clock_timestamp(); served int := 0;
+  drained boolean := false;  -- nothing comes after what was acknowledged, so there is probably nothing to take
 BEGIN
   IF k_partitions IS NOT NULL THEN
     WITH moved AS (
@@ -60,6 +61,7 @@ BEGIN
     )
     SELECT array_agg(w.place::int), array_agg(w.more) INTO done, left_over FROM moved w;
     RETURN NEXT;
+    drained := coalesce(NOT true = ANY (left_over), false) AND g_plain = cardinality(p_groups) AND cardinality(g_ids) = 1;
     done := NULL; left_over := NULL;
   END IF;
   IF a_starts IS NOT NULL THEN
@@ -73,72 +75,78 @@ BEGIN
 
   IF g_ids IS NOT NULL THEN
     t := clock_timestamp();  -- what was acknowledged a moment ago is due
-    RETURN QUERY
-    WITH due AS MATERIALIZED (
-      SELECT d.*, u.id AS group_id, q.id AS queue_id,
-             t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires
-        FROM unnest(g_ids, g_starts, g_starts[2:]) AS u (id, start, next_start)
-        JOIN groups g ON g.id = u.id
-        JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL AND NOT q.competing AND q.window_buffer = 0
-         AND q.delayed_processing = 0 AND q.ttl = 0
-       CROSS JOIN LATERAL (
-         SELECT k.*, (u.start + row_number() OVER ())::int AS request
-           FROM (SELECT k.ctid AS place, k.partition_id, k.version, k.position, k.due_at,
-                        k.position >= 0 AND NOT k.failing AND isempty(k.leased) AND isempty(k.settled) AS plain
-                   FROM cursors k
-                  WHERE k.group_id = u.id AND k.due_at >= coalesce(p_since[u.start + 1], '-infinity') AND k.due_at <= t
-                  ORDER BY k.due_at LIMIT coalesce(u.next_start, g_plain) - u.start FOR UPDATE SKIP LOCKED) k
-          WHERE k.plain) d
-    ), batch AS MATERIALIZED (
-      SELECT d.*, p_leases[d.request] AS lease_id, m.*
-        FROM due d
-       CROSS JOIN LATERAL (
-         SELECT count(*) AS n, max(m.seq) AS hi,
-                sum(octet_length(m.payload)) + coalesce(sum(octet_length(m.headers)), 0) AS size,
-                array_agg(m.seq) AS seqs, array_agg(m.transaction_id) AS transactions,
-                CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END AS traces,
-                array_agg(m.created_at) AS times,
-                CASE WHEN count(m.producer) > 0 THEN array_agg(m.producer) END AS producers,
-                CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END AS keys,
-                array_agg(m.payload) AS payloads,
-                CASE WHEN count(m.headers) > 0 THEN array_agg(m.headers) END AS headers
-           FROM (SELECT * FROM messages m WHERE m.partition_id = d.partition_id AND m.seq > d.position
-                  ORDER BY m.seq LIMIT p_batches[d.request]) m) m
-       WHERE m.hi = d.position + m.n AND m.size <= p_bytes / cardinality(p_groups)
-    ), taken AS (
-      UPDATE cursors c
-         SET version = c.version + 1, leased = int8multirange(int8range(b.position + 1, b.hi + 1)),
-             due_at = b.expires, next_expiry = b.expires, lease_id = b.lease_id
-        FROM batch b
-       WHERE c.ctid = b.place AND c.version = b.version
-      RETURNING b.*, c.leased, c.version AS version_now
-    ), leased AS (
-      INSERT INTO leases (lease_id, partition_id, group_id, queue_id, taken_at, expires_at, taken, open)
-      SELECT x.lease_id, x.partition_id, x.group_id, x.queue_id, t, x.expires, x.leased, x.leased FROM taken x
-    )
-    SELECT x.request, x.partition_id, (SELECT p.name FROM partitions p WHERE p.id = x.partition_id), x.seqs, x.transactions,
-           x.traces, x.times, x.producers, x.keys, x.payloads, x.headers, 'ok', NULL::double precision, x.due_at,
-           x.version_now, NULL::int[], NULL::boolean[], NULL::int[], NULL::text[], NULL::text, NULL::boolean[],
-           NULL::boolean[], NULL::boolean
-      FROM taken x;
-    GET DIAGNOSTICS served = ROW_COUNT;
-    IF served = cardinality(p_groups) OR p_back IS NULL THEN RETURN; END IF;
-    IF served = 0 AND g_plain = cardinality(p_groups) AND cardinality(g_ids) = 1 THEN  -- is there nothing at all?
-      RETURN QUERY
-        SELECT u.place, NULL::bigint, NULL::text, NULL::bigint[], NULL::text[], NULL::uuid[], NULL::timestamptz[], NULL::text[],
-               NULL::text[], NULL::bytea[], NULL::bytea[], 'empty', coalesce(extract(epoch FROM k.due_at - t), 2)::double precision,
-               NULL::timestamptz, NULL::bigint, NULL::int[], NULL::boolean[], NULL::int[], NULL::text[], NULL::text,
-               NULL::boolean[], NULL::boolean[], NULL::boolean
-          FROM groups g
-          JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL AND NOT q.competing
-          LEFT JOIN LATERAL (
-            SELECT k.due_at FROM cursors k
-             WHERE k.group_id = g.id AND k.due_at >= coalesce(p_back[1], '-infinity') AND k.due_at < t + interval '2 seconds'
-             ORDER BY k.due_at LIMIT 1) k ON true
-         CROSS JOIN generate_series(1, g_plain) u (place)
-         WHERE g.id = g_ids[1] AND g.discovered >= g.discover_to AND (k.due_at IS NULL OR k.due_at > t);
-      IF FOUND THEN RETURN; END IF;
-    END IF;
+    LOOP
+      IF NOT drained THEN
+        RETURN QUERY
+        WITH due AS MATERIALIZED (
+          SELECT d.*, u.id AS group_id, q.id AS queue_id,
+                 t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires
+            FROM unnest(g_ids, g_starts, g_starts[2:]) AS u (id, start, next_start)
+            JOIN groups g ON g.id = u.id
+            JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL AND NOT q.competing AND q.window_buffer = 0
+             AND q.delayed_processing = 0 AND q.ttl = 0
+           CROSS JOIN LATERAL (
+             SELECT k.*, (u.start + row_number() OVER ())::int AS request
+               FROM (SELECT k.ctid AS place, k.partition_id, k.version, k.position, k.due_at,
+                            k.position >= 0 AND NOT k.failing AND isempty(k.leased) AND isempty(k.settled) AS plain
+                       FROM cursors k
+                      WHERE k.group_id = u.id AND k.due_at >= coalesce(p_since[u.start + 1], '-infinity') AND k.due_at <= t
+                      ORDER BY k.due_at LIMIT coalesce(u.next_start, g_plain) - u.start FOR UPDATE SKIP LOCKED) k
+              WHERE k.plain) d
+        ), batch AS MATERIALIZED (
+          SELECT d.*, p_leases[d.request] AS lease_id, m.*
+            FROM due d
+           CROSS JOIN LATERAL (
+             SELECT count(*) AS n, max(m.seq) AS hi,
+                    sum(octet_length(m.payload)) + coalesce(sum(octet_length(m.headers)), 0) AS size,
+                    array_agg(m.seq) AS seqs, array_agg(m.transaction_id) AS transactions,
+                    CASE WHEN count(m.trace_id) > 0 THEN array_agg(m.trace_id) END AS traces,
+                    array_agg(m.created_at) AS times,
+                    CASE WHEN count(m.producer) > 0 THEN array_agg(m.producer) END AS producers,
+                    CASE WHEN count(m.key_id) > 0 THEN array_agg(m.key_id) END AS keys,
+                    array_agg(m.payload) AS payloads,
+                    CASE WHEN count(m.headers) > 0 THEN array_agg(m.headers) END AS headers
+               FROM (SELECT * FROM messages m WHERE m.partition_id = d.partition_id AND m.seq > d.position
+                      ORDER BY m.seq LIMIT p_batches[d.request]) m) m
+           WHERE m.hi = d.position + m.n AND m.size <= p_bytes / cardinality(p_groups)
+        ), taken AS (
+          UPDATE cursors c
+             SET version = c.version + 1, leased = int8multirange(int8range(b.position + 1, b.hi + 1)),
+                 due_at = b.expires, next_expiry = b.expires, lease_id = b.lease_id
+            FROM batch b
+           WHERE c.ctid = b.place AND c.version = b.version
+          RETURNING b.*, c.leased, c.version AS version_now
+        ), leased AS (
+          INSERT INTO leases (lease_id, partition_id, group_id, queue_id, taken_at, expires_at, taken, open)
+          SELECT x.lease_id, x.partition_id, x.group_id, x.queue_id, t, x.expires, x.leased, x.leased FROM taken x
+        )
+        SELECT x.request, x.partition_id, (SELECT p.name FROM partitions p WHERE p.id = x.partition_id), x.seqs, x.transactions,
+               x.traces, x.times, x.producers, x.keys, x.payloads, x.headers, 'ok', NULL::double precision, x.due_at,
+               x.version_now, NULL::int[], NULL::boolean[], NULL::int[], NULL::text[], NULL::text, NULL::boolean[],
+               NULL::boolean[], NULL::boolean
+          FROM taken x;
+        GET DIAGNOSTICS served = ROW_COUNT;
+        IF served = cardinality(p_groups) OR p_back IS NULL THEN RETURN; END IF;
+      END IF;
+      IF served = 0 AND g_plain = cardinality(p_groups) AND cardinality(g_ids) = 1 THEN  -- is there nothing at all?
+        RETURN QUERY
+          SELECT u.place, NULL::bigint, NULL::text, NULL::bigint[], NULL::text[], NULL::uuid[], NULL::timestamptz[], NULL::text[],
+                 NULL::text[], NULL::bytea[], NULL::bytea[], 'empty', coalesce(extract(epoch FROM k.due_at - t), 2)::double precision,
+                 NULL::timestamptz, NULL::bigint, NULL::int[], NULL::boolean[], NULL::int[], NULL::text[], NULL::text,
+                 NULL::boolean[], NULL::boolean[], NULL::boolean
+            FROM groups g
+            JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL AND NOT q.competing
+            LEFT JOIN LATERAL (
+              SELECT k.due_at FROM cursors k
+               WHERE k.group_id = g.id AND k.due_at >= coalesce(p_back[1], '-infinity') AND k.due_at < t + interval '2 seconds'
+               ORDER BY k.due_at LIMIT 1) k ON true
+           CROSS JOIN generate_series(1, g_plain) u (place)
+           WHERE g.id = g_ids[1] AND g.discovered >= g.discover_to AND (k.due_at IS NULL OR k.due_at > t);
+        IF FOUND THEN RETURN; END IF;
+      END IF;
+      EXIT WHEN NOT drained;
+      drained := false;
+    END LOOP;
   END IF;
   RETURN QUERY
     SELECT r.places[x.request], x.partition_id, x.partition, x.seqs, x.transactions, x.traces, x.times, x.producers,

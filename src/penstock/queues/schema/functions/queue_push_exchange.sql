@@ -22,6 +22,15 @@ BEGIN
     FROM queue_push(p_ids, p_starts, p_transactions, p_checks, p_traces, p_producers, p_keys, p_payloads,
                     p_payload_bounds, p_headers, p_header_bounds, p_dues, p_delays) p;
   RETURN NEXT;
+  IF g_plain = 1 THEN
+    heads := NULL; answers := NULL; dues := NULL;
+    SELECT x.* INTO request, partition_id, partition, seqs, transactions, traces, times, producers, keys, payloads, headers,
+                    note, wait, due, version, done, left_over
+      FROM queue_exchange_one(NULL, NULL, NULL, NULL, NULL, NULL, p_groups[1], p_batches[1], p_leases[1], p_since[1], NULL,
+                              p_bytes) x;
+    IF note IS NOT NULL THEN RETURN NEXT; END IF;
+    RETURN;
+  END IF;
   RETURN QUERY
     SELECT x.*, NULL::bigint[], NULL::bigint[], NULL::timestamptz[]
       FROM queue_exchange(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
