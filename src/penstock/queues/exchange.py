@@ -52,7 +52,7 @@ MAX_TAKES = 256  # in a call
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)  # no cursor was due before
 LOOK_BACK = timedelta(seconds=2)  # and how much further before a pop says "empty"
-UNUSUAL_SECONDS = 1.0  # for which a group gets no call for one, after one met something unusual
+UNUSUAL_SECONDS = 0.1  # for which a group gets no call for one, after one met something unusual
 RETRY_SECONDS = 1.0  # between tries to return leases
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
 FULL_LOOK_SECONDS = 1.0  # between looks without that shortcut, at least
@@ -79,6 +79,16 @@ class Take:
     partitions: int
     lease: UUID
     holder: int | None = None
+    lease_id: str = ""  # the lease as text, once it is needed
+
+    def renew(self) -> None:
+        """Use another lease from now on."""
+        self.lease, self.lease_id = new_lease(self.holder), ""
+
+    def lease_text(self) -> str:
+        if not self.lease_id:
+            self.lease_id = str(self.lease)
+        return self.lease_id
 
 
 @dataclass(slots=True)
@@ -124,9 +134,9 @@ class HeldLeases:
         self._held: dict[str, Held] = {}
         self._messages = 0
 
-    def add(self, held: Held) -> None:
+    def add(self, lease: str, held: Held) -> None:
         self._messages += len(held.transactions)
-        self._held[str(held.lease)] = held
+        self._held[lease] = held
         while self._messages > self._most:
             self.forget(next(iter(self._held)))
 
@@ -290,7 +300,7 @@ class Exchanger:
 
     async def complete(self, take: Take) -> None:
         """Acknowledge all that was taken (auto-ack)."""
-        self.held.forget(str(take.lease))
+        self.held.forget(take.lease_text())
         await self._auto_acks.submit(take.lease)
 
     async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
@@ -304,10 +314,10 @@ class Exchanger:
         if again:  # it may have been committed, or be about to: what it took was seen by nobody
             lost = [take.lease for take in takes]
             for take in takes:
-                take.lease = new_lease(take.holder)
+                take.renew()
             if lost:
                 await self._database.fetch("SELECT queue_release($1, false)", lost)
-        takes.sort(key=_order)
+        takes.sort(key=self._order)
         now = time.monotonic()
         since = [self.since(take.target.group_id, now) for take in takes]
         completions = Completions([ack for one in requests for ack in one.acks])
@@ -374,9 +384,7 @@ class Exchanger:
         if leases is not NO_LEASES and len(leases[0]) > 1:
             return False
         return not takes or (
-            _is_plain(takes[0])
-            and not self._catalog.shares(takes[0].target.queue)
-            and now >= self._unusual.get(takes[0].target.group_id, 0)
+            self._is_plain(takes[0]) and now >= self._unusual.get(takes[0].target.group_id, 0)
         )
 
     async def _call_for_one(
@@ -410,7 +418,7 @@ class Exchanger:
         """The last arguments of the call."""
         plain = 0
         for take in takes:
-            if not _is_plain(take):
+            if not self._is_plain(take):
                 break
             plain += 1
         groups = [take.target.group_id for take in takes]
@@ -456,6 +464,7 @@ class Exchanger:
     def _hold(self, take: Take, row: Any) -> None:
         target = take.target
         self.held.add(
+            take.lease_text(),
             Held(
                 target.queue,
                 target.group,
@@ -468,8 +477,20 @@ class Exchanger:
                 row[SEQS][-1],
                 row[TRANSACTIONS],
                 row[TIMES],
-            )
+            ),
         )
+
+    def _is_plain(self, take: Take) -> bool:
+        """Whether it may be usual; what consumers share is taken in another way."""
+        target = take.target
+        return (
+            target.partition is None
+            and take.partitions == 1
+            and not self._catalog.shares(target.queue)
+        )
+
+    def _order(self, take: Take) -> tuple[bool, int]:
+        return not self._is_plain(take), take.target.group_id
 
     def since(self, group_id: int, now: float) -> datetime | None:
         """Cursors that were due long ago and are not any more leave dead index entries; do not wade
@@ -528,7 +549,7 @@ class Exchanger:
         return len(rows)
 
     async def _return(self, take: Take) -> None:
-        self.held.forget(str(take.lease))
+        self.held.forget(take.lease_text())
         await self._release([take.lease])
         self._signals.available(take.target.queue, 1, take.target.group)
 
@@ -547,14 +568,6 @@ def _acked(exchanged: Exchanged) -> list[Acked]:
 
 def _weight(exchange: Exchange) -> int:
     return len(exchange.acks) + (0 if exchange.take is None else TAKE_WEIGHT)
-
-
-def _is_plain(take: Take) -> bool:
-    return take.target.partition is None and take.partitions == 1
-
-
-def _order(take: Take) -> tuple[bool, int]:
-    return not _is_plain(take), take.target.group_id
 
 
 def _cursor(held: tuple[int, int, int, Held]) -> tuple[int, int]:

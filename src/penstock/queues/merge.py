@@ -237,8 +237,11 @@ class Merger(Generic[T, R]):
             if not isinstance(error, Exception):
                 raise
         else:
-            # Once the next call is on its way: completing takes as long as a small call.
-            asyncio.get_running_loop().call_soon(self._complete, batch, outcomes)
+            if self._waiting:
+                # Once the next call is on its way: completing takes as long as a small call.
+                asyncio.get_running_loop().call_soon(self._complete, batch, outcomes)
+            else:
+                self._complete(batch, outcomes)
 
     async def _attempt(self, requests: list[T], made: int = 0) -> list[R | PenstockError]:
         try:

@@ -112,7 +112,7 @@ class Popper:
                 pending.run(self._resume(request, looked, began, patience))
                 return True
             messages: list[Message] = []
-            lease = str(take.lease)
+            lease = take.lease_text()
             try:
                 for row in outcome.rows:
                     messages += self._messages(take, lease, row, 0, SLICE)
@@ -309,7 +309,7 @@ class Popper:
     async def _answer(self, request: PopRequest, exchanged: Exchanged, batch: int) -> Popped:
         take = exchanged.take
         assert take is not None
-        lease = "" if request.auto_ack else str(take.lease)
+        lease = "" if request.auto_ack else take.lease_text()
         messages: list[Message] = []
         try:
             if request.auto_ack:

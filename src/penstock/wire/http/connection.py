@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
         try:
             if (
                 head.plain
-                and not response.headers
+                and type(response.headers) is tuple
                 and not server.draining
                 and len(response.body) < server.simple_below
             ):

@@ -9,6 +9,7 @@ from penstock.protocol.status import REASONS
 from penstock.wire.http.messages import Head, Headers, Response, StreamResponse
 
 _SMALL = 1024
+_MAX_STARTS = 256  # headers that are another for each answer are not kept
 _LENGTHS = [b"Content-Length: %d\r\n\r\n" % size for size in range(_SMALL)]
 _BODILESS = frozenset((204, 304))
 _NAME = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -19,7 +20,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._date = b""
-        self._starts: dict[tuple[int, str], bytes] = {}
+        self._starts: dict[tuple[int, str, Headers], bytes] = {}  # of this second
         self.tick()
 
     def tick(self) -> None:
@@ -27,9 +28,9 @@ class Encoder:
         self._date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
         self._starts.clear()
 
-    def start(self, status: int, content_type: str) -> bytes:
+    def start(self, status: int, content_type: str, headers: Headers = ()) -> bytes:
         """Status line and the lines every answer of this kind carries."""
-        start = self._starts.get((status, content_type))
+        start = self._starts.get((status, content_type, headers))
         if start is None:
             line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
             kind = (
@@ -37,15 +38,16 @@ class Encoder:
                 if content_type and status not in _BODILESS
                 else b""
             )
-            start = self._starts[(status, content_type)] = b"".join((line, self._date, kind))
+            start = b"".join((line, self._date, kind, header_lines(headers)))
+            if len(self._starts) < _MAX_STARTS:
+                self._starts[(status, content_type, headers)] = start
         return start
 
     def simple(self, response: Response) -> bytes:
-        """An answer without headers of its own, to a request that wants nothing special."""
+        """An answer to a request that wants nothing special; its headers are a tuple."""
         status, body = response.status, response.body
-        start = self._starts.get((status, response.content_type)) or self.start(
-            status, response.content_type
-        )
+        key = status, response.content_type, response.headers
+        start = self._starts.get(key) or self.start(*key)
         if status in _BODILESS:
             return start + b"\r\n"
         size = len(body)

@@ -7,7 +7,7 @@ answer, nobody looks inside. Pushes go through the buffer, which stands in front
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -637,6 +637,7 @@ async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
     return Response(200, _encode(answer), headers=_lease_headers(lease_time))
 
 
+@lru_cache(maxsize=256)
 def _lease_headers(lease_time: int | None) -> Sequence[tuple[str, str]]:
     return ((LEASE_TIME, str(lease_time)),) if lease_time else ()
 
