@@ -144,7 +144,8 @@ def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url:
         assert (calls, queues.signals.waiting) == ([], 2)
         await push(queues, "q", 4)  # behind what is leased: one looks, and waits again
         await eventually(lambda: calls and queues.signals.waiting == 2)
-        assert [sql for sql, _ in calls] == [exchanging.SQL]
+        assert len(calls) == 1
+        assert calls[0][0] in (exchanging.SQL, exchanging.ONE)
         next_one = await queues.pop(patient, acks_of(popped))  # in order, and by its own call
         assert values(next_one) == [3, 4]
         await complete(queues, next_one)

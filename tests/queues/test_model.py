@@ -171,6 +171,15 @@ class QueueMachine(RuleBasedStateMachine):
 
         return self.runner.run(called())
 
+    @rule()
+    def change_the_calls(self) -> None:
+        """From now on single requests go the way of those that share a call, or no longer."""
+        exchanger: Any = self.queues._exchanger
+        if "_is_usual" in vars(exchanger):
+            del exchanger._is_usual
+        else:
+            exchanger._is_usual = lambda *_: False
+
     @rule(
         given=st.lists(
             st.tuples(st.sampled_from(PARTITIONS), HEADERS, st.sampled_from([0, 0, 1, 2])),

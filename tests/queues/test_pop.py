@@ -50,7 +50,8 @@ def test_acknowledging_and_taking_the_next_is_one_call(database_url: str) -> Non
             assert [one.success for one in popped.acked] == [True]
             seen += values(popped)
         assert sorted(seen) == sorted([*range(4)] * 3)
-        assert calls == [exchange.SQL] * 11  # the rest of its work is in the same commit
+        assert len(calls) == 11  # the rest of its work is in the same commit
+        assert set(calls) <= {exchange.SQL, exchange.ONE}
 
         last, late = popped, acks_of(popped)
         waiting = asyncio.create_task(
