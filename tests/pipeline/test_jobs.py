@@ -125,6 +125,9 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     def expected(count: int) -> list[tuple[str, int, int]]:
         return sorted((f"p{i % 3}", i // 3 + 1, i) for i in range(count))
 
+    with BrokerCaller(server.url) as caller:
+        options = {"recordDeliveries": True, "retryDelay": 0}
+        caller.json("POST", "/api/v1/configure", {"queue": queue, "options": options})
     push(range(30))
     assert archive(spark, target, origin).rows == 30
     push(range(30, 48))
@@ -149,21 +152,27 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     assert sorted(int(row.payload) for row in whole.collect()) == list(range(63))
     assert not list(queue_steps(origin.options(), None, 60.0)), "none is an hour old"
     with BrokerCaller(server.url) as caller:
-        pop = f"/api/v1/pop/queue/{queue}/partition/p0?consumerGroup=g&batch=2&subscriptionMode=all"
-        taken = caller.json("GET", pop)["messages"]
-        acks = [
-            {name: one[name] for name in ("transactionId", "partitionId", "leaseId")}
-            | {"status": status, "error": "no stock"}
-            for one, status in zip(taken, ("completed", "dlq"), strict=True)
-        ]
-        caller.json("POST", "/api/v1/ack/batch", {"acknowledgments": acks, "consumerGroup": "g"})
+        pop = f"/api/v1/pop/queue/{queue}/partition/p0?consumerGroup=g&batch=3&subscriptionMode=all"
+        for statuses in (("completed", "dlq", "failed"), ("completed", "retry")):
+            acks = [
+                {name: one[name] for name in ("transactionId", "partitionId", "leaseId")}
+                | {"status": status, "error": "no stock"}
+                for one, status in zip(caller.json("GET", pop)["messages"], statuses, strict=False)
+            ]
+            answers = {"acknowledgments": acks, "consumerGroup": "g"}
+            caller.json("POST", "/api/v1/ack/batch", answers)
     other = f"{target}-outcomes"
     archive(spark, other, origin, payloads=Payloads(outcome_minutes=0.0))
-    rows = read_archive(spark, other, queue=queue).where("partition = 'p0' AND seq < 4").collect()
+    rows = read_archive(spark, other, queue=queue).where("partition = 'p0' AND seq < 6").collect()
+    (p0,) = {row.partition for row in rows}
     outcomes = {row.seq: row._outcomes[0] for row in rows}
-    assert [outcomes[seq].outcome for seq in (1, 2, 3)] == ["completed", "dead", "waiting"]
-    assert (outcomes[2].attempts, outcomes[2].error) == (1, "no stock")
-    assert outcomes[2].latencyMs >= 0
+    assert p0 == "p0"
+    assert [(o.outcome, o.attempts, o.error) for _, o in sorted(outcomes.items())] == [
+        *(("completed", 1, None), ("dead", 1, "no stock"), ("completed", 2, None)),
+        *(("waiting", 1, None), ("leased", None, None)),
+    ]
+    assert all((outcomes[seq].latencyMs or -1) >= 0 for seq in (1, 2, 3))
+    assert (outcomes[4].latencyMs, outcomes[5].latencyMs) == (None, None)
     other = replace(LakeTable(target, "queue", queue).require(), identity="1:0")
     with pytest.raises(DataLoss, match="belongs to another database"):
         list(queue_steps(origin.options(), other))

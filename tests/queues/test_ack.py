@@ -301,3 +301,47 @@ def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_the_pa
             await body(queues)
 
     asyncio.run(main())
+
+
+def test_deliveries_are_recorded_of_queues_that_ask_and_only_while_they_do(
+    database_url: str,
+) -> None:
+    async def body(queues: Queues) -> None:
+        fetch = queues.database.fetch
+
+        async def deliveries() -> list[tuple[str, str]]:
+            rows = await fetch(
+                """SELECT q.name, d.seqs::text FROM deliveries d JOIN queues q ON q.id = d.queue_id
+                    WHERE d.ended_at >= d.taken_at ORDER BY d.ended_at"""
+            )
+            return [tuple(row) for row in rows]
+
+        async def triggers() -> int:
+            rows = await fetch(
+                "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'leases'::regclass AND NOT tgisinternal"
+            )
+            return int(rows[0][0])
+
+        for queue in ("q", "silent"):
+            await push(queues, queue, *range(4))
+        assert await triggers() == 0, "nobody asked, nobody pays"
+        await queues.admin.configure("q", QueueOptions(record_deliveries=True, retry_delay=0))
+        assert await triggers() == 2
+        await complete(queues, await pop(queues, "silent"))
+        messages = (await pop(queues, "q")).messages
+        await answer(queues, messages[:1])
+        await answer(queues, messages[1:2], "failed")
+        await answer(queues, messages[2:])
+        await complete(queues, await pop(queues, "q"))
+        assert await deliveries() == [
+            *(("q", "{[1,2)}"), ("q", "{[2,3)}"), ("q", "{[3,5)}"), ("q", "{[2,3)}")),
+        ]
+        await fetch(
+            "UPDATE deliveries SET ended_at = now() - interval '8 days' WHERE seqs @> 1::bigint"
+        )
+        await queues.upkeep.tidy()
+        assert len(await deliveries()) == 3
+        await queues.admin.configure("q", QueueOptions())
+        assert await triggers() == 0
+
+    run(database_url, body)

@@ -534,7 +534,7 @@ def test_configure_replaces_all_options_and_names_their_defaults(api, queue):
         "leaseTime": 300, "retryLimit": 3, "retryDelay": 1000, "delayedProcessing": 0, "windowBuffer": 0, "maxSize": 0,
         "ttl": 0, "priority": 0, "deadLetterQueue": True, "dlqAfterMaxRetries": True, "retentionEnabled": False,
         "retentionSeconds": 0, "completedRetentionSeconds": 0, "maxWaitTimeSeconds": 0, "encryptionEnabled": False,
-        "ordering": "partition",
+        "recordDeliveries": False, "ordering": "partition",
     }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ class QueueSettings(TypedDict, total=False):
     completed_retention_seconds: int
     max_wait_time_seconds: int
     encryption_enabled: bool
+    record_deliveries: bool
     ordering: str
 
 

@@ -57,6 +57,10 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
         bool,
         Meta(description="encrypt payloads and headers with AES-256-GCM"),
     ] = False
+    record_deliveries: Annotated[
+        bool,
+        Meta(description="for a week it is kept when leases ended, for `archive --with-outcomes`"),
+    ] = False
     ordering: Annotated[
         Literal["partition", "none"],
         Meta(

@@ -34,6 +34,7 @@ HEAL_STEP = 1000  # cursors; in one run at most
 HEAL_STEPS = 5  # of them, so a million cursors are walked in about a quarter of an hour
 TIDY_SECONDS = 3600.0
 HISTORY_DAYS = 7
+DELIVERY_DAYS = 7
 STEP = 5000  # messages at most
 TIDY_STEP = 1000
 EVICT_STEP = 500  # partitions
@@ -46,6 +47,11 @@ NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
            VALUES (date_trunc('minute', clock_timestamp()), $1, $2, $3, 1)
            ON CONFLICT (minute, queue_id, reason)
            DO UPDATE SET messages = r.messages + excluded.messages, steps = r.steps + 1"""
+
+FORGET_DELIVERIES = """WITH gone AS (
+  DELETE FROM deliveries WHERE ctid = ANY (ARRAY(
+    SELECT d.ctid FROM deliveries d WHERE d.ended_at < now() - make_interval(days => $1) LIMIT $2))
+  RETURNING 1) SELECT count(*) FROM gone"""
 
 
 class Upkeep:
@@ -222,11 +228,15 @@ class Upkeep:
 
     async def tidy(self) -> None:
         """Remove empty partitions that were idle for `partition_cleanup_days`, what idle sinks
-        wrote, and the SQL functions of releases that are not in use.
+        wrote, old deliveries, and the SQL functions of releases that are not in use.
         """
         await self._database.drop_unused_functions()
         await Sinks(self._database).forget_old()
-        looked = 1
+        removed = looked = 1
+        while removed:
+            rows = await self._database.fetch(FORGET_DELIVERIES, DELIVERY_DAYS, STEP)
+            removed = rows[0][0]
+            await asyncio.sleep(STEP_GAP_SECONDS)
         while looked:
             rows = await self._database.fetch(
                 "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2)",

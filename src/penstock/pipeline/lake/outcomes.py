@@ -2,10 +2,17 @@
 
 PostgreSQL says it for the messages of a step as they stand when the step is archived, so only
 messages older than a given age are taken: by then most groups are done with them. It is an element
-per group: `completed`, `dead`, `leased` or `waiting`; the attempts that are known (of messages that
-failed; those of a message that was completed are not kept); the error; and from push to the dead
-letters the time in milliseconds. How long completed messages took is kept per minute, not per
-message: see `rollup`.
+per group:
+
+    outcome    completed, dead, leased or waiting
+    attempts   how many deliveries of the message to the group have ended, if the queue records
+               that; else of messages that failed and are not completed, how often
+    error      the last one of messages that failed and are not completed
+    latencyMs  from push to the dead letters; of completed messages from push to the end of their
+               last lease, if the queue records that
+
+A queue records deliveries with its option `recordDeliveries`, a row per lease and not per message
+(migration `0018_deliveries.sql`).
 """
 
 from typing import Any
@@ -34,25 +41,40 @@ FIELD = pa.field(
 MESSAGES_PER_QUERY = 100_000
 _SCHEMA = pa.schema([("_partition", pa.string()), ("_seq", pa.int64()), ("_json", pa.string())])
 _QUERY = """
+WITH m AS MATERIALIZED (
+  SELECT m.partition_id, m.seq, m.created_at FROM messages m
+   WHERE m.queue_id = {queue} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8
+), spans AS (
+  SELECT m.partition_id, int8multirange(int8range(min(m.seq), max(m.seq), '[]')) AS seqs
+    FROM m GROUP BY 1
+), given AS (
+  SELECT d.partition_id, d.group_id, s.seq, count(*) AS times, max(d.ended_at) AS ended_at
+    FROM deliveries d JOIN spans p USING (partition_id)
+   CROSS JOIN LATERAL unnest(d.seqs * p.seqs) r
+   CROSS JOIN LATERAL generate_series(lower(r), upper(r) - 1) s (seq)
+   WHERE d.queue_id = {queue} AND d.ended_at >= (SELECT min(m.created_at) FROM m)
+   GROUP BY 1, 2, 3
+)
 SELECT p.name, m.seq, coalesce(json_agg(json_build_object(
          'group', g.name,
-         'outcome', CASE WHEN d.seq IS NOT NULL THEN 'dead'
-                         WHEN c.position >= m.seq OR c.settled @> m.seq THEN 'completed'
+         'outcome', CASE WHEN d.seq IS NOT NULL THEN 'dead' WHEN c.done THEN 'completed'
                          WHEN c.leased @> m.seq THEN 'leased' ELSE 'waiting' END,
-         'attempts', coalesce(d.attempts, a.attempts),
+         'attempts', greatest(v.times, d.attempts, a.attempts),
          'error', coalesce(d.error, a.error),
-         'latencyMs', (extract(epoch FROM d.failed_at - m.created_at) * 1000)::bigint
+         'latencyMs', (extract(epoch FROM coalesce(
+            d.failed_at, CASE WHEN c.done THEN v.ended_at END) - m.created_at) * 1000)::bigint
        ) ORDER BY g.name) FILTER (WHERE g.id IS NOT NULL), '[]')::text
-  FROM messages m
+  FROM m
   JOIN partitions p ON p.id = m.partition_id
-  LEFT JOIN groups g ON g.queue_id = m.queue_id
-  LEFT JOIN LATERAL (SELECT * FROM cursors c WHERE c.partition_id = m.partition_id
+  LEFT JOIN groups g ON g.queue_id = {queue}
+  LEFT JOIN LATERAL (SELECT c.position >= m.seq OR c.settled @> m.seq AS done, c.leased
+                       FROM cursors c WHERE c.partition_id = m.partition_id
                         AND c.group_id = g.id ORDER BY c.version DESC LIMIT 1) c ON true
+  LEFT JOIN given v ON v.partition_id = m.partition_id AND v.group_id = g.id AND v.seq = m.seq
   LEFT JOIN attempts a ON a.partition_id = m.partition_id AND a.group_id = g.id AND a.seq = m.seq
   LEFT JOIN LATERAL (SELECT * FROM dead_letters d WHERE d.partition_id = m.partition_id
                         AND d.seq = m.seq AND d.group_id = g.id
                       ORDER BY d.id DESC LIMIT 1) d ON true
- WHERE m.queue_id = {queue} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8
  GROUP BY p.name, m.seq
 """
 
