@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.conftest import fresh_database
 from tests.pipeline.cluster import Cluster
 from tests.support.broker import BrokerProcess
+from tests.support.object_stores import BUCKET, CREDENTIALS, s3_process
 from tests.support.served import serving
 from tests.support.topics import append
 
@@ -66,6 +68,21 @@ def write_topic(tmp_path: Path) -> Append:
         append(directory, name, batches, **settings)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[dict[str, str]]:
+    """An S3 endpoint: the variables that say how to reach it."""
+    with s3_process() as url:
+        yield {**CREDENTIALS, "AWS_ENDPOINT_URL": url}
+
+
+@pytest.fixture
+def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty place in a bucket that this process can reach."""
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
 
 
 class ServedTopics:

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from penstock.cli import app, pipeline_trials
 from penstock.cli import pipeline as pipeline_commands
 from penstock.errors import ConfigError
+from penstock.pipeline.lake.data_files import ROWS, FileWriter
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.sinks.table import TableFiles, TableSink
+from penstock.pipeline.sinks.table import TableSink
 from penstock.pipeline.validation import check
 
 FILE = """
@@ -69,10 +70,9 @@ def test_a_table_keeps_the_files_of_a_commit_whose_answer_was_lost(
         raise deltalake.exceptions.CommitFailedError("conflict")
 
     monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", lost)
-    (written,) = TableFiles(sink._storage, "part")([batch])
-    assert sink._commit(table, "app", 0, written.to_pylist())
-    (again,) = TableFiles(sink._storage, "part")([batch])
-    assert not sink._commit(stale, "app", 0, again.to_pylist()), "another run has the batch"
+    files = [FileWriter(sink._storage, ROWS, batch.schema, run).write([batch]) for run in "ab"]
+    assert sink._commit(table, "app", 0, "a", files[0])
+    assert not sink._commit(stale, "app", 0, "b", files[1]), "another run has the batch"
     assert table.to_pyarrow_table().num_rows == 2
 
 

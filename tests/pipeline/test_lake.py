@@ -1,7 +1,9 @@
 """Archives as Delta tables: each record once, whatever is killed when, and readable by others."""
 
+import errno
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -26,7 +29,7 @@ from penstock.pipeline.jobs import archive_watch
 from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
-from penstock.pipeline.lake import maintenance
+from penstock.pipeline.lake import data_files, maintenance
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import TOPIC as TOPIC_KIND
 from penstock.pipeline.lake.data_files import FileWriter, read_range
@@ -35,12 +38,12 @@ from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import SETTINGS, LakeTable, Superseded, folder
 from penstock.pipeline.lake.typed_columns import object_fields
 from penstock.pipeline.report import Report
-from penstock.pipeline.sources.topic import DataLoss
+from penstock.pipeline.sources.topic import DataLoss, TopicReader
 from penstock.protocol import frames
 from tests.pipeline import scale
 from tests.pipeline.archiver import TOPIC, LocalArchiver, archiver, merge_here
 from tests.pipeline.conftest import Append
-from tests.pipeline.support import Driver, batch_rows, patiently, topic_options
+from tests.pipeline.support import Driver, batch_rows, patiently, rows_of, topic_options
 from tests.support.wait import until
 
 NOON = 1_794_830_400_000_000  # 2026-11-16 12:00 in microseconds
@@ -101,6 +104,31 @@ def test_a_run_whose_commit_was_answered_with_an_error_knows_its_own_commit(
 
     monkeypatch.setattr(LakeTable, "_commit", lost)
     add(table, 0, 10)
+    assert offsets(table) == list(range(10))
+
+
+def test_a_run_that_fails_leaves_no_files_and_commits_none_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk must not become fuller with every run; a vacuum may be too early."""
+    table = made(tmp_path)
+    add(table, 0, 10)
+    kept = sorted(table.storage.local.glob("date=*/*"))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for owner, name in ((LakeTable, "_commit"), (data_files._Day, "flush"), (Storage, "sync")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(OSError, match="No space"):
+                add(table, 10, 10)
+        assert sorted(table.storage.local.glob("date=*/*")) == kept
+    base = table.require()
+    files = FileWriter(table.storage, TOPIC_KIND, base.columns(), "run").write([batch(10, 5)])
+    table.storage.delete([files[0].path])
+    with pytest.raises(Conflict, match="was deleted before it was committed"):
+        table.append(base, "run", files, 15)
     assert offsets(table) == list(range(10))
 
 
@@ -415,6 +443,27 @@ def test_an_archive_of_an_earlier_release_is_converted_without_reading_a_record(
     assert polars.scan_delta(job.table.storage.uri).select("timestamp").collect().height == 60
 
 
+def test_an_archive_of_an_earlier_release_in_a_bucket_is_converted(
+    tmp_path: Path, write_topic: Append, bucket: str
+) -> None:
+    topics, root = tmp_path / "topics", tmp_path / "lake"
+    write_topic(TOPIC, [b"%d" % i for i in range(60)], directory=topics)
+    old(root, topics, 40)
+    files = Storage(bucket).files()
+    before = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    place = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.removeprefix('s3://')}"
+    for path in before:
+        httpx.put(f"{place}/{path}", content=(root / path).read_bytes()).raise_for_status()
+    with pytest.raises(InvalidRequest, match="--convert` once"):
+        archiver(bucket, topics).run(None)
+    job = archiver(bucket, topics)
+    assert (job.convert(), job.run(None).rows, job.convert()) == (1, 20, 0)
+    assert offsets(job.table) == list(range(60))
+    for path in before:
+        with pytest.raises(FileNotFoundError):
+            files.open_input_file(str(path))
+
+
 def test_a_topic_made_again_and_offsets_that_aged_out_are_refused(
     tmp_path: Path, write_topic: Append
 ) -> None:
@@ -637,45 +686,12 @@ def test_a_watched_table_follows_its_topic_and_says_how_far_behind_it_is(
     assert offsets(job.table) == list(range(15))
 
 
-# In a process of its own: deltalake keeps the GIL while it waits for some of its answers.
-S3_SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of an S3 endpoint; the variables say how to reach it."""
-    import httpx
-
-    command = [sys.executable, "-c", S3_SERVER]
-    quiet = {"stderr": subprocess.DEVNULL, "text": True}
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **quiet) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        assert server.stdin is not None
-        assert server.stdout is not None
-        endpoint = "http://" + ":".join(server.stdout.readline().split())
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_REGION", "us-east-1")
-        httpx.put(f"{endpoint}/lake").raise_for_status()
-        yield "s3://lake"
-        server.stdin.close()
-
-
 def test_a_table_in_an_object_store_has_each_record_once_too(
     tmp_path: Path, write_topic: Append, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = tmp_path / "topics"
-    write_topic(TOPIC, [b"%d" % i for i in range(50)], directory=topics)
+    small = {"directory": topics, "segment_bytes": 100}
+    write_topic(TOPIC, *([b"%d" % i] for i in range(50)), **small)
     monkeypatch.setattr(archive_job, "RECORDS_PER_STEP", 20)
     monkeypatch.setattr(maintenance, "MERGED_FILES", 3)
     job = archiver(bucket, topics)
@@ -683,7 +699,7 @@ def test_a_table_in_an_object_store_has_each_record_once_too(
     assert base is None
     assert job.run(None).rows == 50
     stale, files = job.table.require(), []
-    write_topic(TOPIC, [b"%d" % i for i in range(50, 60)], directory=topics)
+    write_topic(TOPIC, [b"%d" % i for i in range(50, 60)], **small)
     assert job.run(None).rows == 10
     writer = FileWriter(job.table.storage, TOPIC_KIND, stale.columns(), "late")
     files = writer.write([batch(50, 10)])
@@ -693,7 +709,13 @@ def test_a_table_in_an_object_store_has_each_record_once_too(
         job.table.storage.files().open_input_file(files[0].path)
     assert job.maintain(None).merged >= 3
     assert offsets(job.table) == list(range(60))
-    rows = batch_rows(directory=topics, topic=TOPIC, archive=bucket)
+    reader = TopicReader(topic_options(directory=topics, topic=TOPIC, archive=bucket))
+    age_out(topics, 1)
+    tasks = reader.partitions()
+    sent = pickle.dumps(reader)
+    with monkeypatch.context() as patch:
+        patch.delenv("AWS_ENDPOINT_URL")  # a task's machine knows nothing of the store
+        rows = rows_of(pickle.loads(sent), tasks)
     assert [row["offset"] for row in rows] == list(range(60))
     assert offsets(LakeTable(bucket, "topic", TOPIC)) == list(range(60))
     with pytest.raises(InvalidRequest, match="one of s3://"):

@@ -2,6 +2,8 @@
 
 import http.client
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,28 @@ def s3_server() -> Iterator[str]:
         yield url
     finally:
         server.stop()
+
+
+# In a process of its own: deltalake keeps the GIL while it waits for some of its answers.
+SERVER = """
+import sys
+from tests.support.object_stores import s3_server
+with s3_server() as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def s3_process() -> Iterator[str]:
+    """The same in another process."""
+    command = [sys.executable, "-c", SERVER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, **pipes) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
 
 
 class Faults:

@@ -1,6 +1,7 @@
 """The Parquet files of a table: written by tasks, day by day, and read by ranges of the key.
 
-    <table>/date=<day>/<run>-<random>.parquet
+    <table>/date=<day>/<run>-<random>.parquet       of an archive
+    <table>/<run>-<random>.parquet                  of a pipeline file's sink
 
 A task writes what it is given into one file per day, begins another when one is large enough, and
 holds at most `BUFFERED_BYTES` in memory however many days its rows belong to. A file's name is
@@ -11,6 +12,7 @@ Reading a range gives rows in the order of the key, the same rows in the same or
 they are in: a batch of a stream that is run again after a compaction has the same content.
 """
 
+import contextlib
 import json
 import time
 import uuid
@@ -38,11 +40,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class Kind:
-    """What is archived: a topic's records or a queue's messages."""
+    """What a table holds: a topic's records, a queue's messages, or any rows."""
 
     name: str
-    key: str  # the column that orders rows: statistics and ranges are about it
-    time: str  # the column whose day is the partition
+    key: str | None  # the column that orders rows: statistics and ranges are about it
+    time: str | None  # the column whose day is the partition
     columns: pa.Schema
 
     @property
@@ -58,6 +60,7 @@ def _without(schema: pa.Schema, name: str) -> pa.Schema:
 TOPIC = Kind("topic", "offset", "timestamp", _without(TOPIC_COLUMNS, "topic"))
 QUEUE = Kind("queue", "seq", "createdAt", _without(QUEUE_COLUMNS, "queue"))
 KINDS = {"topic": TOPIC, "queue": QUEUE}
+ROWS = Kind("rows", None, None, pa.schema([]))  # of a pipeline file, in no partitions
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class DataFile:
     path: str  # below the table's root
     bytes: int
     rows: int
-    date: str
+    date: str  # "" = in no partition
     first: int  # the smallest key
     last: int
     since: int | None = None  # the earliest time, in microseconds
@@ -76,13 +79,28 @@ class DataFile:
 
     def statistics(self, kind: Kind) -> str:
         """As Delta has them."""
-        low: dict[str, Any] = {kind.key: self.first}
-        high: dict[str, Any] = {kind.key: self.last}
-        if self.since is not None and self.until is not None:
+        low: dict[str, Any] = {}
+        high: dict[str, Any] = {}
+        if kind.key is not None:
+            low[kind.key], high[kind.key] = self.first, self.last
+        if kind.time is not None and self.since is not None and self.until is not None:
             low[kind.time], high[kind.time] = _iso(self.since), _iso(self.until)
         nulls = dict.fromkeys(low, 0)
         return json.dumps(
             {"numRecords": self.rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+        )
+
+    def add_action(self, kind: Kind, *, data_change: bool = True) -> Any:
+        """What adds the file to a Delta table."""
+        from deltalake.transaction import AddAction
+
+        return AddAction(
+            path=self.path,
+            size=self.bytes,
+            partition_values={"date": self.date} if self.date else {},
+            modification_time=int(time.time() * 1000),
+            data_change=data_change,
+            stats=self.statistics(kind),
         )
 
 
@@ -124,29 +142,40 @@ class FileWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
         """All rows of the batches into files."""
-        days: dict[date, _Day] = {}
+        days: dict[date | None, _Day] = {}
         finished: list[DataFile] = []
+
+        def finish(day: date | None) -> None:
+            finished.append(days[day].close())
+            del days[day]
+
         try:
             for batch in batches:
                 for day, rows in self._by_day(aligned(batch, self.schema)):
                     if day not in days:
                         if len(days) >= OPEN_FILES:
-                            oldest = min(days, key=lambda one: days[one].used)
-                            finished.append(days.pop(oldest).close())
+                            finish(min(days, key=lambda one: days[one].used))
                         days[day] = _Day(self, day)
                     days[day].add(rows)
                     if days[day].size >= self.file_bytes:
-                        finished.append(days.pop(day).close())
+                        finish(day)
                 while sum(one.buffered for one in days.values()) > BUFFERED_BYTES:
                     max(days.values(), key=lambda one: one.buffered).flush()
-            finished += [days.pop(day).close() for day in list(days)]
-        finally:
-            for one in days.values():
-                one.abandon()
+            for day in list(days):
+                finish(day)
+        except BaseException:
+            # nobody will name these files, and a full disk needs the space
+            paths = [*(file.path for file in finished), *(one.abandon() for one in days.values())]
+            with contextlib.suppress(OSError):
+                self.storage.delete(paths)
+            raise
         return finished
 
-    def _by_day(self, rows: pa.RecordBatch) -> Iterator[tuple[date, pa.RecordBatch]]:
+    def _by_day(self, rows: pa.RecordBatch) -> Iterator[tuple[date | None, pa.RecordBatch]]:
         if not rows.num_rows:
+            return
+        if self.kind.time is None:
+            yield None, rows
             return
         days = rows.column(self.kind.time).cast(pa.date32())
         unique = days.unique().to_pylist()
@@ -158,13 +187,15 @@ class FileWriter:
 
 
 class _Day:
-    """The open file of one day."""
+    """The open file of one day, or of all rows where days are no partitions."""
 
-    def __init__(self, writer: FileWriter, day: date) -> None:
-        self._kind, self._storage, self._day = writer.kind, writer.storage, str(day)
+    def __init__(self, writer: FileWriter, day: date | None) -> None:
+        self._kind, self._storage = writer.kind, writer.storage
+        self._day = "" if day is None else str(day)
         self._schema = writer.schema
-        self._path = f"date={day}/{writer.run}-{uuid.uuid4().hex[:12]}.parquet"
-        self._storage.make_directory(f"date={day}")
+        directory = f"date={day}/" if day else ""
+        self._path = f"{directory}{writer.run}-{uuid.uuid4().hex[:12]}.parquet"
+        self._storage.make_directory(directory)
         self._stream = self._storage.files().open_output_stream(self._path)
         self._footer: list[Any] = []
         plain = {self._kind.key, self._kind.time, "payload", "id", "transactionId"}
@@ -210,19 +241,20 @@ class _Day:
         size = self.size
         self._stream.close()
         self._storage.sync(self._path)
-        footer = self._footer[0]
-        first, last = _bounds(footer, self._kind.key)
-        since, until = _bounds(footer, self._kind.time)
+        footer, key, at = self._footer[0], self._kind.key, self._kind.time
+        first, last = _bounds(footer, key) if key else (0, 0)
+        since, until = map(_microseconds, _bounds(footer, at)) if at else (None, None)
         return DataFile(
-            *(self._path, size, footer.num_rows, self._day, first, last),
-            *(_microseconds(since), _microseconds(until)),
+            *(self._path, size, footer.num_rows, self._day, first, last, since, until),
             _values(footer, "_reason"),
         )
 
-    def abandon(self) -> None:
-        """Leave the file unfinished: the task failed. What is there is an orphan."""
+    def abandon(self) -> str:
+        """Leave the file unfinished, since the task failed; its path."""
         self._writer.is_open = False  # or its finalizer would write a footer to a closed stream
-        self._stream.close()
+        with contextlib.suppress(OSError):  # what failed may fail again
+            self._stream.close()
+        return self._path
 
 
 def _bounds(footer: Any, column: str) -> tuple[Any, Any]:

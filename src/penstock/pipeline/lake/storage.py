@@ -84,6 +84,15 @@ class Storage:
             except FileNotFoundError:
                 continue
 
+    def missing(self, paths: list[str]) -> list[str]:
+        """Those of the files that are not there."""
+        from pyarrow import fs
+
+        infos = self.files().get_file_info(paths)
+        return [
+            path for path, info in zip(paths, infos, strict=True) if info.type != fs.FileType.File
+        ]
+
     def copy(self, source: "Storage", path: str, target: str) -> None:
         """Take over a file of another directory of the same kind as `target`, by a link where there
         are links: its contents are not read.

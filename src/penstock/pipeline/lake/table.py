@@ -163,23 +163,37 @@ class LakeTable:
 
     def append(self, base: Snapshot, run: str, files: list[DataFile], position: int) -> Snapshot:
         """Add the files and move the position, as one; Superseded when another run did so since
-        `base`.
+        `base`. A topic may delete what is archived, so files that are not there are not committed.
         """
         from deltalake import Transaction
 
-        actions = [self._add(file, data_change=True) for file in files]
+        actions = [file.add_action(self.kind) for file in files]
         marks = [Transaction(_application(base.identity), position)]
         misfits = [file.path for file in files if file.misfits]
         notes: dict[str, Any] = {MISFITS: misfits} if misfits else {}
+        paths = [file.path for file in files]
+        if missing := self.storage.missing(paths):
+            raise Conflict(
+                f"{self.storage.uri}/{missing[0]} was deleted before it was committed, perhaps by "
+                "a vacuum with a limit shorter than this run: run it again"
+            )
         snapshot = base
         for _ in range(MAX_ATTEMPTS):
-            if self._commit(snapshot, run, actions, marks, None, notes):
+            try:
+                accepted = self._commit(snapshot, run, actions, marks, None, notes)
+            except OSError:
+                # a disk, unlike a store, has told all: a full one needs the space
+                newer = self.require_version(base)
+                if self.storage.local is not None and not self._has(newer, base, run):
+                    self.storage.delete(paths)
+                raise
+            if accepted:
                 return self._committed(base)
             newer = self.require_version(base)
             if self._has(newer, base, run):
                 return newer
             if newer.position != base.position:
-                self.storage.delete([file.path for file in files])
+                self.storage.delete(paths)
                 raise Superseded(
                     f"another run archived {self.kind.name} {self.name!r} up to "
                     f"{newer.position} meanwhile; this one has added nothing"
@@ -201,7 +215,7 @@ class LakeTable:
         gone = [
             RemoveAction(file.path, change, now, file.bytes, {"date": file.date}) for file in old
         ]
-        actions = [*(self._add(file, data_change=False) for file in new), *gone]
+        actions = [*(file.add_action(self.kind, data_change=False) for file in new), *gone]
         marks = [Transaction(MAINTENANCE, base.version + 1)]
         if self._commit(base, run, actions, marks, 0, {}):
             return self._committed(base)
@@ -289,18 +303,6 @@ class LakeTable:
     def _has(self, newer: Snapshot, base: Snapshot, run: str) -> bool:
         """Whether a commit since `base` is the run's own."""
         return is_committed(newer.delta, run, base.version)
-
-    def _add(self, file: DataFile, *, data_change: bool) -> Any:
-        from deltalake.transaction import AddAction
-
-        return AddAction(
-            path=file.path,
-            size=file.bytes,
-            partition_values={"date": file.date},
-            modification_time=int(time.time() * 1000),
-            data_change=data_change,
-            stats=file.statistics(self.kind),
-        )
 
 
 def folder(name: str) -> str:

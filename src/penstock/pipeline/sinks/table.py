@@ -1,20 +1,13 @@
 """A Delta table as the sink of a pipeline file: any rows, each batch exactly once.
 
-Executors write Parquet files below the table's directory, the driver commits them. The commit
+Executors write Parquet files below the table's directory, as those of an archive
+(`penstock.pipeline.lake.data_files`), the driver commits them. The commit
 carries an application transaction (Delta's `txn` action): its id is the pipeline's and its query's,
 its version the batch's number. So a batch that is run again, after a kill at any step, finds its
 number in the table and adds nothing; of two runs at once one adds its files, the other deletes its
 own. Files of a run that was killed before its commit are in no commit; `vacuum` removes them.
-
-The archive of a topic or queue is another such table, with columns and partitions of its own
-(`penstock.pipeline.lake.table`).
 """
 
-import json
-import time
-import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -27,43 +20,10 @@ from penstock.pipeline.lake.commits import (
     new_run,
     sync_commits,
 )
+from penstock.pipeline.lake.data_files import FILES_DDL, ROWS, DataFile, FileWriter
 from penstock.pipeline.lake.storage import Storage
 
-FILES = "path STRING, bytes BIGINT, records BIGINT"
-FILES_SCHEMA = pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("records", pa.int64())])
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-
-
-@dataclass(frozen=True)
-class TableFiles:
-    """Writes a task's rows to one file."""
-
-    storage: Storage
-    prefix: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The file, if there were rows."""
-        from pyarrow import parquet
-
-        path = f"{self.prefix}-{uuid.uuid4().hex}.parquet"
-        writer, records, files = None, 0, self.storage.files()
-        try:
-            for batch in batches:
-                if batch.num_rows:
-                    rows = pa.Table.from_batches([batch])
-                    rows = rows.cast(delta_schema(rows.schema))
-                    writer = writer or parquet.ParquetWriter(path, rows.schema, filesystem=files)
-                    writer.write_table(rows)
-                    records += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is not None:
-            self.storage.sync(path)
-            size = files.get_file_info(path).size
-            yield pa.RecordBatch.from_pylist(
-                [{"path": path, "bytes": size, "records": records}], FILES_SCHEMA
-            )
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
@@ -89,10 +49,11 @@ class TableSink:
         table = self._table(batch)
         if self._has(table, app, number):
             return
-        prefix = f"part-{number:05d}-{uuid.uuid4().hex[:8]}"
-        rows = batch.mapInArrow(TableFiles(self._storage, prefix), FILES).collect()
-        if rows and not self._commit(table, app, number, rows):
-            self._storage.delete([row["path"] for row in rows])
+        run = new_run()
+        writer = FileWriter(self._storage, ROWS, pa.schema(table.schema()), run)
+        files = [DataFile(*row) for row in batch.mapInArrow(writer, FILES_DDL).collect()]
+        if files and not self._commit(table, app, number, run, files):
+            self._storage.delete([file.path for file in files])
 
     def _table(self, batch: Any) -> Any:
         """The table, made with the first batch's columns if there is none."""
@@ -118,24 +79,11 @@ class TableSink:
         last = table.transaction_version(app)
         return last is not None and last >= number
 
-    def _commit(self, table: Any, app: str, number: int, rows: list[Any]) -> bool:
+    def _commit(self, table: Any, app: str, number: int, run: str, files: list[DataFile]) -> bool:
         """Whether this run's commit added the batch, as opposed to another run's."""
         from deltalake import Transaction
-        from deltalake.transaction import AddAction
 
-        now = int(time.time() * 1000)
-        actions = [
-            AddAction(
-                path=row["path"],
-                size=row["bytes"],
-                partition_values={},
-                modification_time=now,
-                data_change=True,
-                stats=json.dumps({"numRecords": row["records"]}),
-            )
-            for row in rows
-        ]
-        run, base = new_run(), table.version()
+        actions, base = [file.add_action(ROWS) for file in files], table.version()
         for _ in range(MAX_ATTEMPTS):
             accepted = commit(table, run, actions, [Transaction(app, number)], retries=0)
             table.update_incremental()

@@ -17,6 +17,7 @@ import pyarrow as pa
 from penstock.errors import Conflict, InvalidOffset
 from penstock.pipeline.lake.convert import refuse_old, topic_identity
 from penstock.pipeline.lake.data_files import TOPIC, read_range
+from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 FRESH_SECONDS = 60.0
@@ -45,6 +46,7 @@ class ArchivedTopics:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._options = Storage(root).options  # of the driver's environment: tasks have another
         self._bounds: dict[str, Bounds] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -106,7 +108,7 @@ class ArchivedTopics:
         return Bounds(first, snapshot.position, time.monotonic())
 
     def _table(self, topic: str, incarnation: str) -> tuple[LakeTable, Snapshot | None]:
-        table = LakeTable(self._root, "topic", topic)
+        table = LakeTable(self._root, "topic", topic, self._options)
         snapshot = table.open()
         refuse_old(table, snapshot)
         if snapshot is not None and snapshot.identity != topic_identity(incarnation):
