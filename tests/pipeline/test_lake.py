@@ -582,6 +582,9 @@ def test_table_and_log_are_one_frame_and_one_stream(
     assert job.maintain(None).merged == 2
     age_out(topics, 4)
     assert rows() == everything
+    assert pipeline.table(spark, TOPIC, directory=str(topics)).count() == 120, "nothing is left"
+    log = spark.read.format("penstock").options(topic=TOPIC, directory=str(topics)).load()
+    assert log.where("offset >= 500").collect() == []
     plan = frame.where("offset < 50")._jdf.queryExecution().toString()
     assert "PushedFilters: [IsNotNull(offset), LessThan(offset,50)]" in plan
 

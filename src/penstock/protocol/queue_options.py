@@ -59,7 +59,7 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     ] = False
     record_deliveries: Annotated[
         bool,
-        Meta(description="for a week it is kept when leases ended, for `archive --with-outcomes`"),
+        Meta(description="record for a week when leases end, for `archive --with-outcomes`"),
     ] = False
     ordering: Annotated[
         Literal["partition", "none"],

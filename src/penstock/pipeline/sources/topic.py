@@ -303,7 +303,7 @@ class TopicReader(FilteredReader):
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
-        return o.tasks(spans)
+        return o.tasks(spans) or [Task([])]  # Spark would make one of its own
 
     def _narrowed(self, topic: str, start: int, end: int) -> tuple[int, int]:
         """The part of the range that can have records of the offsets and times asked for. Times
