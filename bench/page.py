@@ -107,8 +107,10 @@ def _caption(name: str, result: Row) -> str:
     busy = result.get("busy")
     if busy is None:
         return text + "."
-    state = "quiet" if busy <= BUSY else f"{busy:.0%} busy with other work, so rates are too low"
-    return f"{text}; the machine was {state}."
+    state = "quiet" if busy <= BUSY else f"{busy:.0%} busy with other work"
+    if result.get("realtime"):
+        return f"{text}, at real-time priority (`ARGS=--realtime`); the machine was {state}."
+    return f"{text}; the machine was {state}{'' if busy <= BUSY else ', so rates are too low'}."
 
 
 def _table(figures: list[Row]) -> list[str]:
