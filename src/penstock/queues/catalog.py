@@ -9,7 +9,7 @@ does not fit is looked up in the database, in batches.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.database import Database
@@ -80,6 +80,11 @@ class Catalog:
         if seq >> 48:
             return text_of(base_of(self.installation, partition) | seq)
         return f"{self._prefix(partition)}{seq:012x}"
+
+    def message_uuids(self, partition: int) -> Callable[[int], str]:
+        """`message_uuid` of one partition, for many."""
+        prefix = self._prefix(partition)
+        return lambda seq: self.message_uuid(partition, seq) if seq >> 48 else f"{prefix}{seq:012x}"
 
     def _prefix(self, partition: int) -> str:
         """What the ids of a partition and its messages have in common: all but the last twelve

@@ -24,7 +24,7 @@ from penstock.queues.crypto import Keys, Sealed
 from penstock.queues.later import Later
 from penstock.queues.merge import Merger, Pending
 from penstock.queues.signals import Signals
-from penstock.queues.types import Item, Pushed
+from penstock.queues.types import Item, Pushed, Status
 
 SQL = """SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9::text::int[], $10,
                                   $11::text::int[], $12, $13)"""
@@ -189,19 +189,38 @@ class Pusher:
             )
             for nth, (partition, key) in enumerate(ordered):
                 partition_id = self._catalog.partition_uuid(partition)
+                uuid = self._catalog.message_uuids(partition)
+                queue, name = key
                 for n, place in enumerate(logs[key].values(), starts[nth]):
                     if not (n + 1) % SLICE:
                         await asyncio.sleep(0)
+                    item = items[place]
                     number = numbers[n] if heads is None else heads[nth] + n
                     if number is None:
                         stale.append(place)
-                    elif abs(number) == LATER:
-                        ours = number > 0 or (again and items[place].fresh)
-                        answers[place] = self._scheduled(items[place], partition_id, dues[n], ours)
-                    else:
-                        answers[place] = self._answer(
-                            items[place], partition, partition_id, number, again
-                        )
+                        continue
+                    due = None
+                    status: Status
+                    if number > 0:
+                        status = "queued"
+                    elif number == 0:
+                        status = "full"
+                    else:  # repeated: nobody else can have made an id that is fresh, it was us
+                        status = "queued" if again and item.fresh else "duplicate"
+                        number = -number
+                    if number == LATER:
+                        number, due = 0, dues[n]
+                        status = "scheduled" if status == "queued" else status
+                    answers[place] = Pushed(
+                        status,
+                        queue,
+                        name,
+                        item.transaction_id or "",
+                        uuid(number) if number else None,
+                        partition_id,
+                        item.trace_id,
+                        due,
+                    )
         for place, first in twins:
             answer = answers[first]
             if answer is None:
@@ -212,33 +231,6 @@ class Pusher:
                 )
             answers[place] = answer
         return stale
-
-    def _answer(
-        self, item: Item, partition: int, partition_id: str, number: int, again: bool
-    ) -> Pushed:
-        # On a repeated try nobody else can have made an id that is fresh: it was us.
-        queued = number > 0 or (number < 0 and again and item.fresh)
-        return Pushed(
-            "queued" if queued else "duplicate" if number else "full",
-            item.queue,
-            item.partition,
-            item.transaction_id or "",
-            self._catalog.message_uuid(partition, abs(number)) if number else None,
-            partition_id,
-            item.trace_id,
-        )
-
-    def _scheduled(self, item: Item, partition_id: str, due: datetime, ours: bool) -> Pushed:
-        return Pushed(
-            "scheduled" if ours else "duplicate",
-            item.queue,
-            item.partition,
-            item.transaction_id or "",
-            None,
-            partition_id,
-            item.trace_id,
-            due,
-        )
 
     async def _encrypted(self, queue: str) -> bool:
         info = await self._catalog.queue(queue)

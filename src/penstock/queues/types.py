@@ -31,12 +31,15 @@ class Item(msgspec.Struct, gc=False):
     due: float | datetime | None = None  # for later: in so many seconds, or at this moment
 
 
+Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
+
+
 class Pushed(msgspec.Struct, gc=False):
     """What became of an item. `scheduled`: it waits for its time, `deliver_at`. `full`: the queue
     is at its `maxSize`, the item was not stored. `buffered`: it is on disk and will be stored later
     (said by the buffer in front of the engine, never by the engine)."""
 
-    status: Literal["queued", "scheduled", "duplicate", "full", "buffered"]
+    status: Status
     queue: str
     partition: str
     transaction_id: str
