@@ -1,17 +1,20 @@
 """`pip install penstock` is the client: what it brings, and what works with nothing else."""
 
 import importlib.metadata
+import json
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import trove_classifiers
 from packaging.requirements import Requirement
-
-import penstock
 
 pytestmark = pytest.mark.xdist_group("queue-client")
 
@@ -107,24 +110,38 @@ def alone(
     )
 
 
-def test_the_client_with_its_dependencies_is_small():
-    sizes = {
-        name: sum(
-            Path(str(file.locate())).stat().st_size
-            for file in distribution.files or []
-            if Path(str(file.locate())).exists() and "__pycache__" not in file.parts
-        )
-        for name, distribution in closure(PROJECT["dependencies"]).items()
-    }
-    root = Path(penstock.__file__).parent
-    ours = [p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    sizes["penstock"] = sum(path.stat().st_size for path in ours)
-    assert {"msgspec", "httptools"} < sizes.keys()
-    assert sum(sizes.values()) < MOST_BYTES, sizes
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with our wheel, as it is published, and what it asks for without an extra."""
+    place = tmp_path_factory.mktemp("fresh")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = place.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    venv.create(place / "venv", with_pip=False)
+    (packages,) = place.glob("venv/lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(packages)
+    (information,) = packages.glob("penstock-*.dist-info")
+    needed = importlib.metadata.Distribution.at(information).requires or []
+    for distribution in closure(needed).values():
+        for path in distribution.files or []:
+            if ".." not in path.parts and "__pycache__" not in path.parts:
+                (packages / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(path.locate()), packages / path)
+    return place / "venv"
 
 
-def test_queues_and_topics_work_with_the_base_alone(broker, queue):
-    run = alone(USE, broker.url, queue)
+def test_the_client_is_small_and_brings_no_server(fresh: Path) -> None:
+    (packages,) = fresh.glob("lib/python*/site-packages")
+    brought = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
+    assert brought == {"penstock", "httptools", "msgspec"}
+    files = [path for path in packages.rglob("*") if "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files if path.is_file()) < MOST_BYTES
+
+
+def test_queues_and_topics_work_with_the_base_alone(fresh, broker, queue):
+    run = python(fresh, "import sys\n" + textwrap.dedent(USE), broker.url, queue)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [
         "{'id': 7} {'tenant': 'a'}",
@@ -136,11 +153,21 @@ def test_queues_and_topics_work_with_the_base_alone(broker, queue):
     ]
 
 
+def python(fresh: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [fresh / "bin" / "python", "-I", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "extra"), [("serve", "server"), ("pipeline", "pipeline"), ("queue", "cli")]
 )
-def test_a_command_whose_libraries_are_missing_says_what_to_install(command, extra):
-    run = alone(COMMAND, command)
+def test_a_command_whose_libraries_are_missing_says_what_to_install(fresh, command, extra):
+    run = python(fresh, textwrap.dedent(COMMAND), command)
     assert run.returncode == 2
     assert run.stderr.endswith(
         f"For `penstock {command}` first: pip install 'penstock[{extra}]'\n"
@@ -190,30 +217,33 @@ def test_the_extras_and_what_the_index_shows():
     assert not [line for line in PROJECT["dependencies"] if any(word in line for word in heavy)]
 
 
-def test_links_of_the_readme_lead_to_files_here_and_to_the_repository_on_an_index():
+def test_links_of_the_readme_lead_to_files_here_and_to_the_repository_on_an_index(fresh):
     text = (ROOT / "README.md").read_text()
     links = re.findall(r"\[[^]]*\]\((?!https?:)([^)]+)\)", text)
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
-    about = importlib.metadata.metadata("penstock")
+    (information,) = fresh.glob("lib/python*/site-packages/penstock-*.dist-info")
+    about = importlib.metadata.Distribution.at(information).metadata
     shown = re.findall(r"\]\(([^)]+)\)", about["Description"] or about.get_payload())
     home = PROJECT["urls"]["Source"]
     assert [link for link in shown if not link.startswith(f"{home}/")] == []
     assert len(shown) > 10
 
 
-def test_a_fresh_environment_has_the_client_only(soak, broker, queue, tmp_path):
-    if not soak:
-        pytest.skip("the long form: make soak")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", ROOT], check=True)
-    program = "import sys\n" + textwrap.dedent(USE)
-    subprocess.run([python, "-c", program, broker.url, queue], check=True, timeout=100)
-    run = subprocess.run(
-        [tmp_path / "venv" / "bin" / "penstock", "serve"],
-        capture_output=True,
-        text=True,
-        check=False,
+def test_classifiers_are_the_pythons_that_the_suite_is_run_on() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    (line,) = re.findall(r"python: (\[.*\])", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert named == json.loads(line)
+    assert f">={named[0]}" == PROJECT["requires-python"]
+    assert set(PROJECT["classifiers"]) <= trove_classifiers.classifiers
+
+
+def test_the_address_of_the_project_stands_where_contributing_says() -> None:
+    home = PROJECT["urls"]["Homepage"]
+    assert all(url.startswith(home) for url in PROJECT["urls"].values())
+    listed = subprocess.run(
+        ["git", "grep", "-l", "--fixed-strings", home], cwd=ROOT, capture_output=True, text=True
     )
-    assert "pip install 'penstock[server]'" in run.stderr
+    if listed.returncode == 128:
+        pytest.skip("not a checkout")
+    assert listed.stdout.split() == ["CONTRIBUTING.md", "pyproject.toml"]
