@@ -1,9 +1,10 @@
 """Topics on object storage: uploads beside a plain copy, cold reads beside what the store gives.
 
-The store is a directory, and an S3 server (moto's) in a process of its own. An upload of ours
-computes checksums and reads everything back; a plain copy does neither. A cold read of ours goes
-through the topic with an empty cache, checked block by block; theirs is what the store gives: range
-requests for the same blocks, as many at a time.
+The store is a directory, and an S3 server in a process of its own that sends files
+(`bench/object_server.py`). An upload of ours computes checksums and reads everything back; a plain
+copy does neither. A cold read of ours goes through the topic with an empty cache, checked block by
+block; theirs is what the store gives: the objects as plain downloads, and range requests for the
+same blocks, as many at a time as we read ahead.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from bench.harness import Contest
@@ -43,39 +43,31 @@ MB = 1e6
 @contextmanager
 def s3_server(directory: Path) -> Iterator[str]:
     """An S3 server with a bucket; its address is put into the environment."""
-    port_file = directory / "port"
-    script = (
-        "import sys, time; from moto.server import ThreadedMotoServer as S\n"
-        "import logging; logging.getLogger('werkzeug').setLevel(logging.ERROR)\n"
-        "s = S(ip_address='127.0.0.1', port=0, verbose=False); s.start()\n"
-        "open(sys.argv[1], 'w').write(str(s.get_host_and_port()[1]) + '\\n')\n"
-        "time.sleep(100000)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", script, str(port_file)])
-    try:
-        while not (port_file.exists() and port_file.read_text().endswith("\n")):
-            time.sleep(0.05)
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        httpx.put(f"{url}/bench").raise_for_status()
-        os.environ |= {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "bench",
-            "AWS_SECRET_ACCESS_KEY": "bench",
-            "AWS_REGION": "us-east-1",
-        }
-        yield "s3://bench/tier"
-    finally:
-        server.kill()
-        server.wait()
+    words = [sys.executable, "-m", "bench.object_server", str(directory / "objects")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            os.environ |= {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.stdout.readline().strip()}",
+                "AWS_ACCESS_KEY_ID": "bench",
+                "AWS_SECRET_ACCESS_KEY": "bench",
+                "AWS_REGION": "us-east-1",
+            }
+            yield "s3://bench/tier"
+        finally:
+            server.kill()
 
 
-async def _with_store(directory: Path, address: str, body: Callable[[TopicStore], Any]) -> Any:
+async def _with_store(
+    directory: Path, address: str, body: Callable[[TopicStore], Any], *, keep: bool = False
+) -> Any:
+    """`keep`: nothing leaves the local disk."""
     settings = Topics(
         tier=address,
         tier_delay=0.0,
         segment_bytes=SEGMENT_BYTES,
         fsync="never",
-        local_retention=LocalRetention(bytes=1),
+        local_retention=LocalRetention(bytes=0 if keep else 1),
         scrub_interval=0,
     )
     with ThreadPoolExecutor(2) as pool:
@@ -121,7 +113,7 @@ class Rounds:
             return size / (time.perf_counter() - began) / MB
 
         try:
-            return float(asyncio.run(_with_store(data, address, body)))
+            return float(asyncio.run(_with_store(data, address, body, keep=True)))
         finally:
             shutil.rmtree(data, ignore_errors=True)
 
@@ -177,6 +169,14 @@ class ColdReads:
 
         return float(asyncio.run(_with_store(self._data, self._address, body)))
 
+    def downloads(self) -> float:
+        """What the store gives in one plain download after the other."""
+        store = ObjectStore(self._address)
+        names = sorted(name for name in store.names() if name.endswith(".log"))
+        began = time.perf_counter()
+        size = sum(len(part) for name in names for part in store.read(name))
+        return size / (time.perf_counter() - began) / MB
+
     def ranges(self) -> float:
         """What the store gives: the same blocks, as many at a time as we read ahead."""
         store = ObjectStore(self._address)
@@ -209,16 +209,21 @@ def contests() -> Iterable[Contest]:
                     ours=rounds.upload,
                     theirs=rounds.plain_copy,
                     against="plain copy, not read back",
+                    at_least=0.5,
                     rounds=3,
                     note="ours is checked: every block is read back and compared",
                 )
             reads = ColdReads(directory, bucket)
-            yield Contest(
-                "tier: cold read in order from S3",
-                "MB/s",
-                ours=reads.through,
-                theirs=reads.ranges,
-                against="range requests, 8 at a time",
-                at_least=0.5,
-                rounds=3,
-            )
+            for against, theirs in (
+                ("plain downloads of the objects", reads.downloads),
+                ("range requests, 8 at a time", reads.ranges),
+            ):
+                yield Contest(
+                    "tier: cold read in order from S3",
+                    "MB/s",
+                    ours=reads.through,
+                    theirs=theirs,
+                    against=against,
+                    at_least=0.5,
+                    rounds=3,
+                )

@@ -11,6 +11,7 @@ makes it one.
 import fcntl
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -35,7 +36,7 @@ PARTS_IN_FLIGHT = 4  # of one upload: bounds the memory that it takes
 SCHEMES = ("s3://", "gs://", "az://", "file://")
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")  # in the environment
 LOCK = "lock"  # the name of the lock file of a directory
-_INTERRUPTED = re.compile(r".+#\d+")  # how obstore names what it writes in a directory
+_INTERRUPTED = re.compile(r".+#\d+")  # what is being written in a directory; obstore's names, too
 
 T = TypeVar("T")
 
@@ -137,6 +138,9 @@ class ObjectStore:
         if not length:
             return b""
         try:
+            if self.directory is not None:
+                with (self.directory / name).open("rb", buffering=0) as file:
+                    return os.pread(file.fileno(), length, start)
             return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
         except Exception as error:
             raise self._failure("read", name, error) from error
@@ -174,6 +178,9 @@ class ObjectStore:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Any size. In a directory it is durable after `sync`."""
         try:
+            if self.directory is not None:
+                _write_file(self.directory / name, parts)
+                return
             self._obstore.put(
                 self._store,
                 name,
@@ -272,6 +279,20 @@ class ObjectStore:
         return StorageFailed(f"cannot {verb} {self.address}/{name}: {_reason(error)}")
 
 
+def _write_file(path: Path, parts: Iterable[bytes]) -> None:
+    """Several times as fast as obstore, which copies each part on its way to another thread."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{path.name}#{threading.get_ident()}")
+    try:
+        with staged.open("wb") as file:
+            for part in parts:
+                file.write(part)
+        staged.rename(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+
+
 def _reason(error: Exception) -> str:
     """What obstore says, without its own structures."""
     return str(error).partition("\n\nDebug source")[0]
@@ -282,11 +303,17 @@ def _plain_endpoint() -> bool:
 
 
 def _content(parts: Iterable[bytes]) -> bytes | Iterator[bytes]:
-    """One part as it is, which takes one request; more as an iterator, for an upload in parts."""
+    """What is small as a whole, which takes one request; more as an iterator, for an upload in
+    parts."""
     following = iter(parts)
-    first = next(following, b"")
-    second = next(following, None)
-    return first if second is None else chain((first, second), following)
+    first: list[bytes] = []
+    size = 0
+    for part in following:
+        first.append(part)
+        size += len(part)
+        if size > PART_BYTES:
+            return chain(first, following)
+    return b"".join(first)
 
 
 def pack_document(document: msgspec.Struct) -> bytes:

@@ -1,8 +1,10 @@
 """Backups of real brokers under load, restored and counted; to a directory and to an S3 server."""
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -224,3 +226,73 @@ def test_what_is_damaged_or_incomplete_is_not_restored_and_a_broker_does_not_sta
     assert "was interrupted" in penstock("restore", str(place), code=1, **there)
     (place / "manifest.json").unlink()
     assert "holds no backup" in penstock("restore", str(place), code=1, **there)
+
+
+def test_a_topic_in_a_tier_is_restored_with_the_tier_or_without_it(postgres, tmp_path) -> None:
+    """Without it only if the backup was told to take along what lies there."""
+    tier_address = f"file://{tmp_path}/tier"
+    settings = {"topics__tier_delay": 0, "topics__tier_interval": "100ms"}
+    settings |= {"topics__local_retention__bytes": 1, "topics__segment_bytes": 4000}
+    url = fresh_database(postgres)
+    env = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "broker")}
+    env |= {"PENSTOCK_TOPICS_TIER": tier_address}
+    owner = BrokerProcess(
+        tmp_path / "broker", database_url=url, topics__tier=tier_address, **settings
+    )
+    with owner:
+        with TopicLink(address(owner), 30) as link:
+            link.create("log")
+            for first in range(0, 1000, 50):
+                payloads = [b"%d" % n for n in range(first, first + 50)]
+                link.append(frames.produce_batch("log", payloads))
+        until(lambda: _local(owner) < 3, 60, "sealed segments have left the disk")
+        assert f"read from {tier_address}" in penstock("backup", str(tmp_path / "with"), **env)
+        assert "read from" not in penstock("backup", "--tier", str(tmp_path / "all"), **env)
+        for copy, tier in (("with", tier_address), ("all", "")):
+            there = fresh_database(postgres, empty=True)
+            data = tmp_path / f"from {copy}"
+            penstock(
+                "restore",
+                str(tmp_path / copy),
+                PENSTOCK_DATABASE_URL=there,
+                PENSTOCK_DATA_DIRECTORY=str(data),
+            )
+            assert verify(data / "log").sound
+            before = sorted((tmp_path / "tier").rglob("*.json"))
+            owned = (tmp_path / "tier/owner.json").read_bytes()
+            again = BrokerProcess(data, database_url=there, topics__tier=tier, **settings)
+            with again:
+                assert [int(one) for one in appended_to(again, "log", 1000)] == list(range(1000))
+                with TopicLink(address(again), 30) as link:
+                    link.append(frames.produce_batch("log", [b"more"]))
+                    assert link.info("log").next_offset == 1001
+                if tier:
+                    state = until(partial(_fenced, again), 60, "it does not write to the tier")
+                    assert "take-over" in state
+            assert sorted((tmp_path / "tier").rglob("*.json")) == before
+            assert (tmp_path / "tier/owner.json").read_bytes() == owned
+
+
+def _local(broker: BrokerProcess) -> int:
+    return sum(1 for name in os.listdir(broker.data_dir / "log") if name.startswith("data"))
+
+
+def _fenced(broker: BrokerProcess) -> str:
+    return httpx.get(f"{broker.url}/api/v1/tier").json()["problem"] or ""
+
+
+def test_a_place_without_room_is_refused_and_holds_no_backup(loaded, tmp_path) -> None:
+    _, env = loaded
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode()}")
+    try:
+        assert "No space left" in penstock("backup", str(place), code=1, **env)
+        assert not (place / "manifest.json").exists()
+        assert "holds no backup" in penstock("restore", str(place), "--check", code=1)
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

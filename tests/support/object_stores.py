@@ -1,18 +1,26 @@
 """An S3 server for tests (moto's), and a proxy before it that fails in the ways stores fail."""
 
+import base64
+import contextlib
+import hmac
 import http.client
 import logging
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import httpx
 from moto.server import ThreadedMotoServer
+
+from tests.support import guard
+from tests.support.wait import until
 
 BUCKET = "bucket"
 CREDENTIALS = {
@@ -94,6 +102,47 @@ class Faults:
 
     def count(self, fault: str) -> int:
         return sum(1 for _, _, chosen in self.seen if chosen == fault)
+
+
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # known to everybody: Azurite has no other
+
+
+@contextmanager
+def azure_server(azurite: str) -> Iterator[dict[str, str]]:
+    """Microsoft's emulator of Azure Blob Storage with an empty container; what finds it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [azurite, "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
+    server = subprocess.Popen([*words, "--disableTelemetry", "--blobPort", str(port)])
+    guard.watch(server.pid)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: _answers(port), 60, "Azurite listens")
+        account, version = "devstoreaccount1", "2021-08-06"
+        date = formatdate(usegmt=True)
+        signed = (
+            f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n"
+            f"/{account}/{account}/{BUCKET}\nrestype:container"
+        )
+        digest = hmac.digest(base64.b64decode(AZURITE_KEY), signed.encode(), "sha256")
+        signature = base64.b64encode(digest).decode()
+        headers = {
+            "x-ms-date": date,
+            "x-ms-version": version,
+            "Authorization": f"SharedKey {account}:{signature}",
+        }
+        made = httpx.put(f"{url}/{account}/{BUCKET}?restype=container", headers=headers)
+        made.raise_for_status()
+        yield {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": url}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 @contextmanager

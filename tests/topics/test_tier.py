@@ -31,6 +31,7 @@ from tests.support.object_stores import (
     BUCKET,
     CREDENTIALS,
     Faults,
+    azure_server,
     faulty_proxy,
     s3_server,
 )
@@ -58,10 +59,26 @@ def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     faults.never()
 
 
-@pytest.fixture(params=["s3", "file"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def azure() -> Iterator[dict[str, str]]:
+    azurite = shutil.which("azurite-blob", path=os.environ.get("PENSTOCK_AZURITE"))
+    if azurite is None:
+        pytest.skip(
+            "Azure Blob Storage needs Azurite: npm install --prefix DIRECTORY azurite, "
+            "and its node_modules/.bin in PENSTOCK_AZURITE or in PATH"
+        )
+    with azure_server(azurite) as env:
+        yield env
+
+
+@pytest.fixture(params=["s3", "file", "az"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "file":
         return f"file://{tmp_path}/store"
+    if request.param == "az":
+        for name, value in request.getfixturevalue("azure").items():
+            monkeypatch.setenv(name, value)
+        return f"az://{BUCKET}/{tmp_path.name}"
     request.getfixturevalue("faults")
     return f"s3://{BUCKET}/{tmp_path.name}"
 

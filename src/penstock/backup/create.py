@@ -14,13 +14,17 @@ from penstock import __version__
 from penstock.backup import dump, manifest
 from penstock.backup.manifest import File, Manifest
 from penstock.backup.open_files import OpenFiles
-from penstock.backup.topic_snapshot import OpenFile, open_topic
+from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
+from penstock.log.layout import DATA, KINDS, TIER, sealed_name
+from penstock.log.tier.manifest import Manifest as Stored
+from penstock.log.tier.manifest import StoredObject
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name
-from penstock.topics.tier import tier
+from penstock.topics.tier.tier import CACHE as TIER_CACHE
+from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # files at a time
 JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
@@ -33,12 +37,17 @@ def create(
     *,
     programs: Path | None = None,
     progress: Progress | None = None,
+    tier: bool = False,
 ) -> Manifest:
-    """Copy all that the broker with this configuration holds. It may be running."""
+    """Copy all that the broker with this configuration holds. It may be running. With `tier` also
+    what has left its disk for the tier; otherwise the topics go on naming it."""
     if manifest.NAME in place.names():
         raise Conflict(f"{place.address} has a backup already: name an empty place")
     _raise_file_limit()
-    return _Backup(loaded, place, programs, progress).run()
+    backup = _Backup(loaded, place, programs, progress)
+    if tier and loaded.config.topics.tier:
+        backup.tier = ObjectStore(loaded.config.topics.tier, create=False)
+    return backup.run()
 
 
 class _Backup:
@@ -51,6 +60,7 @@ class _Backup:
         self._programs = programs
         self._progress = progress
         self._manifest = Manifest(__version__, _now())
+        self.tier: ObjectStore | None = None  # what lies there is copied
         self._copied = 0  # bytes
         self._known = 0  # bytes that are to be copied, as far as that is known
 
@@ -59,7 +69,7 @@ class _Backup:
         private = config.private_directory
         buffers = config.buffer.dir or private / "buffers"
         routes = config.exporter.queue.path or private / "routes"
-        elsewhere = frozenset({EMBEDDED, "buffers", "routes", tier.DIRECTORY, tier.CACHE})
+        elsewhere = frozenset({EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE})
         with ExitStack() as stack:
             self._copy("buffers", stack.enter_context(OpenFiles(buffers)).files)
             sending = stack.enter_context(OpenFiles(routes, frozenset({HINTS})))
@@ -97,10 +107,31 @@ class _Backup:
         if snapshot is None:
             return
         with snapshot:
+            self._copy_tiered(snapshot)
             for name, content in snapshot.small.items():
                 self._write(f"topics/{snapshot.name}/{name}", [content])
             self._copy(f"topics/{snapshot.name}", snapshot.files)
             self._manifest.topics[snapshot.name] = snapshot.next_offset
+
+    def _copy_tiered(self, snapshot: TopicSnapshot) -> None:
+        """What lies in the tier only: as the segments that they were on disk, or left there."""
+        if TIER not in snapshot.small:
+            return
+        stored = Stored.parse(snapshot.small[TIER], TIER)
+        absent = [
+            one
+            for one in stored.segments
+            if not one.superseded and sealed_name(DATA, one.base) not in snapshot.files
+        ]
+        if self.tier is None:
+            if absent:
+                self._manifest.tier = self._config.topics.tier
+            return
+        for one in absent:
+            for kind in KINDS:
+                blocks = StoredObject.of(stored.incarnation, one, kind).blocks(self.tier)
+                self._write(f"topics/{snapshot.name}/{sealed_name(kind, one.base)}", blocks)
+        del snapshot.small[TIER]  # it has everything itself
 
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
         self._known += sum(file.size for file in files.values())

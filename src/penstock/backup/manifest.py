@@ -21,6 +21,7 @@ class Manifest(msgspec.Struct):
     database_schema: str = ""  # empty: no queues in it
     topics: dict[str, int] = {}  # name -> next offset
     files: dict[str, File] = {}
+    tier: str = ""  # where older records of topics are that are not in the backup
     format: int = FORMAT
 
     def pack(self) -> bytes:

@@ -37,7 +37,7 @@ from penstock.log.layout import (
 )
 
 MAX_ATTEMPTS = 50
-READ_BYTES = 8 << 20
+READ_BYTES = 1 << 20
 SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE, TIER)
 
 

@@ -34,6 +34,9 @@ def backup_command(
     data_dir: DataDir = None,
     settings: Settings = None,
     programs: Programs = None,
+    tier: Annotated[
+        bool, typer.Option("--tier", help="Copy what lies only in the tier of topics, too.")
+    ] = False,
 ) -> None:
     """Copy queues, topics, groups, routes and buffered pushes, while the broker runs.
 
@@ -45,9 +48,8 @@ def backup_command(
         penstock backup s3://bucket/penstock/monday
     """
     with _bar("backup") as bar:
-        done = create(
-            loaded(config, data_dir, settings), ObjectStore(place), programs=programs, progress=bar
-        )
+        given = loaded(config, data_dir, settings)
+        done = create(given, ObjectStore(place), programs=programs, progress=bar, tier=tier)
     _say("backed up", done)
 
 
@@ -84,6 +86,8 @@ def _say(what: str, done: Manifest) -> None:
         f"{what} {len(done.topics)} topics and {'all' if done.database_schema else 'no'} queues, "
         f"{len(done.files)} files, {size:,} bytes; state of {done.began_at}"
     )
+    if done.tier:
+        typer.echo(f"Older records of topics are not in it: they are read from {done.tier}")
 
 
 @contextmanager

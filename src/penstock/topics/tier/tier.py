@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +46,7 @@ log = logging.getLogger("penstock.topics.tier")
 
 PATIENCE = Patience(attempts=2, seconds=30.0)  # of one request
 TOPICS_AT_A_TIME = 4
+UPLOADS_AT_A_TIME = 4  # of segments, over all topics: bounds the memory that they take
 MAX_RETRY_SECONDS = 300.0
 START_SECONDS = 5.0  # for the first look at the store; one that is away is not waited for longer
 CLOCK_ERROR = 60_000_000  # microseconds: what is more than that ahead is no age
@@ -100,6 +102,7 @@ class Tier:
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
         self._passing = asyncio.Lock()
+        self._uploading = asyncio.Semaphore(UPLOADS_AT_A_TIME)
         self._tried = asyncio.Event()  # set when the state was written, or could not be
         self._ending = False  # uploads give up
         self._due = 0  # microseconds: what was sealed until then is copied without delay
@@ -296,47 +299,73 @@ class Tier:
         pending = _pending(topic)
         if pending and topic.tier is None and await self._context.run(self._has_note, topic.name):
             return  # a topic of this name was deleted, and is to leave the tier first
-        for segment in pending:
-            # A time to come was a wrong clock's: it would hold up the topic until then.
-            if oldest < segment.newest < now + CLOCK_ERROR or topic.ending:
-                break
+        # A time to come was a wrong clock's: it would hold up the topic until then.
+        due = list(takewhile(lambda s: not oldest < s.newest < now + CLOCK_ERROR, pending))
+        while due and not topic.ending:
             await self._open_manifest(topic)
-            await self._copy_segment(topic, segment)
+            await self._copy_segments(topic, due[:UPLOADS_AT_A_TIME])
+            del due[:UPLOADS_AT_A_TIME]
         if topic.tier is not None and _has_changed(topic, topic.tier):
             await self._open_manifest(topic)
             async with topic.maintenance:
                 await self._commit(topic, topic.tier.segments)
         await self._release_local(topic)
 
-    async def _copy_segment(self, topic: Topic, segment: Segment) -> None:
-        try:
+    async def _copy_segments(self, topic: Topic, segments: Sequence[Segment]) -> None:
+        """Upload them side by side, and name them in the manifest with one write. When one fails,
+        those before it are named."""
+        uploads = [self._upload(topic, segment) for segment in segments]
+        results = await asyncio.gather(*uploads, return_exceptions=True)
+        copied: list[tuple[Segment, StoredSegment]] = []
+        failure: BaseException | None = None
+        for segment, result in zip(segments, results, strict=True):
+            if isinstance(result, FileNotFoundError):
+                continue  # retention or compaction took it away
+            if isinstance(result, BaseException):
+                failure = result
+                break
+            copied.append((segment, result))
+        if copied:
+            await self._name_copies(topic, copied)
+        if failure is not None:
+            raise failure
+
+    async def _upload(self, topic: Topic, segment: Segment) -> StoredSegment:
+        async with self._uploading:
             stored = await self._run_blocking(
                 upload, self.store, topic.incarnation, segment, lambda: topic.ending or self._ending
             )
-            before = topic.tier.checkpoint if topic.tier is not None else b""
-            checkpoint = before
-            if topic.tier is None or segment.end > topic.tier.end:
-                checkpoint = await self._run_blocking(
-                    checkpoint_after,
-                    before,
-                    topic.incarnation,
-                    segment,
-                    self._context.settings.producer_expiry,
-                    self._context.now(),
-                )
-        except FileNotFoundError:
-            return  # retention or compaction took it away
         self._uploaded.add(stored.size)
+        return stored
+
+    async def _name_copies(
+        self, topic: Topic, copied: Sequence[tuple[Segment, StoredSegment]]
+    ) -> None:
+        tier, settings, now = topic.tier, self._context.settings, self._context.now()
+        checkpoint = tier.checkpoint if tier is not None else b""
+        end = tier.end if tier is not None else -1
+        for segment, _ in copied:
+            if segment.end > end:
+                with contextlib.suppress(FileNotFoundError):
+                    checkpoint = await self._run_blocking(
+                        checkpoint_after,
+                        checkpoint,
+                        topic.incarnation,
+                        segment,
+                        settings.producer_expiry,
+                        now,
+                    )
+                    end = segment.end
         async with topic.maintenance:
-            segments = topic.segments
-            if topic.ending or not any(one is segment for one in segments):
+            if topic.ending:
                 return
-            following = segments[segments.index(segment) + 1].base
             entries = topic.tier.segments if topic.tier is not None else []
-            others = [one for one in entries if not segment.base <= one.base < following]
-            await self._commit(
-                topic, sorted([*others, stored], key=lambda one: one.base), checkpoint
-            )
+            for segment, stored in copied:
+                following = _following(topic.segments, segment)
+                if following is not None:
+                    entries = [one for one in entries if not segment.base <= one.base < following]
+                    entries.append(stored)
+            await self._commit(topic, sorted(entries, key=lambda one: one.base), checkpoint)
 
     async def _open_manifest(self, topic: Topic) -> None:
         """Before the first write of a manifest in an epoch: the one that is there must be ours."""
@@ -573,6 +602,14 @@ class Tier:
                 self._state_read = False
                 if attempt == 2:
                     raise
+
+
+def _following(segments: Sequence[Segment], segment: Segment) -> int | None:
+    """Where the next one begins; None when it is not among them any more."""
+    for one, following in pairwise(segments):
+        if one is segment:
+            return following.base
+    return None
 
 
 def _pending(topic: Topic) -> list[Segment]:

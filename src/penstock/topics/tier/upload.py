@@ -4,7 +4,8 @@ The names come from the content, so that an upload that was interrupted is begun
 same names, and what is there already and right is not sent twice.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from crc32c import crc32c
 
@@ -30,8 +31,9 @@ from penstock.log.tier.manifest import (
     StoredSegment,
     block_checksums,
 )
-from penstock.object_store import PART_BYTES, ObjectStore
+from penstock.object_store import PART_BYTES, PARTS_IN_FLIGHT, ObjectStore
 
+READ_BYTES = 1 << 20  # of what is written: larger buffers are had from the system each time
 Ending = Callable[[], bool]  # the broker stops, or the topic was deleted: an upload is given up
 
 
@@ -53,11 +55,11 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Endin
         compacted=segment.compacted,
         files=stored,
     )
-    for kind in KINDS:
-        target = StoredObject.of(incarnation, entry, kind)
-        if not _is_stored(store, target, ending):
-            store.write(target.name, _parts(files[kind], stored[kind].size, ending))
-            _check(store, target, ending)
+    targets = {kind: StoredObject.of(incarnation, entry, kind) for kind in KINDS}
+    missing = {kind: one for kind, one in targets.items() if not _is_stored(store, one, ending)}
+    for kind, target in missing.items():
+        store.write(target.name, _parts(files[kind], stored[kind].size, ending, READ_BYTES))
+    _check(store, missing.values(), ending)
     return entry
 
 
@@ -82,10 +84,10 @@ def _checksums(
     return stored, crc
 
 
-def _parts(file: File, size: int, ending: Ending) -> Iterator[bytes]:
-    for at in range(0, size, BLOCK_BYTES):
+def _parts(file: File, size: int, ending: Ending, part_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    for at in range(0, size, part_bytes):
         _refuse_ending(ending)
-        yield file.read_at(at, min(BLOCK_BYTES, size - at))
+        yield file.read_at(at, min(part_bytes, size - at))
 
 
 def _refuse_ending(ending: Ending) -> None:
@@ -98,17 +100,24 @@ def _is_stored(store: ObjectStore, target: StoredObject, ending: Ending) -> bool
     if target.file.size <= PART_BYTES or store.size_of(target.name) != target.file.size:
         return False
     try:
-        _check(store, target, ending)
+        _check(store, [target], ending)
     except (Damaged, NotFound):
         return False
     return True
 
 
-def _check(store: ObjectStore, target: StoredObject, ending: Ending) -> None:
-    """Read it back; what a directory was given is made durable first."""
-    store.sync([target.name])
-    for _ in target.blocks(store):
+def _check(store: ObjectStore, targets: Collection[StoredObject], ending: Ending) -> None:
+    """Read them back; what a directory was given is made durable first."""
+    store.sync([target.name for target in targets])
+
+    def read(target: StoredObject, number: int) -> None:
         _refuse_ending(ending)
+        target.read_block(store, number)
+
+    blocks = [(target, number) for target in targets for number in range(target.count)]
+    with ThreadPoolExecutor(min(PARTS_IN_FLIGHT, max(1, len(blocks))), "tier-check") as pool:
+        for done in [pool.submit(read, *block) for block in blocks]:
+            done.result()
 
 
 def checkpoint_after(
