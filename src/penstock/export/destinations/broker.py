@@ -26,7 +26,6 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.config.schema import Seconds, Secret, key
-from penstock.errors import Unavailable
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     Batch,
@@ -43,7 +42,7 @@ from penstock.export.destinations.checks import (
     name_problems,
     url_problems,
 )
-from penstock.export.destinations.http import check_status
+from penstock.export.destinations.http import delivered
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.protocol.names import check_name
@@ -110,11 +109,11 @@ class BrokerDestination(Destination):
         self._url = target.url
         self._topic = target.topic
         self._timeout = target.timeout
-        self._headers = [("Content-Type", "application/json")]
-        if target.token:
-            self._headers.append(("Authorization", f"Bearer {target.token}"))
         self._base = f"/topics/{quote(target.topic, safe='')}"
-        self._client: HttpClient | None = None
+        headers = [("Content-Type", "application/json")]
+        if target.token:
+            headers.append(("Authorization", f"Bearer {target.token}"))
+        self._client = HttpClient(target.url, headers=headers, tls=ca_context(target.ca))
         # What is below is ours, or was there before we began, or is forgotten.
         self._floor: int | None = None
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
@@ -123,15 +122,9 @@ class BrokerDestination(Destination):
         self._looking = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()
-        self._tls = ca_context(target.ca)
-        HttpClient(self._url, headers=self._headers, tls=self._tls)  # a bad one is refused now
-
-    async def start(self) -> None:
-        self._client = HttpClient(self._url, headers=self._headers, tls=self._tls)
 
     async def stop(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     def prepare(self, batch: Batch) -> bytes:
         records = batch.split()
@@ -173,18 +166,10 @@ class BrokerDestination(Destination):
         self._doubtful.discard(batch.key)
 
     async def _ask(self, method: str, target: str, body: bytes = b"", key: str = "") -> HttpAnswer:
-        assert self._client is not None
         headers = [("Idempotency-Key", key)] if key else []
-        try:
-            answer = await self._client.request(
-                method, self._base + target, body, headers, timeout=self._timeout
-            )
-        except TimeoutError as error:
-            raise Retry("timeout", str(error)) from error
-        except Unavailable as error:
-            raise Retry("network", str(error)) from error
-        check_status(answer.status, answer.headers, answer.body)
-        return answer
+        return await delivered(
+            self._client.request(method, self._base + target, body, headers, timeout=self._timeout)
+        )
 
     def _claim(self, first: int, stop: int) -> None:
         """The other topic holds a batch of ours there."""

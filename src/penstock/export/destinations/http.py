@@ -21,6 +21,7 @@ data is bad.
 
 import email.utils
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from datetime import UTC
 from http.client import responses
@@ -50,6 +51,7 @@ from penstock.export.destinations.checks import (
 from penstock.export.envelope import http_headers, unwrap
 from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS, compress
 from penstock.net import HttpClient
+from penstock.net.http import HttpAnswer
 from penstock.protocol.headers import is_name
 
 CONTENT_TYPES = {
@@ -99,7 +101,6 @@ class HttpTarget(Target):
 class HttpDestination(Destination):
     def __init__(self, target: HttpTarget) -> None:
         parts = urlsplit(target.url)
-        self._origin = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
         self._path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
         self._shown = urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
@@ -107,26 +108,21 @@ class HttpDestination(Destination):
         self._prefix = target.header_prefix
         self._method = target.method.upper()
         self._timeout = target.timeout
-        self._connections = target.connections
-        self._headers = [
-            ("Content-Type", CONTENT_TYPES[target.format]),
-            ("User-Agent", "penstock"),
-            *target.headers.items(),
-        ]
-        self._tls = ca_context(target.ca)
         self.encoding = ENCODINGS[target.format]
         self._compression = COMPRESSIONS[target.compression]
-        self._client: HttpClient | None = None
-        HttpClient(self._origin, headers=self._headers, tls=self._tls)  # a bad one is refused now
-
-    async def start(self) -> None:
         self._client = HttpClient(
-            self._origin, headers=self._headers, pool_size=self._connections, tls=self._tls
+            urlunsplit((parts.scheme, parts.netloc, "", "", "")),
+            headers=[
+                ("Content-Type", CONTENT_TYPES[target.format]),
+                ("User-Agent", "penstock"),
+                *target.headers.items(),
+            ],
+            pool_size=target.connections,
+            tls=ca_context(target.ca),
         )
 
     async def stop(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     def is_cheap(self, batch: Batch) -> bool:
         stored = batch.compression == self._compression and not self._prefix
@@ -149,23 +145,30 @@ class HttpDestination(Destination):
         return body, headers
 
     async def send(self, batch: Batch, prepared: Any) -> None:
-        assert self._client is not None
         body, extra = prepared
         headers = [("Idempotency-Key", batch.key), *extra]
-        try:
-            answer = await self._client.request(
+        await delivered(
+            self._client.request(
                 self._method, self._path, body, headers, timeout=self._timeout, idempotent=True
             )
-        except TimeoutError as error:
-            raise Retry("timeout", str(error)) from error
-        except (Unavailable, TooLarge) as error:
-            raise Retry("network", str(error)) from error
-        except InvalidRequest as error:
-            raise Denied(str(error)) from error
-        check_status(answer.status, answer.headers, answer.body)
+        )
 
     def describe(self) -> str:
         return f"{self._method} {self._shown}"
+
+
+async def delivered(request: Awaitable[HttpAnswer]) -> HttpAnswer:
+    """The answer, if it is a success; raises what any other means for the batch."""
+    try:
+        answer = await request
+    except TimeoutError as error:
+        raise Retry("timeout", str(error)) from error
+    except (Unavailable, TooLarge) as error:
+        raise Retry("network", str(error)) from error
+    except InvalidRequest as error:
+        raise Denied(str(error)) from error
+    check_status(answer.status, answer.headers, answer.body)
+    return answer
 
 
 def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
