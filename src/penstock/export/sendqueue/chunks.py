@@ -51,6 +51,17 @@ class Reading:
     next_sequence: int  # everything below it, from where the read began, is here or is gone
 
 
+@dataclass(slots=True)
+class StreamEnd:
+    """Where the stream ends: what the metadata say, then what the chunks do."""
+
+    offset: int
+    next_sequence: int
+    through: int  # records accepted
+    position: int = -1  # the last one of the source on disk
+    cut: int = 0  # bytes of a torn tail
+
+
 class Chunks:
     def __init__(
         self,
@@ -334,18 +345,9 @@ class Chunks:
 
     # Opening and removing
 
-    def open(
-        self,
-        writer_offset: int,
-        next_sequence: int,
-        through: int,
-        table: Sequence[Sequence[int]] | None = None,
-    ) -> tuple[int, int, int, int]:
-        """Find the chunks, cut a torn tail. The hints come from the metadata and are not trusted
-        further than they fit.
-
-        `table` is what `table` gave at a clean stop. Returns the next sequence number, the records
-        accepted, the last source position on disk (or -1), bytes cut.
+    def open(self, end: StreamEnd, table: Sequence[Sequence[int]] | None = None) -> None:
+        """Find the chunks, cut a torn tail, and correct the `end`: it comes from the metadata and
+        is not trusted further than it fits. `table` is what `table` gave at a clean stop.
         """
         names = [name for name in self._fs.list_dir(self._directory) if is_chunk_name(name)]
         for name in names:
@@ -353,7 +355,6 @@ class Chunks:
             self.chunks.append(Chunk(int(name, 16), path, self._fs.size(path), 0, 0))
         for chunk, following in zip(self.chunks, self.chunks[1:], strict=False):
             chunk.size = min(chunk.size, following.start - chunk.start)
-        position, cut = -1, 0
         if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [
             (e[0], e[1]) for e in table
         ]:
@@ -365,65 +366,55 @@ class Chunks:
                     self._reader.walk(chunk, chunk.start, []), None
                 )
                 chunk.base = first.sequence if first else 0
-            next_sequence, through, position, cut = self._find_end(
-                writer_offset, next_sequence, through
-            )
+            self._find_end(end)
         self._synced = self.chunks[-1].size if self.chunks else 0
         self._reader.readable = self.end
-        return next_sequence, through, position, cut
 
     def table(self) -> list[tuple[int, int, int, int]]:
         """What the next start need not look for, if nothing changes until then."""
         return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
 
-    def _find_end(
-        self, writer_offset: int, next_sequence: int, through: int
-    ) -> tuple[int, int, int, int]:
-        position, cut = -1, 0
+    def _find_end(self, end: StreamEnd) -> None:
         while self.chunks:
-            next_sequence, through, position, torn = self._open_last(
-                writer_offset, next_sequence, through
-            )
-            cut += torn
+            self._open_last(end, end.offset)
             if self.chunks[-1].size:
                 break
             self._remove_quietly(self.chunks.pop())  # no whole block: the one before was the last
-        upper = next_sequence
+        upper = end.next_sequence
         for chunk in reversed(self.chunks):
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
             chunk.base = chunk.base or chunk.stop  # nothing readable in it
             upper = chunk.base
-        return next_sequence, through, position, cut
 
-    def _open_last(
-        self, writer_offset: int, next_sequence: int, through: int
-    ) -> tuple[int, int, int, int]:
+    def _open_last(self, end: StreamEnd, hint: int) -> None:
+        """Go through the last chunk, from the `hint` on if that can be where a block ends."""
         chunk = self.chunks[-1]
-        position, cut = -1, 0
-        trusted = chunk.start < writer_offset <= chunk.end and chunk.base > 0
-        place = writer_offset if trusted else chunk.start
-        end, last = self._reader.pass_over(chunk, place)
+        end.position = -1
+        trusted = chunk.start < hint <= chunk.end and chunk.base > 0
+        start = hint if trusted else chunk.start
+        place, last = self._reader.pass_over(chunk, start)
         block = self._reader.block_at(chunk, last) if last >= 0 else None
         if block is not None:
-            next_sequence, through = block.sequence + 1, block.through
-            position = block.position if block.position != NO_POSITION else -1
+            end.next_sequence, end.through = block.sequence + 1, block.through
+            end.position = block.position if block.position != NO_POSITION else -1
         bad: list[tuple[int, int]] = []
-        for block in self._reader.walk(chunk, end, bad):  # what stands behind the first damage
+        for block in self._reader.walk(chunk, place, bad):  # what stands behind the first damage
             if block.position != NO_POSITION:
                 break  # the source has what is missing and what follows: read it again from there
-            next_sequence, through = block.sequence + 1, block.through
-            end = block.offset + block.size
-        if trusted and end == place and bad:
-            return self._open_last(0, next_sequence, through)  # the hint is inside a block
-        if end < chunk.end:
-            cut = chunk.end - end
-            log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, cut)
-            self.quarantine(end, chunk.end)
-            chunk.size = end - chunk.start
+            end.next_sequence, end.through = block.sequence + 1, block.through
+            place = block.offset + block.size
+        if trusted and place == start and bad:
+            self._open_last(end, 0)  # the hint is inside a block
+            return
+        if place < chunk.end:
+            torn = chunk.end - place
+            end.cut += torn
+            log.warning("chunk %s: a torn tail of %d bytes is cut off", chunk.path.name, torn)
+            self.quarantine(place, chunk.end)
+            chunk.size = place - chunk.start
             self._cut(chunk)
-        chunk.base = chunk.base or next_sequence
-        chunk.stop = next_sequence
-        return next_sequence, through, position, cut
+        chunk.base = chunk.base or end.next_sequence
+        chunk.stop = end.next_sequence
 
     def cursor_of(self, sequence: int) -> int:
         """The place of the block `sequence` if it is where the last read stopped, else 0."""

@@ -27,7 +27,7 @@ import crc32c
 from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
-from penstock.export.sendqueue.chunks import Chunks, Reading
+from penstock.export.sendqueue.chunks import Chunks, Reading, StreamEnd
 from penstock.export.sendqueue.journal import (
     CRASH,
     DAMAGED,
@@ -130,26 +130,23 @@ class Store:
             log.warning(text, self.directory, damaged)
             self.on_event("quarantined", damaged)
         meta = self._load_meta()
-        stop, through, position, cut = self.chunks.open(
-            meta["writer_offset"],
-            meta["next_sequence"],
-            meta["records"],
-            meta["chunks"] if meta["clean"] else None,
-        )
-        if cut:
-            self.on_event("torn_bytes", cut)
-        books.advance(meta["next_sequence"], meta["records"])
-        books.advance(stop, through)
-        if position < 0 and not meta["clean"]:
-            position = self.chunks.last_position()
-        books.position = max(books.position, position, meta["position"])
+        end = StreamEnd(meta["writer_offset"], meta["next_sequence"], meta["records"])
+        books.advance(end.next_sequence, end.through)
+        self.chunks.open(end, meta["chunks"] if meta["clean"] else None)
+        if end.cut:
+            self.on_event("torn_bytes", end.cut)
+        books.advance(end.next_sequence, end.through)
+        if end.position < 0 and not meta["clean"]:
+            end.position = self.chunks.last_position()
+        books.position = max(books.position, end.position, meta["position"])
         self._stream_end = max(self.chunks.end, meta["writer_offset"])
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
         last = chunks[-1].stop if chunks else books.next_sequence
         gaps = books.completed.gaps
-        for start, end in gaps(1, first) + gaps(last, books.next_sequence):
-            self._lose(start, end, self.records_before(start), self.records_in_front_of(end), CRASH)
+        for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
+            before, through = self.records_before(start), self.records_in_front_of(stop)
+            self._lose(start, stop, before, through, CRASH)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta["reader_offset"])
         self._dirty = True
