@@ -29,8 +29,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
-
 from penstock.errors import (
     Damaged,
     Full,
@@ -67,13 +65,8 @@ GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
 
 
-def make_blocks(
-    records: list[bytes],
-    encoding: int,
-    batch: Batching,
-    positions: np.ndarray | None = None,
-) -> list[Block]:
-    """Records as blocks. `positions`: where the source continues behind each record."""
+def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Block]:
+    """Records as blocks, in order, as few as the limits of a batch allow."""
     most = 1 if encoding == RAW else batch.records
     cuts, start, size = [0], 0, 0
     if len(records) > most or sum(map(len, records)) > batch.bytes:
@@ -82,13 +75,11 @@ def make_blocks(
                 cuts.append(at)
                 start, size = at, 0
             size += len(record)
-    blocks = []
-    for start, stop in pairwise([*cuts, len(records)]) if records else ():
-        block = Block(join(records[start:stop], encoding), stop - start, encoding)
-        if positions is not None:
-            block.position = int(positions[stop - 1])
-        blocks.append(block)
-    return blocks
+    return [
+        Block(join(records[start:stop], encoding), stop - start, encoding)
+        for start, stop in pairwise([*cuts, len(records)])
+        if start < stop
+    ]
 
 
 class Source(ABC):
@@ -223,9 +214,12 @@ class TopicSource(Source):
     def _make(self, batches: list[Any], generation: int) -> list[Block]:
         blocks = []
         for batch in batches:
-            following = np.append(batch.offsets[1:], batch.next_offset).astype(np.uint64)
-            positions = following | np.uint64(generation << GENERATION_BITS)
-            blocks += make_blocks(batch.payloads(), self._encoding, self._batch, positions)
+            done = 0
+            for block in make_blocks(batch.payloads(), self._encoding, self._batch):
+                done += block.records
+                following = batch.offsets[done] if done < batch.count else batch.next_offset
+                block.position = generation << GENERATION_BITS | int(following)
+                blocks.append(block)
         return blocks
 
     def _first(self, topic: Topic) -> int:
