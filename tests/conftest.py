@@ -173,26 +173,26 @@ class running_postgres:  # noqa: N801
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def fresh_database(server: EmbeddedPostgres, *, empty: bool = False) -> str:
-    """The URL of a new database. From the second of a server on it has this release's schema
-    already (what a broker would do at its start takes longer than many a test), unless it has to be
-    `empty`.
+def fresh_database(server: EmbeddedPostgres, *, empty: bool = False, migrated: bool = False) -> str:
+    """The URL of a new database. From the second of a server on, or if it has to be `migrated`, it
+    has this release's schema already (what a broker would do at its start takes longer than many a
+    test), unless it has to be `empty`.
     """
-    return asyncio.run(_create_database(server, empty))
+    return asyncio.run(_create_database(server, empty, migrated))
 
 
-async def _create_database(server: EmbeddedPostgres, empty: bool) -> str:
+async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool) -> str:
     name = f"t{uuid.uuid4().hex}"
     url = server.url.replace("/postgres?", f"/{name}?")
     template = _templates.get(server.url)
     connection = await asyncpg.connect(server.url)
     try:
-        if template == "" and not empty:  # the second one
+        if not empty and (template == "" or (migrated and not template)):
             template = _templates[server.url] = "migrated"
             await connection.execute(f"CREATE DATABASE {template}")
-            migrated = await asyncpg.connect(server.url.replace("/postgres?", f"/{template}?"))
-            await migrate(migrated, "penstock", SCHEMA)
-            await migrated.close()
+            first = await asyncpg.connect(server.url.replace("/postgres?", f"/{template}?"))
+            await migrate(first, "penstock", SCHEMA)
+            await first.close()
         _templates.setdefault(server.url, "")
         if empty or not template:
             await connection.execute(f"CREATE DATABASE {name}")

@@ -10,6 +10,7 @@ from penstock import Client, SyncClient
 from penstock.client import AckRefused, Message, QueueFull
 from penstock.errors import Conflict, InvalidRequest
 from tests.support.http import run
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("queue-client")
 
@@ -78,9 +79,8 @@ def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
             await client.configure(queue, lease_time=1, retry_limit=0)
             await client.push(queue, "slow")
             (message,) = await client.pop(queue)
-            await asyncio.sleep(1.7)
+            await eventually(lambda: client._leases.extended >= 2, 30)
             assert await other.pop(queue) == []
-            assert client._leases.extended >= 2
             await client.ack(message)
             assert client._leases._kept == {}
             assert (await client.dead_letters(queue)).total == 0

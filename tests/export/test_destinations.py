@@ -38,6 +38,7 @@ class NowhereTarget(Target):
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A package of destinations with one more module in it."""
     (tmp_path / "nowhere.py").write_text(MODULE)
+    destinations.targets()  # what is imported first now would be registered in the copy only
     monkeypatch.setattr(destinations, "__path__", [*destinations.__path__, str(tmp_path)])
     monkeypatch.setattr(destinations, "_targets", dict(destinations._targets))
     destinations.targets.cache_clear()

@@ -20,6 +20,7 @@ from tests.queues.support import (
     running,
     values,
 )
+from tests.support.wait import eventually
 
 
 def test_each_group_sees_everything_and_consumers_of_one_share(database_url: str) -> None:
@@ -54,11 +55,14 @@ def test_a_group_may_start_at_a_time_also_in_the_future(database_url: str) -> No
         await push(queues, "q", 2)
         past = row["created_at"].isoformat()
         assert values(await pop(queues, "q", group="past", subscription_from=past)) == [2]
-        soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-        assert (await pop(queues, "q", group="soon", subscription_from=soon)).messages == []
+        far = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        assert (await pop(queues, "q", group="far", subscription_from=far)).messages == []
         await push(queues, "q", 3)
-        assert (await pop(queues, "q", group="soon")).messages == []
-        await asyncio.sleep(1.1)
+        assert (await pop(queues, "q", group="far")).messages == []
+        soon = datetime.now(UTC) + timedelta(seconds=0.3)
+        start = soon.isoformat()
+        assert (await pop(queues, "q", group="soon", subscription_from=start)).messages == []
+        await eventually(lambda: datetime.now(UTC) > soon)
         await push(queues, "q", 4)
         assert values(await pop(queues, "q", group="soon", wait=True, timeout=5)) == [4]
         for wrong in ("yesterday", "2024-13-01T00:00:00Z"):

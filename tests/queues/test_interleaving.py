@@ -208,7 +208,7 @@ class History:
     async def ack(self, c: Any, n: int) -> AsyncIterator[None]:
         if not self.leases:
             return
-        lease = self.leases.pop(n % len(self.leases))
+        lease = self.leases[n % len(self.leases)]
         began, rows = self.tick(), []
 
         async def ack() -> None:
@@ -224,13 +224,20 @@ class History:
 
         async for _ in self.held(c, ack, commit=True):
             yield
+        # Otherwise (retention took its messages, say) it stays: until somebody releases it, or it
+        # expires, its partition is held.
         if all(row["outcomes"] is None or set(row["outcomes"]) == {"ok"} for row in rows):
+            self.over(lease)
             self.note(lease.group, Event(began, self.tick(), True, places=lease.places))
+
+    def over(self, lease: Lease) -> None:
+        """Another actor may have ended it too."""
+        self.leases = [one for one in self.leases if one is not lease]
 
     async def release(self, c: Any, n: int) -> AsyncIterator[None]:
         if not self.leases:
             return
-        lease = self.leases.pop(n % len(self.leases))
+        lease = self.leases[n % len(self.leases)]
         began, rows, settle = self.tick(), [], n % 2 == 0
 
         async def release() -> None:
@@ -238,6 +245,7 @@ class History:
 
         async for _ in self.held(c, release, commit=True):
             yield
+        self.over(lease)
         if rows and settle:
             self.note(lease.group, Event(began, self.tick(), True, places=lease.places))
 

@@ -199,7 +199,7 @@ def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_u
         waiting = asyncio.create_task(
             queues.pop(PopRequest(namespace="shop", wait=True, timeout=10))
         )
-        await asyncio.sleep(0.05)
+        await eventually(lambda: queues.signals.waiting)
         await push(queues, "low", "woken")
         assert values(await waiting) == ["woken"]
 
@@ -211,7 +211,7 @@ def test_a_waiting_pop_is_woken_by_a_push_an_ack_and_an_expiring_lease(database_
         loop = asyncio.get_running_loop()
         await queues.admin.configure("q", QueueOptions(lease_time=1))
         waiting = asyncio.create_task(pop(queues, "q", wait=True, timeout=20))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: queues.signals.waiting)
         began = loop.time()
         await push(queues, "q", 1)
         held = await waiting

@@ -2,7 +2,8 @@
 
 It is put together from parts: the segments and how durable they are (`SegmentStore`), the commits
 that write to them (`Appender`), what is read from them (`Reader`), and who waits for more
-(`Subscriptions`).
+(`Subscriptions`). Calls go down; upwards there are only the two callables that a topic passes in,
+`on_commit` and `on_broken`.
 """
 
 import asyncio

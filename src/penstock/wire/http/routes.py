@@ -16,6 +16,9 @@ An API is a class with a `tag` whose methods carry their routes, and `routes_of`
 
         @route("GET", "/topics/{topic}", answer=Details, summary="Describe a topic")
         def details(self, request: Request) -> Response: ...
+
+A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
+each other. The list of all paths in one place is `/openapi.json`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
