@@ -87,7 +87,7 @@ class Claim:
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
                 waiter.claimed = False
-                waiter.event.set()
+                waiter.wake()
         shares = self._exchanger.shares(takes, since, rows, 1)
         for take, waiter in taking:
             share = shares.get(id(take))
@@ -104,7 +104,7 @@ class Claim:
         """Let those look for themselves that no call was made for."""
         for waiter in self._waiters:
             waiter.claimed = False
-            waiter.event.set()
+            waiter.wake()
         self._waiters = []
 
 

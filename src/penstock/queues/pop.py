@@ -223,9 +223,7 @@ class Popper:
         for name in names:
             self._signals.park(name, request.group, waiter)
         try:
-            await asyncio.wait_for(waiter.event.wait(), pause)
-        except TimeoutError:
-            pass
+            await waiter.wait(pause)
         except asyncio.CancelledError:
             if waiter.exchanged is not None:
                 self._exchanger.orphaned(waiter.exchanged)

@@ -38,17 +38,33 @@ FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be
 
 
 class Waiter:
-    """A parked pop. Its event may be set any number of times."""
+    """A parked pop. It may be woken any number of times."""
 
-    __slots__ = ("claimed", "event", "exchanged", "gone", "partition", "wanted")
+    __slots__ = ("_awake", "claimed", "exchanged", "gone", "partition", "wanted")
 
     def __init__(self, partition: int | None, wanted: Any = None) -> None:
-        self.event = asyncio.Event()
+        self._awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.partition = partition
         self.wanted = wanted  # what a push may take for it (`handover`); None: it must not
         self.claimed = False  # a push is taking for it
         self.exchanged: Any = None  # what that took
         self.gone = False  # it waits no longer
+
+    @property
+    def woken(self) -> bool:
+        return self._awake.done()
+
+    def wake(self) -> None:
+        if not self._awake.done():
+            self._awake.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Return when it is woken, or after so long."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.wake)
+        try:
+            await self._awake
+        finally:
+            timer.cancel()
 
 
 class Signals:
@@ -126,10 +142,10 @@ class Signals:
                 remaining = partitions - (served.get((queue, name), 0) if served else 0)
                 for waiter in tuple(groups.get(name, ())):
                     if waiter.partition is not None:
-                        waiter.event.set()
-                    elif remaining > 0 and not waiter.event.is_set() and not waiter.claimed:
+                        waiter.wake()
+                    elif remaining > 0 and not waiter.woken and not waiter.claimed:
                         remaining -= 1
-                        waiter.event.set()
+                        waiter.wake()
         if announce and not self.alone:
             self._queues.add(queue)
             self._ready.set()
@@ -149,7 +165,7 @@ class Signals:
                 waiter
                 for waiter in waiters
                 if waiter.wanted is not None
-                and not (waiter.claimed or waiter.gone or waiter.event.is_set())
+                and not (waiter.claimed or waiter.gone or waiter.woken)
             )
             claimed += islice(free, max(0, partitions))
         for waiter in claimed:
@@ -181,7 +197,7 @@ class Signals:
         for groups in self._waiters.values():
             for waiters in groups.values():
                 for waiter in waiters:
-                    waiter.event.set()
+                    waiter.wake()
 
     def _heard(self, payload: str | None) -> None:
         if payload is None:
