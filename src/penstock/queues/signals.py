@@ -164,8 +164,7 @@ class Signals:
             free = (
                 waiter
                 for waiter in waiters
-                if waiter.wanted is not None
-                and not (waiter.claimed or waiter.gone or waiter.woken)
+                if waiter.wanted is not None and not (waiter.claimed or waiter.gone or waiter.woken)
             )
             claimed += islice(free, max(0, partitions))
         for waiter in claimed:
