@@ -3,11 +3,14 @@
 import asyncio
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from penstock import Client, SyncClient
 from penstock.client import AckRefused, Message, QueueFull
+from penstock.client.items import Envelope, new_item
 from penstock.errors import Conflict, InvalidRequest
 from tests.support.http import run
 from tests.support.wait import eventually
@@ -182,3 +185,24 @@ def test_plain_code_uses_the_same_client(broker, queue):
         assert queue in [row.name for row in client.queues()]
         assert client.delete_queue(queue) is True
         assert client.close() == []
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"headers": {"a": b"bytes"}},
+        {"headers": {1: "a"}},
+        {"headers": ["a"]},
+        {"headers": {"a": "\ud800"}},
+        {"delay": "5"},
+        {"delay": -1},
+        {"delay": float("nan")},
+        {"delay": timedelta(seconds=-1)},
+        {"deliver_at": "2030-01-01T00:00:00Z"},
+        {"deliver_at": datetime(2030, 1, 1)},
+        {"delay": 1, "deliver_at": datetime(2030, 1, 1, tzinfo=UTC)},
+    ],
+)
+def test_what_a_message_cannot_have_is_refused_before_it_is_sent(about: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        new_item("q", 1, Envelope(**about))

@@ -24,13 +24,19 @@ TENANT = headers.encode({"tenant": "a", "naïve".encode().hex(): "é\n\0"})
         ({f"h{n}": "" for n in range(65)}, "at most 64 headers, not 65"),
         ({"h": "é" * 4096}, "at most 8192 bytes, names and values together; these have 8193"),
         ({"h": "\ud800"}, "header 'h' is not valid Unicode"),
+        ({"h": b"x"}, "headers are strings, not {'h': b'x'}"),
+        ({"h": None}, "headers are strings"),
+        ({1: "x"}, "headers are strings, not {1: 'x'}"),
+        (["h"], "a map of strings"),
     ],
 )
 def test_headers_out_of_bounds_are_refused_with_what_is_wrong(
     given: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        headers.encode(given)
+    for _ in range(2):  # the second time with names that are known
+        with pytest.raises(InvalidRequest, match=said):
+            headers.encode(given)
+        headers.encode({"h": "x"})
 
 
 def test_headers_up_to_the_bounds_are_read_back_as_given() -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -505,6 +506,12 @@ def test_an_interrupted_removal_of_local_files_is_finished(tmp_path: Path) -> No
     run(body())
 
 
+def size_of(directory: Path) -> int:
+    with suppress(FileNotFoundError):  # removed while we look
+        return sum(path.stat().st_size for path in directory.iterdir())
+    return 1 << 60
+
+
 def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
     async def body() -> None:
         address = f"file://{tmp_path}/store"
@@ -515,7 +522,8 @@ def test_the_cache_stays_within_its_limit(tmp_path: Path) -> None:
             await pass_through(store)
             assert await read_all(topic) == before
             directory = tmp_path / "data/.penstock" / tier_module.CACHE
-            assert sum(path.stat().st_size for path in directory.iterdir()) <= 16_000
+            # blocks that are read ahead may still be coming, and make room when they are there
+            await eventually(lambda: size_of(directory) <= 16_000)
 
     run(body())
 

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.client.messages import Address, Received
 from penstock.errors import InvalidRequest
+from penstock.protocol.headers import check as check_headers
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import DEFAULT_PARTITION
 
@@ -50,6 +51,7 @@ def new_item(address: str | Address, payload: Any, about: Envelope = PLAIN) -> I
     if about.trace_id is not None:
         item["traceId"] = about.trace_id
     if about.headers:
+        check_headers(about.headers)
         item["headers"] = dict(about.headers)
     if about.delay is not None or about.deliver_at is not None:
         _add_time(item, about)
@@ -63,6 +65,8 @@ def _add_time(item: Item, about: Envelope) -> None:
     if about.delay is not None and about.deliver_at is not None:
         raise InvalidRequest("give delay or deliver_at, not both")
     if about.deliver_at is not None:
+        if not isinstance(about.deliver_at, datetime):
+            raise InvalidRequest(f"deliver_at is a datetime, not {about.deliver_at!r}")
         if about.deliver_at.tzinfo is None:
             raise InvalidRequest(
                 "deliver_at has no time zone: datetime.now(UTC) + ..., or .astimezone()"
@@ -71,8 +75,8 @@ def _add_time(item: Item, about: Envelope) -> None:
         return
     delay = about.delay
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if seconds is None or not 0 <= seconds < float("inf"):
-        raise InvalidRequest(f"a delay is 0 or more seconds, not {seconds}")
+    if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise InvalidRequest(f"a delay is 0 or more seconds, not {seconds!r}")
     if seconds:
         item["delay"] = seconds
 

@@ -8,6 +8,7 @@ from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
 from penstock.client.results import Result, Schedule, ScheduleRun
 from penstock.errors import InvalidRequest
+from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.payload import check_payload
 
@@ -52,6 +53,8 @@ class Schedules:
         if where.group is not None:
             raise InvalidRequest(f"a schedule pushes to a queue, and {queue!s} names a group")
         check_payload(payload)
+        if headers:
+            check_headers(headers)
         body = {
             "cron": cron,
             "timezone": timezone,

@@ -35,14 +35,19 @@ def encode(headers: Mapping[str, str]) -> bytes | None:
     if not headers:
         return None
     # The JSON is longer than what it says, so a short one is surely within the bounds.
-    if len(headers) <= MAX_HEADERS and _names.issuperset(headers):
+    if (
+        isinstance(headers, dict)
+        and len(headers) <= MAX_HEADERS
+        and _names.issuperset(headers)
+        and {*map(type, headers.values())} == {str}
+    ):
         try:
             text = _encode(headers)
         except UnicodeEncodeError:
             text = None
         if text is not None and len(text) <= MAX_BYTES:
             return text
-    _check(headers)
+    check(headers)
     if len(_names) > MAX_NAMES:
         _names.clear()
     _names.update(headers)
@@ -75,11 +80,16 @@ def checked(texts: Sequence[bytes]) -> list[bytes | None]:
     return [encoded.get(text) for text in texts]  # not there: null
 
 
-def _check(headers: Mapping[str, str]) -> None:
+def check(headers: Mapping[str, str]) -> None:
+    """InvalidRequest for headers that no message can have: a caller may have given anything."""
+    if not isinstance(headers, Mapping):
+        raise InvalidRequest(f"headers are a map of strings, not {str(headers)[:80]!r}")
     if len(headers) > MAX_HEADERS:
         raise InvalidRequest(f"a message has at most {MAX_HEADERS} headers, not {len(headers)}")
     size = 0
     for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest(f"headers are strings, not {str({name: value})[:80]}")
         if not is_name(name):
             raise InvalidRequest(
                 f"header name {name[:80]!r} must have 1 to {MAX_NAME_BYTES} characters, each a "
