@@ -6,7 +6,7 @@
 - Topics: against `cp -r` of their directory, there and back. Ours also computes checksums, and
   verifies every record on the way back.
 
-    make bench B=backup           PENSTOCK_BENCH_BACKUP_MB=1000 for more than 200 MB of each
+    make bench B=backup           PENSTOCK_BENCH_BACKUP_MB=1000 for more than 300 MB of each
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tests.conftest import fresh_database
 from tests.support import guard
 from tests.support.broker import BrokerProcess
 
-MEGABYTES = int(os.environ.get("PENSTOCK_BENCH_BACKUP_MB", "200"))
+MEGABYTES = int(os.environ.get("PENSTOCK_BENCH_BACKUP_MB", "300"))
 TRUST = "local all all trust\nlocal replication all trust\n"
 ROUNDS = 3
 # Messages as a push stores them. The broker is not measured here, so it need not push them.

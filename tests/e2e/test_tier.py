@@ -1,6 +1,8 @@
 """Brokers with a tier: killed in an upload, lost with their disk, and started from the tier."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,54 @@ def test_a_cold_start_from_the_tier_has_every_byte_and_every_group(
 
 def _all_remote(report: dict[str, Any]) -> dict[str, Any] | None:
     return report if report["local_bytes"] < report["tier_bytes"] / 10 else None
+
+
+def test_an_owner_that_was_frozen_comes_back_to_a_tier_that_is_not_its_own(
+    postgres, tmp_path: Path, store: tuple[dict[str, str], Faults]
+) -> None:
+    """It is stopped in the middle of an upload; meanwhile another machine starts from the tier."""
+    env, faults = store
+    settings = {
+        "topics__tier": f"s3://{BUCKET}/tier",
+        "topics__segment_bytes": 8_000,
+        "topics__tier_delay": 0,
+        "topics__tier_interval": "100ms",
+        "topics__local_retention__bytes": 1,
+    }
+    frozen = BrokerProcess(
+        tmp_path / "frozen", database_url=fresh_database(postgres), env=env, **settings
+    )
+    with frozen, TopicLink(address(frozen)) as link:
+        link.create("t")
+        link.append(frames.produce_batch("t", records(0, 0, 300)))
+        penstock(env, "topic", "tier", "flush", "--url", frozen.url)
+        faults.slow_seconds = 1.0
+        faults.choose = lambda method, path: "slow" if method == "PUT" else None
+        link.append(frames.produce_batch("t", records(0, 300, 300)))
+        until(lambda: faults.count("slow"), 60, "an upload is under way")
+        assert frozen.process is not None
+        os.kill(frozen.process.pid, signal.SIGSTOP)
+        faults.never()
+        try:
+            other = BrokerProcess(
+                tmp_path / "next",
+                database_url=fresh_database(postgres),
+                env=env,
+                topics__adopt=True,
+                **settings,
+            )
+            with other, TopicLink(address(other)) as adopted:
+                end = adopted.info("t").next_offset
+                adopted.append(frames.produce_batch("t", records(0, 0, 300)))
+                os.kill(frozen.process.pid, signal.SIGCONT)
+                problem = until(lambda: tier(frozen)["problem"], 120, "it is told")
+                assert "take-over" in problem
+                assert not tier(frozen)["owner"]
+                link.append(frames.produce_batch("t", [b"appends go on"]))
+                penstock(env, "topic", "tier", "flush", "--url", other.url)
+                assert adopted.info("t").next_offset == end + 300
+                assert contents(adopted, "t", 300) == contents(link, "t", 300)
+                given = f"topics.tier={settings['topics__tier']}"
+                assert ": sound: " in penstock(env, "topic", "verify", "--tier", "--set", given)
+        finally:
+            os.kill(frozen.process.pid, signal.SIGCONT)

@@ -1,6 +1,7 @@
 """Topics on object storage: real segments, a real S3 server, and everything that goes wrong."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
@@ -849,5 +850,86 @@ def test_a_prefix_may_have_odd_characters(tmp_path: Path, s3_address: str, prefi
             before = everything(topic)
             await pass_through(store)
             assert await read_all(topic) == before
+
+    run(body())
+
+
+def test_a_crash_before_any_write_to_the_store_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
+) -> None:
+    """Uploads, the swap of a compaction, retention, garbage, a deletion: whichever write is the
+    first that fails, the manifests name only what is there, the owner goes on where it was, and
+    another machine could start. The long form fails at every one."""
+    settings = {"tier_grace": 0.0, "retention_bytes": 14_000}
+    writes = allowed = 0
+
+    def counted(method: str) -> None:
+        call = getattr(ObjectStore, method)
+
+        def counting(store: ObjectStore, *args: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes > allowed:
+                raise StorageFailed("killed here")
+            return call(store, *args)
+
+        monkeypatch.setattr(ObjectStore, method, counting)
+
+    async def work(data: Path, address: str) -> tuple[list[int], set[int]]:
+        """What the topic may have at the end, and what has to be there."""
+        async with tiered(data, address, **settings) as store:
+            assert store.tier is not None
+            topic = await store.create("t")
+            await topic.set_policy("compact")
+            await fill(topic, batches=8)
+            await fill(await store.create("u"), batches=3)
+            await store.tier.synchronize()
+            bases = [segment.base for segment in topic.segments[:3]]
+            end = topic.segments[2].end
+            await store.compact("t", bases, bits([3, 5], end))
+            await store.tier.synchronize()
+            await fill(topic, batches=8, start=8)
+            await store.maintain()
+            await store.tier.synchronize()
+            await store.delete("u")
+            await store.tier.synchronize()
+            with contextlib.suppress(StorageFailed):
+                await store.tier.collect()
+            return [3, 5, *range(end - 1, 160)], set(range(100, 160))
+
+    async def check(directory: Path, address: str, may: list[int], must: set[int]) -> None:
+        reports = verify_tier(ObjectStore(address), set(), lambda _: None)
+        assert not [report for report in reports if not report.sound]
+        shutil.copytree(directory / "store", directory / "copy")
+        async with tiered(directory / "new", f"file://{directory}/copy", adopt=True) as new:
+            for name in new.names():
+                offsets = [offset for offset, _ in await read_all(new.require(name))]
+                assert offsets == sorted(set(offsets))
+        for _ in range(2):  # as it is, and when everything was caught up
+            async with tiered(directory / "data", address, **settings) as store:
+                assert store.tier is not None
+                offsets = [offset for offset, _ in await read_all(store.require("t"))]
+                assert offsets == may[may.index(offsets[0]) :], "a hole"
+                assert must <= set(offsets)
+                await store.tier.synchronize()
+                assert not store.tier.problem
+                assert not store.tier.topic_problems
+
+    async def body() -> None:
+        nonlocal writes, allowed
+        for method in ("write", "put_if", "delete"):
+            counted(method)
+        last = 1 << 30
+        for first in range(3, 200, 1 if soak else 5):  # three make it the owner
+            directory = tmp_path / str(first)
+            directory.mkdir()
+            address = f"file://{directory}/store"
+            writes, allowed = 0, min(first, last)
+            may, must = await work(directory / "data", address)
+            last, allowed = writes, 1 << 30
+            await check(directory, address, may, must)
+            if last <= first:
+                break
+        assert last > 30
 
     run(body())
