@@ -46,6 +46,11 @@ CHOSEN = {  # for the README: benchmark, row, beside what, in a reader's words
     ),
 }  # fmt: skip
 
+TITLES = {
+    "peers": "Redis, NATS and RabbitMQ",
+    "http": "HTTP",
+    "queues_small": "Queues, one message at a time",
+}
 Row = dict[str, Any]
 
 
@@ -59,24 +64,24 @@ def write(results: dict[str, Any]) -> list[Path]:
     lines = [
         "# Benchmarks",
         "",
-        "The last run of each benchmark. Read the ratios first: rates depend on the machine, ratios much",
-        "less. Penstock and what stands beside it take turns in one run, and the median of the rounds",
-        "counts. A target that was missed says **missed**.",
+        "The latest run of each benchmark. Read the ratios first: rates depend on the machine, ratios",
+        "much less. Penstock and its peer take turns in the same run, and the median of the rounds",
+        "counts. A target that we did not reach is marked **missed**.",
         "",
-        "Load, broker and peer share one machine. CPU per message is what all processes of a server",
-        "use for a message, without the load.",
+        "The load, the broker and the peer share one machine. CPU per message is that of all processes",
+        "of a server, without the load.",
         "",
-        "`make bench` measures everything again, `make bench B=queues` one part. The rows are in",
-        "`bench/results.json`; `make bench ARGS=--markdown` makes this page of them.",
+        "Run `make bench` to measure everything, or `make bench B=queues` for one part. The results are",
+        "in `bench/results.json`; `make bench ARGS=--markdown` generates this page from them.",
     ]
     for name, result in sorted(results.items(), key=lambda item: (item[0] != "peers", item[0])):
-        lines += ["", f"## {name.replace('_', ' ').capitalize()}", ""]
+        lines += ["", f"## {TITLES.get(name, name.replace('_', ' ').capitalize())}", ""]
         caption = _caption(name, result)
         for picture in pictures(name, result):
             path = IMAGES / f"bench-{picture.slug}.svg"
             path.write_text(picture.draw(caption.replace("`", "")))
             written.append(path)
-            lines += [f"![{picture.title}: ours and theirs](../images/{path.name})", ""]
+            lines += [f"![{picture.title}](../images/{path.name})", ""]
         lines += [*_table(result["figures"]), "", caption]
     written[0].write_text("\n".join(lines) + "\n")
     return written
@@ -179,7 +184,7 @@ class Picture:
             f'<rect class="ours" x="{LEFT}" y="38" width="10" height="10"/>',
             _text(LEFT + 16, 47, "Penstock", "small"),
             f'<rect class="theirs" x="{LEFT + 90}" y="38" width="10" height="10"/>',
-            _text(LEFT + 106, 47, "beside it", "small"),
+            _text(LEFT + 106, 47, "peer", "small"),
         ]
         if any(row["unit"] in LESS_IS_BETTER for row in self.rows):
             parts.append(_text(LEFT + 190, 47, "shorter is better", "small"))

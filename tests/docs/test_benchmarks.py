@@ -67,7 +67,7 @@ def test_a_miss_is_in_the_picture_and_in_the_table(
     text, picture = page.write({"peers": json.loads(json.dumps(run))})
     table = text.read_text()
     assert "| 500/s | Redis & others | 1,000/s | 0.50x | 300 / 100 µs | ≥ 1x **missed** |" in table
-    assert "![Topics, fsync: ours and theirs](../images/bench-peers-topics-fsync.svg)" in table
+    assert "![Topics, fsync](../images/bench-peers-topics-fsync.svg)" in table
     assert "50% busy" in table
     drawn = picture.read_text()
     assert "0.50x, ≥ 1x missed" in drawn

@@ -501,9 +501,7 @@ def recover(
     directories: Annotated[
         list[str], typer.Argument(help="Buffer directories of one or many brokers.")
     ],
-    tasks: Annotated[
-        int, typer.Option(min=1, help="Partitions are dealt out to so many tasks.")
-    ] = 8,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of parallel tasks.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, push nothing.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",

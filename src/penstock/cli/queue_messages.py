@@ -105,7 +105,7 @@ def scheduled(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """List messages for later, the next due first.
+    """List delayed messages, the next due first.
 
     Example: `penstock queue scheduled orders`
     """
@@ -132,7 +132,7 @@ def cancel(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Cancel a message for later, before it is due.
+    """Cancel a delayed message before it is due.
 
     Example: `penstock queue cancel orders Default order-9`
     """

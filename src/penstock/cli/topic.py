@@ -289,7 +289,7 @@ def consume(
     json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Write records to standard output, from an offset on, and wait for more unless told to stop.
+    """Write records to standard output, from an offset on, and wait for more without --exit.
 
     Examples:
 

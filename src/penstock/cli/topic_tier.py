@@ -84,8 +84,8 @@ def take_over(
 ) -> None:
     """Make the broker of this data directory the one that writes to the tier.
 
-    Whoever wrote to it before stops doing so. To start from what the tier has, use an empty data
-    directory and `topics.adopt` instead.
+    The broker that wrote to it before can no longer do so. To start from what the tier has, use an
+    empty data directory and `topics.adopt` instead.
 
     Example: `penstock topic tier take-over --config penstock.yml`
     """

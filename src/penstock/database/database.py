@@ -161,13 +161,11 @@ class Database:
         )
         metrics.gauge(
             "penstock_database_warnings",
-            "1 while a host that is not in use takes writes too, or is of another cluster",
+            "1 while another configured host accepts writes too, or belongs to another cluster",
             read=lambda: int(self.healthy and bool(self.problem)),
             merge="max",
         )
-        self._outages = metrics.counter(
-            "penstock_database_outages_total", "Times PostgreSQL was found down"
-        )
+        self._outages = metrics.counter("penstock_database_outages_total", "Outages of PostgreSQL")
 
     @property
     def pool_size(self) -> int:

@@ -106,7 +106,7 @@ class Context:
         self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
         metrics.gauge(
             "penstock_topic_disk_full",
-            "Whether appends are refused for want of room",
+            "1 while appends are rejected because the disk is full",
             read=lambda: bool(self.space.full),
         )
 

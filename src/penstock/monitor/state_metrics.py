@@ -32,7 +32,7 @@ DATABASE = sql("database_figures")
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
     "depth": ("Messages that the slowest group has not finished with", lambda q: q.waiting),
     "stored": ("Messages stored", lambda q: q.stored),
-    "scheduled": ("Messages for later", lambda q: q.scheduled),
+    "scheduled": ("Delayed messages that are not due yet", lambda q: q.scheduled),
     "leased": ("Messages delivered and not answered", lambda q: q.leased),
     "dead_letters": ("Dead letters that exist", lambda q: q.dead_letters),
 }
@@ -56,9 +56,9 @@ GROUP_COUNTERS: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
 DATABASE_GAUGES = {
     "connections": "Connections of clients to the server",
     "max_connections": "Connections that the server allows",
-    "dead_rows": "Rows of our tables that vacuum has to remove",
+    "dead_rows": "Dead rows in Penstock's tables that vacuum has to remove",
     "oldest_transaction_seconds": "Age of the oldest transaction; 0 when there is none",
-    "answer_seconds": "Time that the last look at the database took",
+    "answer_seconds": "Time of the last status query",
 }
 
 

@@ -65,7 +65,7 @@ class Upkeep:
             self._removed.add(0, reason)  # there before the first one, so that the first one alerts
         self._healed = metrics.counter(
             "penstock_queue_cursors_healed_total",
-            "Cursors that rested beside waiting messages, made due again",
+            "Groups that would have missed stored messages and were repaired",
             "queue",
         )
         self._step = STEP

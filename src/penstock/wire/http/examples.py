@@ -84,7 +84,7 @@ PARAMETERS = {
     "partitions": "Take from up to this many partitions at once.",
     "queue": "The queue.",
     "range": "How far back: 1h, 24h or 7d.",
-    "recent": "Figures of a moment ago will do while somebody watches: cheaper.",
+    "recent": "Figures may be a few seconds old, which is cheaper while the Console is open.",
     "search": "Only payloads in which a JSON path has a value: `$.id=7`.",
     "sort": "The figure to sort by; with `-` before it, the largest first.",
     "status": "Only messages in this state.",

@@ -81,7 +81,7 @@ const TABS = [
   ["consumers", "Consumers", consumers, (name, query, signal) => get("/api/v1/consumers", { queue: name }, signal)],
   ["partitions", "Partitions", partitions, (name, query, signal, one) => get(path`/api/v1/queues/${name}/partitions`, { group: chosenGroup(one, query), filter: query.filter, offset: query.offset }, signal)],
   ["messages", "Messages", messages, loadMessages],
-  ["scheduled", "For later", scheduled, loadScheduled],
+  ["scheduled", "Delayed", scheduled, loadScheduled],
   ["charts", "Charts", history, loadCharts],
   ["options", "Options", options, (name, query, signal) => get(path`/api/v1/queues/${name}/options`, {}, signal)],
 ];

@@ -1,4 +1,4 @@
-/** Messages for later: what waits for its time in a queue, and a way to cancel it. */
+/** Delayed messages: what waits for its time in a queue, and a way to cancel it. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { duration, moment } from "../format.js";
@@ -26,7 +26,7 @@ export const loadScheduled = (queue, query, signal) => get("/api/v1/scheduled", 
 export function scheduled(data, context) {
   const { list } = data;
   return html`<div class="tools">${filter(context.query, "Partition", "partition")}</div>
-    ${table({ columns: columns(context), rows: list.messages, key: (m) => `${m.partition}/${m.transactionId}`, caption: "Messages for later, the next due first",
+    ${table({ columns: columns(context), rows: list.messages, key: (m) => `${m.partition}/${m.transactionId}`, caption: "Delayed messages, the next due first",
       empty: context.query.partition ? "No message waits for its time in this partition." : teach("No message waits for its time. A push with a delay makes one:", `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({ items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }] })}'`) })}
     <div class="pager">${context.query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← next due</a>` : ""}${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">later →</a>` : ""}</div>`;
 }
@@ -36,7 +36,7 @@ const of = (element, params) => ({ queue: params.queue, partition: element.datas
 export const actions = {
   async "show-scheduled"(element, { params }) {
     const one = await get(address(of(element, params)));
-    await show({ title: "A message for later", content: html`${pairs([["due", moment(time(one.deliverAt))], ["pushed", moment(time(one.pushedAt))],
+    await show({ title: "Delayed message", content: html`${pairs([["due", moment(time(one.deliverAt))], ["pushed", moment(time(one.pushedAt))],
       ...Object.entries(one.headers ?? {}).map(([name, value]) => [html`header <code>${name}</code>`, value])])}${payload(JSON.stringify(one.payload ?? null), "json")}` });
   },
   async "cancel-scheduled"(element, { params, say, refresh }) {

@@ -55,7 +55,7 @@ class ScheduledApi:
         "/api/v1/scheduled",
         query=ScheduledQuery,
         answer=ScheduledPage,
-        summary="Messages for later, the next due first",
+        summary="Delayed messages, the next due first",
     )
     async def list_scheduled(self, request: Request) -> Response:
         args: ScheduledQuery = request.args
@@ -64,7 +64,7 @@ class ScheduledApi:
         )
         return json_response(ScheduledPage([_message(one) for one in page.messages], page.next))
 
-    @route("GET", ONE, answer=ScheduledMessage, summary="A message for later with its payload")
+    @route("GET", ONE, answer=ScheduledMessage, summary="A delayed message with its payload")
     async def detail(self, request: Request) -> Response:
         return json_response(_message(await self._scheduled.detail(*_names(request))))
 
