@@ -7,13 +7,14 @@
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make docs     build the docs site into site/; open site/index.html
 #   make soak     the tests' long forms: more kills, more rounds
-#   make lock     compile the pinned requirements anew
+#   make lock     compile the pinned requirements again
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
-PYTEST := $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n 2 --dist loadgroup)
+WORKERS := 2
+PYTEST = $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n $(WORKERS) --dist loadgroup)
 SITE   := site
 SHELL  := /bin/bash
 
@@ -52,6 +53,8 @@ chromium:
 test: $(VENV)/.dev java chromium
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
+# These tests wait for servers more than they compute: more of them than cores.
+test-fast: WORKERS := 4
 test-fast: $(VENV)/.dev
 	@$(PYTEST) -m 'not spark and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 

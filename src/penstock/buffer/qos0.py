@@ -211,7 +211,7 @@ class Qos0:
             file.name = file.name.complete
             file.path = self._directory / str(file.name)
         except StorageError as error:
-            log.warning("%s: it goes on as %s", error, file.name)
+            log.warning("%s: it resumes as %s", error, file.name)
         try:
             for part in batches(batch.items, self._settings.max_batch * MERGED):
                 refusals += await self._replay.insert(part, "qos0")

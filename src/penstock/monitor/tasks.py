@@ -156,14 +156,14 @@ class Tasks:
             try:
                 await self._database.fetch(RELEASE, self._broker)
             except (PenstockError, asyncpg.PostgresError) as error:
-                log.warning("tasks go on %.0f s later: %s", ABANDONED_SECONDS, error)
+                log.warning("tasks resume in %.0f s: %s", ABANDONED_SECONDS, error)
 
     async def _claim(self) -> None:
         while True:
             try:
                 mine = list(self._running)
                 for row in await self._database.fetch(CLAIM, self._broker, ABANDONED_SECONDS, mine):
-                    log.info("task %s goes on here, at %d of %d", *_progress(row))
+                    log.info("task %s resumes here, at %d of %d", *_progress(row))
                     self._work_on(row)
                 (others,) = await self._database.fetch(OTHERS, self._broker, list(self._running))
                 if not others[0]:

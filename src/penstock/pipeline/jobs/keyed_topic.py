@@ -31,7 +31,7 @@ class Keys:
             )
         if self.tombstone_path and self.tombstone_sql:
             raise InvalidRequest(
-                "a tombstone is told by a JSON path or by a SQL expression, not both"
+                "a tombstone is named by a JSON path or by a SQL expression, not both"
             )
         for path in (self.path, self.tombstone_path):
             if path and not path.startswith("$"):

@@ -626,9 +626,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["id"] != now.id and self.options.fail_on_loss:
             raise DataLoss(
                 f"queue {self.options.queue!r} was deleted and created again since the last "
-                "batch. To go on with what "
-                "it holds now, start the query once with failOnDataLoss=false; to begin anew, "
-                "give it a new checkpoint."
+                "batch. To resume with what it holds now, start the query once with "
+                "failOnDataLoss=false; to begin again, give it a new checkpoint."
             )
         self.state = now
 

@@ -56,9 +56,8 @@ GROUP_TOPICS = 64  # of one task at most
 GROUP_RECORDS = 100_000  # of one task at most, over all its topics
 ALL_NAMES = Names()
 REMEDY = (
-    "Records were lost to this query. To go on with what is left, start it once with "
-    "failOnDataLoss=false; to begin "
-    "anew, give it a new checkpoint."
+    "Records were lost to this query. To resume with what remains, start it once with "
+    "failOnDataLoss=false; to begin again, give it a new checkpoint."
 )
 
 
