@@ -114,7 +114,7 @@ def contests() -> Iterator[Contest]:
             lake.archive,
             lake.copy_by_day,
             "Parquet to Parquet by day, by Spark",
-            rounds=3,
+            rounds=2,
             warm_up=0,
         )
         yield Contest(
@@ -123,7 +123,7 @@ def contests() -> Iterator[Contest]:
             lake.micro_batches,
             lake.file_batches,
             "Spark's stream of the same records in 20 Parquet files",
-            rounds=3,
+            rounds=2,
             warm_up=0,
         )
     finally:

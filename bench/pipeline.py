@@ -37,8 +37,8 @@ from tests.support.topics import Arrays, random_records
 MICRO_BATCHES = 20
 SIZE = 100
 ROWS = RECORDS // 10  # of the topic, for the source that is slow
-MESSAGES = int(1_000_000 * SCALE) // 1000 * 1000
-EVENTS = int(400_000 * SCALE)
+MESSAGES = int(500_000 * SCALE) // 1000 * 1000
+EVENTS = int(200_000 * SCALE)
 STORED = QUEUE_DDL.replace("id STRING, ", "")
 
 
@@ -262,7 +262,7 @@ def contests() -> Iterator[Contest | Figure]:
             lambda: setup.copy(setup.files()),
             "Parquet to Parquet",
             at_least=0.5,
-            rounds=3,
+            rounds=2,
             warm_up=0,
         )
         yield setup.idle()
@@ -276,7 +276,7 @@ def contests() -> Iterator[Contest | Figure]:
 
 
 class QueueSetup:
-    """A queue of a million messages in 1000 partitions, on a PostgreSQL that JDBC can reach, with a
+    """A queue of half a million messages in 1000 partitions, on a PostgreSQL that JDBC can reach, with a
     broker.
     """
 
