@@ -15,6 +15,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.pipeline.cluster import ENV, SMALL
 from tests.pipeline.support import batch_rows
+from tests.pipeline.test_lake import grow
 from tests.support import guard
 
 
@@ -60,8 +61,52 @@ spark: {json.dumps(SMALL)}
     last = reports[-1]
     assert (last["state"], last["rows"], last["master"]) == ("finished", 200, cluster.url)
     assert "stopping after this batch" in (tmp_path / "errors").read_text()
-    records = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
-    assert sorted(row["twice"] for row in records) == [4 * i for i in range(100)]
+    found = [json.loads(row["payload"]) for row in batch_rows(broker=tcp, topic=f"even-{tag}")]
+    assert sorted(row["twice"] for row in found) == [4 * i for i in range(100)]
     assert any(
         (cluster.directory / f"work-{number}").rglob("stderr") for number in range(2)
     )  # executors ran there
+
+
+IN_A_BUCKET = """
+import json, sys
+from penstock import pipeline
+from penstock.pipeline.jobs.archive import Origin, archive, read_archive
+from penstock.pipeline.session import build
+from tests.pipeline.cluster import SMALL
+from tests.pipeline.test_lake import TOPIC, age_out
+from pathlib import Path
+
+master, lake, topics, checkpoint = sys.argv[1:]
+spark = build("bucket", master, SMALL)
+done = archive(spark, lake, Origin(topic=TOPIC, directory=topics))
+age_out(Path(topics), 4)
+offsets = lambda frame: sorted(row.offset for row in frame.select("offset").collect())
+table = pipeline.table(spark, TOPIC, lake, directory=topics)
+options = {"topic": TOPIC, "directory": topics, "archive": lake, "maxOffsetsPerTrigger": "50"}
+stream = spark.readStream.format("penstock").options(**options).load()
+writer = stream.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+writer.start(f"{checkpoint}-copy").awaitTermination()
+answers = [done.rows, offsets(table), offsets(spark.read.parquet(f"{checkpoint}-copy"))]
+answers.append(read_archive(spark, lake, topic=TOPIC).count())
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.spark
+def test_a_cluster_whose_machines_know_no_bucket_archives_to_one_and_reads_it(
+    cluster, s3, bucket, write_topic, tmp_path
+) -> None:
+    """The driver's variables reach the tasks; no jar of an S3 connector is there."""
+    topics = tmp_path / "topics"
+    grow(write_topic, topics, range(120))
+    command = [sys.executable, "-c", IN_A_BUCKET, cluster.url, bucket, str(topics)]
+    run = subprocess.run(
+        [*command, str(tmp_path / "checkpoint")],
+        env={**ENV, **s3},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    everything = list(range(120))
+    assert json.loads(run.stdout) == [120, everything, everything, 120]
