@@ -32,6 +32,7 @@ from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL
 from penstock.pipeline.sources.topic import RECORDS_PER_TASK, Task, TopicOptions
 from penstock.queues.types import Item
 from tests.support.broker import BrokerProcess
+from tests.support.postgres import TRUST
 from tests.support.topics import Arrays, random_records
 
 MICRO_BATCHES = 20
@@ -287,7 +288,7 @@ class QueueSetup:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         settings = {"listen_addresses": "127.0.0.1", "port": str(port)}
-        self.server = EmbeddedPostgres(self.directory / "postgres", settings)
+        self.server = EmbeddedPostgres(self.directory / "postgres", settings, access=TRUST)
         self.server.start()
         self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
         self.broker = BrokerProcess(self.directory / "data", database_url=self.url).start()

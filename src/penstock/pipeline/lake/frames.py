@@ -64,7 +64,9 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
     rest = TypedColumns.of(snapshot, table.kind).applied(rest)
     if snapshot is None or position is None:
         return rest
-    return archived_frame(spark, table, snapshot).unionByName(rest, allowMissingColumns=True)
+    # The log first: its tasks take longer to begin, and run beside those of the files.
+    archived = archived_frame(spark, table, snapshot)
+    return rest.unionByName(archived, allowMissingColumns=True).select(*archived.columns)
 
 
 def archived_frame(
