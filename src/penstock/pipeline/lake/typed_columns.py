@@ -117,7 +117,9 @@ class TypedColumns:
             "STRING": StringType(),
         }
         payload = f.try_parse_json(f.col("payload").cast("string"))
-        text = frame.select(f.schema_of_variant_agg(payload)).collect()[0][0] or ""
+        # with an array or a number among them there would be no fields in common
+        fields = f.when(f.schema_of_variant(payload).startswith("OBJECT<"), payload)
+        text = frame.select(f.schema_of_variant_agg(fields)).collect()[0][0] or ""
         known = {one.name.lower() for one in (self.fields or StructType([])).fields}
         new = []
         for name, kind in object_fields(text):
