@@ -13,7 +13,6 @@ import asyncio
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,9 +20,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import asyncpg
+from typer.testing import CliRunner
 
 from bench.harness import Contest
 from penstock import SyncClient
+from penstock.cli import app
+from penstock.cli import backup as _commands  # noqa: F401 - they register themselves
 from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.net.topic_link import TopicLink
@@ -153,13 +155,11 @@ class Copies:
         return data
 
     def _command(self, word: str, place: Path, data: Path, url: str) -> None:
+        """In this process: the start of an interpreter is no part of a copy."""
         env = {"PENSTOCK_DATABASE_URL": url, "PENSTOCK_DATA_DIRECTORY": str(data)}
-        subprocess.run(
-            [sys.executable, "-m", "penstock", word, str(place)],
-            env=os.environ | env,
-            check=True,
-            capture_output=True,
-        )
+        done = CliRunner(env=env).invoke(app, [word, str(place)])
+        if done.exit_code:
+            raise RuntimeError(done.output)
 
     def _base_backup(self) -> Path:
         place = self.fresh()
