@@ -61,7 +61,7 @@ class HttpServer:
     )
     ssl_key_path: Path | None = key(None, "its private key (PEM)")
     max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
-    max_body: Size = key(64 << 20, "largest request body, also once unpacked; above it 413")
+    max_body: Size = key(64 << 20, "largest request body, also after decompression; above it 413")
     max_connections: int = key(20_000, "connections beyond this get 503")
     header_timeout: Seconds = key(
         10.0, "time for a request's headers to arrive; above it 408; 0 = no limit"
@@ -76,7 +76,7 @@ class HttpServer:
         75.0, "keep-alive connections without a request are closed after this; 0 = never"
     )
     send_timeout: Seconds = key(
-        60.0, "a client that takes no byte of an answer for this long is cut off; 0 = never"
+        60.0, "disconnect a client that reads nothing of its answer for this long; 0 = never"
     )
     compress_from: Size = key(
         64 << 10, "gzip JSON and text answers of at least this size on request; 0 = never"
@@ -116,9 +116,9 @@ class Tls:
         None, "its private key (PEM, without a password); default: in the certificate's file"
     )
     client_ca: Path | None = key(None, "clients must show a certificate from this CA (PEM)")
-    min_version: Literal["1.2", "1.3"] = key("1.2", "oldest version of TLS that is spoken")
+    min_version: Literal["1.2", "1.3"] = key("1.2", "oldest TLS version to accept")
     reload_interval: Seconds = key(
-        10.0, "how often the files are looked at for a renewal; 0 = only on SIGHUP"
+        10.0, "how often to check the files for changes; 0 = only on SIGHUP"
     )
 
 
@@ -142,8 +142,8 @@ class Auth:
     )
     issuer: str = key("", "the `iss` a token must have; empty = any", "JWT_ISSUER")
     audience: str = key("", "the `aud` a token must have; empty = any", "JWT_AUDIENCE")
-    clock_skew: Seconds = key(30.0, "how far the issuer's clock may be from ours", "JWT_CLOCK_SKEW")
-    require_exp: bool = key(True, "refuse tokens that never expire")
+    clock_skew: Seconds = key(30.0, "how far the issuer's clock may be off", "JWT_CLOCK_SKEW")
+    require_exp: bool = key(True, "reject tokens that never expire")
     skip_paths: str = key(
         "/,/health,/health/live,/health/ready,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
         "paths that need no token, with commas; one that ends in / stands for all below it",
@@ -159,7 +159,7 @@ class Auth:
     role_read_write: str = key(
         "read-write", "role that may push, pop, produce and configure", "JWT_ROLE_READ_WRITE"
     )
-    role_read_only: str = key("read-only", "role that may look", "JWT_ROLE_READ_ONLY")
+    role_read_only: str = key("read-only", "role that may only read", "JWT_ROLE_READ_ONLY")
     cache_size: int = key(10_000, "verified tokens remembered per process, each until it expires")
     tcp: Literal["token", "open"] = key(
         "token",
@@ -180,16 +180,14 @@ class Database:
     name: str = key("postgres", "instead of url: database", "PG_DB")
     user: str = key("postgres", "instead of url: user", "PG_USER")
     password: Secret = key("", "instead of url: password", "PG_PASSWORD")
-    db_schema: str = key("penstock", "schema that holds our tables and functions")
+    db_schema: str = key("penstock", "schema of Penstock's tables and functions")
     pool_size: int = key(8, "connections per broker process", "DB_POOL_SIZE")
     acquire_timeout: Seconds = key(
-        2.0, "a connection or a commit not had within this counts as the database being down"
+        2.0, "if a connection or commit takes longer, the database counts as down"
     )
     statement_timeout: Seconds = key(30.0, "limit for one statement; 0 = none")
-    read_url: PostgresUrl = key(
-        "", "a standby on which stored messages are browsed; empty = the primary"
-    )
-    browse_pool_size: int = key(2, "further connections, for listings, status and analytics")
+    read_url: PostgresUrl = key("", "a standby to list stored messages from; empty = the primary")
+    browse_pool_size: int = key(2, "extra connections for lists, status and analytics")
     browse_timeout: Seconds = key(10.0, "limit for one statement of those; 0 = none")
 
 
@@ -208,7 +206,8 @@ class Topics:
         "keep and serve topics; false = queues only, no TCP and WebSocket (serve --no-topics)",
     )
     fsync: Literal["always", "group", "interval", "never"] = key(
-        "group", "when an append is answered"
+        "group",
+        "when to answer an append: after its own fsync, after a shared one, or after the write",
     )
     fsync_interval: Seconds = key(0.1, "the most time between fsyncs under `interval`")
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
@@ -217,7 +216,7 @@ class Topics:
     retention_age: Seconds = key(
         0.0, "delete segments whose newest record is older than this; 0 = never"
     )
-    retention_interval: Seconds = key(30.0, "how often retention and segment age are looked at")
+    retention_interval: Seconds = key(30.0, "how often to apply retention and segment_age")
     max_record: Size = key(64 << 20, "largest payload of one record")
     producer_expiry: Seconds = key(
         604800.0, "forget idempotent producers that were silent this long"
@@ -304,7 +303,9 @@ class Buffer:
         5.0, "retry failed files after this", "FILE_BUFFER_RETRY_INTERVAL"
     )
     startup_recovery_timeout: Seconds = key(
-        3600.0, "longest recovery before serving", "FILE_BUFFER_STARTUP_RECOVERY_TIMEOUT"
+        3600.0,
+        "longest time to store buffered messages before accepting requests",
+        "FILE_BUFFER_STARTUP_RECOVERY_TIMEOUT",
     )
     max_bytes: Size = key(
         10 << 30, "most bytes buffered; above it pushes are refused", "FILE_BUFFER_MAX_BYTES"
@@ -350,7 +351,7 @@ class AdaptiveWorkers:
 class SendQueue:
     """The `exporter.queue` block of the seed: the defaults of every route."""
 
-    type: Literal["memory", "disk"] = key("disk", "where what does not fit in memory goes")
+    type: Literal["memory", "disk"] = key("disk", "where to keep what does not fit in memory")
     enabled: bool = key(True, "run routes")
     path: Path | None = key(
         None, "directory of the routes' queues; default: under the data directory"
@@ -358,7 +359,7 @@ class SendQueue:
     max_size: int = key(10_000, "most batches queued")
     max_bytes: Size = key(1 << 30, "most bytes queued")
     full_behavior: Literal["drop_oldest", "drop_newest", "block"] = key(
-        "drop_oldest", "what gives way when full"
+        "drop_oldest", "what to do when the queue is full"
     )
     block_timeout: Seconds = key(30.0, "longest wait under `block`")
     inmemory_blocks: int = key(2048, "blocks held in memory before spilling")
@@ -429,7 +430,7 @@ class Metrics:
 class Config:
     server_name: str = key("penstock", "name shown in status and logs")
     log_level: Literal["debug", "info", "warning", "error"] = key(
-        "info", "least severe log line written", "LOG_LEVEL"
+        "info", "log lines of this level and above", "LOG_LEVEL"
     )
     log_format: Literal["auto", "text", "json"] = key(
         "auto", "auto = text on a terminal, JSON lines otherwise"
@@ -443,15 +444,17 @@ class Config:
     workers: int = key(1, "processes that share the HTTP port")
     max_bodies: Size = key(
         256 << 20,
-        "bytes of all requests that arrive or are worked on, per process; "
-        "beyond it large ones are refused (HTTP 503)",
+        "limit for all requests in progress, per process; "
+        "beyond it, large ones are rejected (HTTP 503)",
     )
     shutdown_delay: Seconds = key(
         0.0,
         "first /health/ready says 503 for this long and all else is served,"
         " so that load balancers notice",
     )
-    shutdown_timeout: Seconds = key(10.0, "then the time to finish what is in flight when stopping")
+    shutdown_timeout: Seconds = key(
+        10.0, "time to finish open requests when stopping, after shutdown_delay"
+    )
     database: Database = section(Database, "PostgreSQL")
     tcp_server: TcpServer = section(TcpServer, "binary protocol")
     http_server: HttpServer = section(HttpServer, "HTTP")
