@@ -36,7 +36,7 @@ from penstock.pipeline.lake.data_files import FileWriter, read_range
 from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import SETTINGS, LakeTable, Superseded, folder
-from penstock.pipeline.lake.typed_columns import object_fields
+from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
 from penstock.pipeline.report import Report
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
 from penstock.protocol import frames
@@ -601,6 +601,13 @@ def test_fields_of_payloads_are_taken_from_what_spark_says_of_them() -> None:
     text = "OBJECT<a: BIGINT, `b c`: ARRAY<OBJECT<x: STRING, y: DOUBLE>>, `d``,`: DECIMAL(3,1)>"
     assert object_fields(text) == [("a", "BIGINT"), ("b c", "ARRAY"), ("d`,", "DECIMAL")]
     assert object_fields("VOID") == object_fields("OBJECT<>") == []
+
+
+def test_a_field_may_be_a_time() -> None:
+    from pyspark.sql.types import StructField, StructType, TimestampType
+
+    typed = TypedColumns(TOPIC_KIND, StructType([StructField("at", TimestampType())]))
+    assert typed.arrow()[0].type == pa.timestamp("us", tz="UTC")
 
 
 @pytest.mark.spark

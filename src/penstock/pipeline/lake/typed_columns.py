@@ -144,7 +144,8 @@ class TypedColumns:
             StructField(_column_name(one.name, reserved), one.dataType)
             for one in self.fields.fields
         ]
-        return list(to_arrow_schema(StructType([*named, StructField(REASON, StringType())])))
+        columns = StructType([*named, StructField(REASON, StringType())])
+        return list(to_arrow_schema(columns, timezone="UTC"))
 
     def applied(self, frame: Any) -> Any:
         """The frame with these columns and `_reason` behind its own."""

@@ -60,7 +60,7 @@ class TableSink:
         from deltalake import DeltaTable
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        schema = delta_schema(to_arrow_schema(batch.schema))
+        schema = delta_schema(to_arrow_schema(batch.schema, timezone="UTC"))
         self._storage.make_directory("")
         options = self._storage.options
         if not DeltaTable.is_deltatable(self._storage.uri, options):
