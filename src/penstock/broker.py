@@ -130,10 +130,17 @@ class Broker:
             )
         self._running = AsyncExitStack()
         self.metrics.gauge(
-            "penstock_uptime_seconds", "Time since start", read=lambda: self.uptime, merge="max"
+            "penstock_uptime_seconds",
+            "Time since the broker started",
+            read=lambda: self.uptime,
+            merge="max",
         )
         self.metrics.gauge(
-            "penstock_info", "Version", "version", read=lambda: {(__version__,): 1}, merge="max"
+            "penstock_info",
+            "Version of the broker, in the label; always 1",
+            "version",
+            read=lambda: {(__version__,): 1},
+            merge="max",
         )
 
     @property

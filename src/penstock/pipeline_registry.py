@@ -51,25 +51,34 @@ class Pipelines:
     def _measure(self, metrics: Metrics) -> None:
         metrics.gauge(
             "penstock_pipeline_state",
-            "1 for the state that the pipeline is in",
+            "1 for the current state of the pipeline",
             "pipeline",
             "state",
             read=lambda: {(one["name"], str(one["state"])): 1 for one in self.all()},
         )
         figures: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
-            "lag": ("Records or messages behind its source", lambda one: one.get("lag")),
+            "lag": (
+                "Records or messages of the source that the pipeline has not processed yet",
+                lambda one: one.get("lag"),
+            ),
             "lag_seconds": (
-                "Age of the oldest record or message it is behind by",
+                "Age of the oldest record or message that the pipeline has not processed yet",
                 lambda one: one.get("lag_seconds"),
             ),
             "target_lag_seconds": (
-                "The age it should stay below",
+                "Target that lag_seconds should stay below",
                 lambda one: one.get("target_seconds"),
             ),
-            "rows_per_second": ("Rows of the last batch", lambda one: one.get("rows_per_second")),
-            "batch_seconds": ("Time of the last batch", lambda one: one.get("batch_ms", 0) / 1000),
+            "rows_per_second": (
+                "Rows per second of the last batch",
+                lambda one: one.get("rows_per_second"),
+            ),
+            "batch_seconds": (
+                "Duration of the last batch",
+                lambda one: one.get("batch_ms", 0) / 1000,
+            ),
             "report_age_seconds": (
-                "Time since its last report",
+                "Time since the last report of the pipeline",
                 lambda one: self._clock() - one["reported_at"],
             ),
         }

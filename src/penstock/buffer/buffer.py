@@ -116,13 +116,14 @@ class Buffer:
         self._replay_problem = ""  # why the last one stopped though the database is up; logged once
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter(
-            "penstock_buffer_events_total", "Events accepted into a file", "kind"
+            "penstock_buffer_events_total", "Events written to buffer files", "kind"
         )
         self._rejected = metrics.counter(
-            "penstock_buffer_rejected_total", "Pushes that found no room on disk"
+            "penstock_buffer_rejected_total",
+            "Pushes rejected because the buffer or the disk was full",
         )
         self._adopted = metrics.counter(
-            "penstock_buffer_adopted_total", "Files taken over from dead processes"
+            "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
         self.status = Status(self, database, metrics)
         self._storage.used = lambda: self.status.bytes

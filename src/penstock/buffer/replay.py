@@ -124,16 +124,19 @@ class Replay:
         self._recent: deque[tuple[float, int]] = deque()
         self._unpaused = 0
         self.flushed = metrics.counter(
-            "penstock_buffer_flushed_total", "Buffered events committed", "kind"
+            "penstock_buffer_flushed_total", "Buffered events stored in the database", "kind"
         )
         self.refused = metrics.counter(
-            "penstock_buffer_refused_total", "Events set aside in failed/", "kind"
+            "penstock_buffer_refused_total",
+            "Events that the database rejected, moved to failed/",
+            "kind",
         )
         self.quarantined = metrics.counter(
-            "penstock_buffer_quarantined_total", "Torn or damaged lines set aside"
+            "penstock_buffer_quarantined_total",
+            "Incomplete or damaged lines of buffer files moved to quarantine/",
         )
         self.writes = metrics.counter(
-            "penstock_buffer_inserts_total", "Batches sent to the database"
+            "penstock_buffer_inserts_total", "Batches of buffered events sent to the database"
         )
 
     @property

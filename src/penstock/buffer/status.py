@@ -103,7 +103,7 @@ class Status:
 
         metrics.gauge(
             "penstock_buffer_pending",
-            "Events not yet committed",
+            "Buffered events that are not in the database yet",
             "kind",
             read=of_kinds(lambda k: k.pending),
         )
@@ -118,17 +118,19 @@ class Status:
         )
         metrics.gauge(
             "penstock_buffer_oldest_age_seconds",
-            "Age of the oldest file",
+            "Age of the oldest buffer file",
             "kind",
             read=of_kinds(lambda k: k.oldest_age),
             merge="max",
         )
         metrics.gauge(
-            "penstock_buffer_failed", "Events in failed/", read=lambda: buffer.failed.events
+            "penstock_buffer_failed",
+            "Events in failed/ now, rejected by the database",
+            read=lambda: buffer.failed.events,
         )
         metrics.gauge(
             "penstock_buffer_held_partitions",
-            "Partitions that wait",
+            "Partitions with buffered events; new pushes to them are buffered too",
             read=lambda: buffer.backlog.held,
         )
         metrics.gauge(
@@ -138,7 +140,7 @@ class Status:
         )
         metrics.gauge(
             "penstock_buffer_maintenance",
-            "1 while the mode is on",
+            "1 while maintenance mode is on, for pushes or pops",
             "mode",
             read=self._modes,
             merge="max",

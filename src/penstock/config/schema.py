@@ -38,16 +38,22 @@ class TcpServer:
     enabled: bool = key(True, "serve the binary topic protocol")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(12345, "port to listen on; 0 picks a free one")
-    max_frame: Size = key(64 << 20, "largest payload of one frame")
-    max_connections: int = key(10_000, "connections beyond this are closed at once")
+    max_frame: Size = key(64 << 20, "largest payload of a frame")
+    max_connections: int = key(10_000, "connections beyond this number are closed immediately")
     auth_timeout: Seconds = key(
-        10.0, "with tokens: time to send one, or another when it has expired; 0 = no limit"
+        10.0,
+        "with auth.enabled: time to send a token, and to send a new one after it expires; 0 = no "
+        "limit",
     )
     frame_timeout: Seconds = key(
-        30.0, "longest silence within a frame; after it also the least rate, 1 KiB/s; 0 = no limit"
+        30.0,
+        "longest pause while a frame arrives; frames that take longer must arrive at 1 KiB/s or "
+        "more; 0 = no limit",
     )
-    idle_timeout: Seconds = key(0.0, "close connections that are silent this long; 0 = never")
-    tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
+    idle_timeout: Seconds = key(
+        0.0, "close connections that have been idle for this long; 0 = never"
+    )
+    tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,116 +61,133 @@ class HttpServer:
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(6632, "port to listen on; 0 picks a free one")
-    tls: bool = key(True, "speak TLS when tls.certificate is set; false = in clear also then")
+    tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
     ssl_cert_path: Path | None = key(
-        None, "certificate chain (PEM) for HTTP alone, instead of tls.certificate"
+        None, "certificate chain (PEM) for HTTP only, instead of tls.certificate"
     )
-    ssl_key_path: Path | None = key(None, "its private key (PEM)")
-    max_header: Size = key(64 << 10, "largest request line and headers; above it 431")
-    max_body: Size = key(64 << 20, "largest request body, also after decompression; above it 413")
-    max_connections: int = key(20_000, "connections beyond this get 503")
+    ssl_key_path: Path | None = key(None, "private key (PEM) of ssl_cert_path")
+    max_header: Size = key(64 << 10, "largest request line and headers; larger ones get 431")
+    max_body: Size = key(
+        64 << 20, "largest request body, before and after decompression; larger ones get 413"
+    )
+    max_connections: int = key(20_000, "connections beyond this number get 503")
     header_timeout: Seconds = key(
-        10.0, "time for a request's headers to arrive; above it 408; 0 = no limit"
+        10.0, "time for the headers of a request to arrive; slower requests get 408; 0 = no limit"
     )
     body_timeout: Seconds = key(
-        30.0, "longest silence while a body arrives; above it 408; 0 = no limit"
+        30.0, "longest pause while a request body arrives; a longer one gets 408; 0 = no limit"
     )
     body_min_rate: Size = key(
-        1 << 10, "least bytes per second of a body, after body_timeout; below it 408; 0 = any"
+        1 << 10,
+        "lowest upload rate in bytes per second for bodies that take longer than body_timeout; "
+        "slower ones get 408; 0 = no limit",
     )
     idle_timeout: Seconds = key(
-        75.0, "keep-alive connections without a request are closed after this; 0 = never"
+        75.0, "close keep-alive connections after this long without a request; 0 = never"
     )
     send_timeout: Seconds = key(
-        60.0, "disconnect a client that reads nothing of its answer for this long; 0 = never"
+        60.0, "disconnect a client that reads none of its response for this long; 0 = never"
     )
     compress_from: Size = key(
-        64 << 10, "gzip JSON and text answers of at least this size on request; 0 = never"
+        64 << 10,
+        "compress JSON and text responses of at least this size with gzip, if the client accepts "
+        "it; 0 = never",
     )
     cors_origin: str = key(
         "",
-        "origins of other web pages that may send requests, with commas "
+        "other origins whose web pages may send requests (CORS), separated by commas "
         "(https://console.example); * = all",
     )
     hosts: str = key(
         "",
-        "further host names of ours (a proxy's), with commas; *.example = all below, * = any; "
-        "see docs/how-to/security.md",
+        "additional names to accept in the Host header (such as a proxy's), separated by commas; "
+        "*.example = all names below, * = any; see docs/how-to/security.md",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebsocketServer:
-    enabled: bool = key(True, "serve the WebSocket protocol of topics")
+    enabled: bool = key(True, "serve topics over WebSocket")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(9090, "port to listen on; 0 picks a free one")
     tls: bool = key(
-        True, "speak TLS when HTTP does or tls.certificate is set; false = in clear also then"
+        True, "use TLS when HTTP does or tls.certificate is set; false = plain text even then"
     )
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM); default: the HTTP server's")
     ssl_key_path: Path | None = key(None, "private key (PEM); default: the HTTP server's")
     max_message: Size = key(64 << 20, "largest message accepted from a client")
-    max_connections: int = key(20_000, "connections beyond this are refused")
+    max_connections: int = key(20_000, "connections beyond this number are refused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     certificate: Path | None = key(
-        None, "certificate chain (PEM): HTTP, WebSocket and TCP speak TLS"
+        None, "certificate chain (PEM); enables TLS for HTTP, WebSocket and TCP"
     )
     private_key: Path | None = key(
-        None, "its private key (PEM, without a password); default: in the certificate's file"
+        None, "private key (PEM, without a password); default: in the certificate file"
     )
-    client_ca: Path | None = key(None, "clients must show a certificate from this CA (PEM)")
-    min_version: Literal["1.2", "1.3"] = key("1.2", "oldest TLS version to accept")
+    client_ca: Path | None = key(None, "require client certificates issued by this CA (PEM)")
+    min_version: Literal["1.2", "1.3"] = key("1.2", "lowest TLS version to accept")
     reload_interval: Seconds = key(
-        10.0, "how often to check the files for changes; 0 = only on SIGHUP"
+        10.0, "how often to check the certificate files for changes; 0 = only on SIGHUP"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
     enabled: bool = key(
-        False, "every request needs a token (JWT), except for skip_paths", "JWT_ENABLED"
+        False, "require a token (JWT) for every request, except for skip_paths", "JWT_ENABLED"
     )
     algorithm: Literal["auto", "hs256", "rs256", "es256", "eddsa"] = key(
-        "auto", "the one algorithm accepted; auto = those of the keys below", "JWT_ALGORITHM"
+        "auto", "accepted signature algorithm; auto = those of the configured keys", "JWT_ALGORITHM"
     )
     secret: Secret = key("", "shared secret for HS256, at least 32 bytes", "JWT_SECRET")
     public_key: str = key(
         "", "public key (PEM text or file) for RS256, ES256 or EdDSA", "JWT_PUBLIC_KEY"
     )
     jwks_url: str = key(
-        "", "address or file of the identity provider's public keys (JWKS)", "JWT_JWKS_URL"
+        "", "URL or file of the identity provider's public keys (JWKS)", "JWT_JWKS_URL"
     )
     jwks_refresh: Seconds = key(
-        3600.0, "how often they are fetched again", "JWT_JWKS_REFRESH_INTERVAL"
+        3600.0, "how often to fetch the JWKS again", "JWT_JWKS_REFRESH_INTERVAL"
     )
-    issuer: str = key("", "the `iss` a token must have; empty = any", "JWT_ISSUER")
-    audience: str = key("", "the `aud` a token must have; empty = any", "JWT_AUDIENCE")
-    clock_skew: Seconds = key(30.0, "how far the issuer's clock may be off", "JWT_CLOCK_SKEW")
-    require_exp: bool = key(True, "reject tokens that never expire")
+    issuer: str = key("", "required `iss` claim of a token; empty = any", "JWT_ISSUER")
+    audience: str = key("", "required `aud` claim of a token; empty = any", "JWT_AUDIENCE")
+    clock_skew: Seconds = key(
+        30.0, "tolerated difference from the issuer's clock", "JWT_CLOCK_SKEW"
+    )
+    require_exp: bool = key(True, "reject tokens without an expiry (`exp` claim)")
     skip_paths: str = key(
         "/,/health,/health/live,/health/ready,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
-        "paths that need no token, with commas; one that ends in / stands for all below it",
+        "paths that need no token, separated by commas; a path that ends in / includes everything "
+        "below it, except / itself",
         "JWT_SKIP_PATHS",
     )
     roles_claim: str = key(
-        "role", "claim with a role; dots lead inside (realm_access.roles)", "JWT_ROLES_CLAIM"
+        "role",
+        "claim with the role; dots separate nested names (realm_access.roles)",
+        "JWT_ROLES_CLAIM",
     )
     roles_array_claim: str = key(
-        "roles", "claim with an array of roles; the highest counts", "JWT_ROLES_ARRAY_CLAIM"
+        "roles", "claim with a list of roles; the highest one counts", "JWT_ROLES_ARRAY_CLAIM"
     )
-    role_admin: str = key("admin", "role that may do everything", "JWT_ROLE_ADMIN")
+    role_admin: str = key("admin", "name of the role that may do everything", "JWT_ROLE_ADMIN")
     role_read_write: str = key(
-        "read-write", "role that may push, pop, produce and configure", "JWT_ROLE_READ_WRITE"
+        "read-write",
+        "name of the role that may push, pop, produce and configure",
+        "JWT_ROLE_READ_WRITE",
     )
-    role_read_only: str = key("read-only", "role that may only read", "JWT_ROLE_READ_ONLY")
-    cache_size: int = key(10_000, "verified tokens remembered per process, each until it expires")
+    role_read_only: str = key(
+        "read-only", "name of the role that may only read", "JWT_ROLE_READ_ONLY"
+    )
+    cache_size: int = key(
+        10_000, "number of verified tokens to cache per process, each until it expires"
+    )
     tcp: Literal["token", "open"] = key(
         "token",
-        "TCP: the first frame must be AUTH with a token; "
-        "open = anyone who reaches the port is admin",
+        "TCP authentication: token = the first frame must be AUTH with a token; open = anyone who "
+        "can reach the port is admin",
     )
 
 
@@ -172,30 +195,36 @@ class Auth:
 class Database:
     url: PostgresUrl = key(
         "",
-        "PostgreSQL 14 or later, several hosts allowed; empty = run the embedded one",
+        "URL of PostgreSQL 14 or later; may list several hosts; empty = start the embedded one",
         "DATABASE_URL",
     )
-    host: Hosts = key("", "instead of url: host, or several with commas", "PG_HOST")
+    host: Hosts = key("", "instead of url: host, or several hosts separated by commas", "PG_HOST")
     port: int = key(5432, "instead of url: port", "PG_PORT")
-    name: str = key("postgres", "instead of url: database", "PG_DB")
+    name: str = key("postgres", "instead of url: database name", "PG_DB")
     user: str = key("postgres", "instead of url: user", "PG_USER")
     password: Secret = key("", "instead of url: password", "PG_PASSWORD")
-    db_schema: str = key("penstock", "schema of Penstock's tables and functions")
+    db_schema: str = key("penstock", "database schema for Penstock's tables and functions")
     pool_size: int = key(8, "connections per broker process", "DB_POOL_SIZE")
     acquire_timeout: Seconds = key(
-        2.0, "if a connection or commit takes longer, the database counts as down"
+        2.0, "the database counts as down when a connection or a commit takes longer than this"
     )
-    statement_timeout: Seconds = key(30.0, "limit for one statement; 0 = none")
-    read_url: PostgresUrl = key("", "a standby to list stored messages from; empty = the primary")
-    browse_pool_size: int = key(2, "extra connections for lists, status and analytics")
-    browse_timeout: Seconds = key(10.0, "limit for one statement of those; 0 = none")
+    statement_timeout: Seconds = key(30.0, "time limit for one SQL statement; 0 = no limit")
+    read_url: PostgresUrl = key(
+        "", "URL of a standby to list stored messages from; empty = the primary"
+    )
+    browse_pool_size: int = key(2, "additional connections for lists, status and analytics")
+    browse_timeout: Seconds = key(
+        10.0, "time limit for one SQL statement of lists, status and analytics; 0 = no limit"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRetention:
     """Which segments leave the local disk once the tier has them, the oldest first."""
 
-    age: Seconds = key(0.0, "those whose newest record is older than this; 0 = none by age")
+    age: Seconds = key(
+        0.0, "delete local segments whose newest record is older than this; 0 = never"
+    )
     bytes: Size = key(0, "keep at most this much per topic on the local disk; 0 = no limit")
 
 
@@ -203,84 +232,107 @@ class LocalRetention:
 class Topics:
     enabled: bool = key(
         True,
-        "keep and serve topics; false = queues only, no TCP and WebSocket (serve --no-topics)",
+        "serve topics; false = queues only, without TCP and WebSocket (serve --no-topics)",
     )
     fsync: Literal["always", "group", "interval", "never"] = key(
         "group",
-        "when to answer an append: after its own fsync, after a shared one, or after the write",
+        "when to acknowledge an append: always = after its own fsync, group = after a shared "
+        "fsync, interval and never = after the write",
     )
-    fsync_interval: Seconds = key(0.1, "the most time between fsyncs under `interval`")
+    fsync_interval: Seconds = key(0.1, "with fsync `interval`: longest time between fsyncs")
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
     segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")
-    retention_bytes: Size = key(0, "keep at most this much per topic, in whole segments; 0 = all")
+    retention_bytes: Size = key(
+        0, "delete the oldest segments of a topic that is larger than this; 0 = never"
+    )
     retention_age: Seconds = key(
         0.0, "delete segments whose newest record is older than this; 0 = never"
     )
     retention_interval: Seconds = key(30.0, "how often to apply retention and segment_age")
-    max_record: Size = key(64 << 20, "largest payload of one record")
+    max_record: Size = key(64 << 20, "largest payload of a record")
     producer_expiry: Seconds = key(
-        604800.0, "forget idempotent producers that were silent this long"
+        604800.0, "forget idempotent producers that have sent nothing for this long"
     )
-    lease_time: Seconds = key(30.0, "how long a group member may hold a leased range")
-    free_space_reserve: Size = key(64 << 20, "refuse appends when the disk has less than this free")
+    lease_time: Seconds = key(
+        30.0, "how long a member of a consumer group may hold a leased range of records"
+    )
+    free_space_reserve: Size = key(
+        64 << 20, "reject appends when the disk has less free space than this"
+    )
     scrub_interval: Seconds = key(
-        604800.0, "how often sealed segments are read again and checked; 0 = only when asked"
+        604800.0,
+        "how often to scrub sealed segments (read them and verify their checksums); 0 = only on "
+        "request",
     )
-    scrub_rate: Size = key(16 << 20, "most bytes read per second for that; 0 = no limit")
+    scrub_rate: Size = key(16 << 20, "most bytes per second that a scrub reads; 0 = no limit")
     tier: str = key(
-        "", "where sealed segments are copied to: s3://, gs://, az:// or file://; empty = nowhere"
+        "",
+        "object storage to copy sealed segments to: s3://, gs://, az:// or file://; empty = none",
     )
-    tier_delay: Seconds = key(60.0, "how old the newest record of a segment is when it is copied")
+    tier_delay: Seconds = key(
+        60.0, "copy a sealed segment to the tier when its newest record is this old"
+    )
     tier_interval: Seconds = key(
-        10.0, "how often segments and the state of groups are copied to the tier"
+        10.0, "how often to copy segments and the state of consumer groups to the tier"
     )
-    tier_cache: Size = key(1 << 30, "most bytes of the tier kept on the local disk for readers")
+    tier_cache: Size = key(1 << 30, "size of the local disk cache for reads from the tier")
     tier_grace: Seconds = key(
-        3600.0, "how long an object that is no longer needed stays in the tier for its readers"
+        3600.0, "how long to keep an obsolete object in the tier for readers that may still use it"
     )
-    local_retention: LocalRetention = section(LocalRetention, "what leaves the local disk")
+    local_retention: LocalRetention = section(
+        LocalRetention, "which segments to delete from the local disk once they are in the tier"
+    )
     adopt: bool = key(
-        False, "with an empty data directory: open the topics that the tier has, and own it"
+        False, "with an empty data directory: open the topics in the tier and take ownership of it"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queues:
     encryption_keys: dict[str, str] = key(
-        {}, "key id -> 64 hex digits (AES-256); the last one encrypts"
+        {}, "encryption keys: key id -> 64 hex digits (AES-256); the last one encrypts new messages"
     )
     encryption_key: Secret = key(
-        "", "a single key, 64 hex digits", "PENSTOCK_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY"
+        "",
+        "a single encryption key, 64 hex digits (AES-256)",
+        "PENSTOCK_ENCRYPTION_KEY",
+        "QUEEN_ENCRYPTION_KEY",
     )
     default_batch: int = key(
-        1, "messages per pop when the client names no batch", "DEFAULT_BATCH_SIZE"
+        1, "messages per pop if the client sets no batch size", "DEFAULT_BATCH_SIZE"
     )
     default_timeout_ms: Milliseconds = key(
-        30_000, "long-poll limit when the client names none", "DEFAULT_TIMEOUT"
+        30_000, "long-poll timeout if the client sets none", "DEFAULT_TIMEOUT"
     )
     default_subscription_mode: Literal["", "all", "new", "new-only"] = key(
-        "", "where a new group starts when the client does not say", "DEFAULT_SUBSCRIPTION_MODE"
+        "",
+        "where a new consumer group starts if the client does not say: all or empty = first "
+        "stored message, new or new-only = messages pushed from now on",
+        "DEFAULT_SUBSCRIPTION_MODE",
     )
-    max_batch: int = key(10_000, "most messages one pop may take")
-    max_items: int = key(
-        10_000, "most items of one request: pushed, acknowledged or in a transaction; above it 413"
-    )
+    max_batch: int = key(10_000, "most messages that one pop returns")
+    max_items: int = key(10_000, "most items in one push, ack or transaction request; more get 413")
     max_batch_bytes: Size = key(
         32 << 20,
-        "most bytes of payload and headers one pop takes, unless its first message has more",
+        "most payload and header bytes that one pop returns; a larger first message is returned "
+        "alone",
     )
-    merge_max: int = key(500, "most items merged into one SQL call")
+    merge_max: int = key(500, "most items of concurrent requests to combine into one SQL call")
     retention_interval_ms: Milliseconds = key(
-        300_000, "how often retention runs", "RETENTION_INTERVAL"
+        300_000, "how often to delete messages that are past their retention", "RETENTION_INTERVAL"
     )
     eviction_interval_ms: Milliseconds = key(
-        60_000, "how often eviction and ttl run", "EVICTION_INTERVAL"
+        60_000,
+        "how often to delete messages that are past maxWaitTimeSeconds or ttl",
+        "EVICTION_INTERVAL",
     )
     partition_cleanup_days: int = key(
-        30, "remove empty partitions idle this long", "PARTITION_CLEANUP_DAYS"
+        30,
+        "delete empty partitions that have been idle for this many days",
+        "PARTITION_CLEANUP_DAYS",
     )
     poll_interval: Seconds = key(
-        1.0, "how often waiting pops look again when no notification arrives"
+        1.0, "how often waiting pops check for messages when no notification arrives"
     )
 
 
@@ -288,133 +340,167 @@ class Queues:
 class Buffer:
     enabled: bool = key(
         True,
-        "false = no push is answered before the database has it:"
-        " for a disk that does not outlive the broker",
+        "buffer pushes on disk; false = acknowledge pushes only once they are in the database, "
+        "for disks that do not outlive the broker",
     )
     dir: Path | None = key(
-        None, "buffer files; default: under the data directory", "FILE_BUFFER_DIR"
+        None, "directory for buffer files; default: in the data directory", "FILE_BUFFER_DIR"
     )
-    flush_ms: Milliseconds = key(100, "flush, fsync and probe interval", "FILE_BUFFER_FLUSH_MS")
+    flush_ms: Milliseconds = key(
+        100,
+        "longest time until a QoS 0 push is fsynced, and first delay before a failed replay is "
+        "retried",
+        "FILE_BUFFER_FLUSH_MS",
+    )
     max_batch: int = key(
-        100, "events per batch; a call to the database carries up to ten", "FILE_BUFFER_MAX_BATCH"
+        100,
+        "events per batch; one call to the database carries up to ten batches",
+        "FILE_BUFFER_MAX_BATCH",
     )
-    events_per_file: int = key(10_000, "most events in one file", "FILE_BUFFER_EVENTS_PER_FILE")
+    events_per_file: int = key(
+        10_000, "most events in one buffer file", "FILE_BUFFER_EVENTS_PER_FILE"
+    )
     retry_interval: Seconds = key(
-        5.0, "retry failed files after this", "FILE_BUFFER_RETRY_INTERVAL"
+        5.0,
+        "first delay before events in failed/ are retried; it doubles up to 5 minutes",
+        "FILE_BUFFER_RETRY_INTERVAL",
     )
     startup_recovery_timeout: Seconds = key(
         3600.0,
-        "longest time to store buffered messages before accepting requests",
+        "at startup, longest time to replay the buffer before requests are accepted",
         "FILE_BUFFER_STARTUP_RECOVERY_TIMEOUT",
     )
     max_bytes: Size = key(
-        10 << 30, "most bytes buffered; above it pushes are refused", "FILE_BUFFER_MAX_BYTES"
+        10 << 30,
+        "largest total size of the buffer files; beyond it, pushes are rejected",
+        "FILE_BUFFER_MAX_BYTES",
     )
     free_space_reserve: Size = key(
-        64 << 20, "refuse to buffer when the disk has less than this free"
+        64 << 20,
+        "reject pushes instead of buffering them when the disk has less free space than this",
     )
-    replay_rate: int = key(0, "most events replayed per second; 0 = no limit")
-    replay_pause: Seconds = key(
-        0.01, "pause after each 1000 events replayed while other pushes run"
-    )
+    replay_rate: int = key(0, "most events to replay per second; 0 = no limit")
+    replay_pause: Seconds = key(0.01, "pause after every 1000 replayed events while clients push")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    enabled: bool = key(True, "wait longer after each failure in a row")
-    multiplier: float = key(2.0, "factor per failure")
+    enabled: bool = key(True, "increase the retry delay after each consecutive failure")
+    multiplier: float = key(2.0, "factor by which the delay grows per failure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitBreaker:
     enabled: bool = key(True, "stop sending to a destination that is down")
-    threshold: int = key(5, "failures in a row that open it")
-    reset_timeout: Seconds = key(30.0, "time until a probe is let through")
+    threshold: int = key(5, "consecutive failures that open the breaker")
+    reset_timeout: Seconds = key(30.0, "time from opening until the first probe is sent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSplit:
-    enabled: bool = key(False, "separate preparing (CPU) from sending (I/O)")
-    preparer_count: int = key(0, "0 = number of cores")
-    sender_count: int = key(0, "0 = twice the number of cores")
-    channel_size: int = key(256, "prepared batches waiting for a sender")
+    enabled: bool = key(False, "prepare batches (CPU) and send them (I/O) in separate tasks")
+    preparer_count: int = key(0, "number of preparers; 0 = number of cores")
+    sender_count: int = key(0, "number of senders; 0 = twice the number of cores")
+    channel_size: int = key(256, "most prepared batches that wait for a sender")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveWorkers:
-    enabled: bool = key(False, "scale workers with backlog and latency")
-    min_workers: int = key(1, "never fewer")
-    max_workers: int = key(0, "never more; 0 = four times the number of cores")
+    enabled: bool = key(False, "adjust the number of workers to the backlog and the latency")
+    min_workers: int = key(1, "lowest number of workers")
+    max_workers: int = key(0, "highest number of workers; 0 = four times the number of cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendQueue:
     """The `exporter.queue` block of the seed: the defaults of every route."""
 
-    type: Literal["memory", "disk"] = key("disk", "where to keep what does not fit in memory")
-    enabled: bool = key(True, "run routes")
-    path: Path | None = key(
-        None, "directory of the routes' queues; default: under the data directory"
+    type: Literal["memory", "disk"] = key(
+        "disk", "where to keep queued batches; memory = never written to disk"
     )
-    max_size: int = key(10_000, "most batches queued")
-    max_bytes: Size = key(1 << 30, "most bytes queued")
+    enabled: bool = key(True, "run export routes")
+    path: Path | None = key(None, "directory for the send queues; default: in the data directory")
+    max_size: int = key(10_000, "most batches in the send queue")
+    max_bytes: Size = key(1 << 30, "most bytes in the send queue")
     full_behavior: Literal["drop_oldest", "drop_newest", "block"] = key(
-        "drop_oldest", "what to do when the queue is full"
+        "drop_oldest",
+        "what to do when the send queue is full; `block` is the default for routes with a source",
     )
-    block_timeout: Seconds = key(30.0, "longest wait under `block`")
-    inmemory_blocks: int = key(2048, "blocks held in memory before spilling")
-    chunk_size: Size = key(512 << 20, "size of one disk chunk")
-    meta_sync_interval: Seconds = key(1.0, "how often fastqueue.meta is written")
-    stale_flush: Seconds = key(30.0, "memory blocks go to disk after this much inactivity")
-    write_buffer_size: Size = key(256 << 10, "bytes coalesced into one write")
+    block_timeout: Seconds = key(30.0, "with `block`: longest time that a push waits for space")
+    inmemory_blocks: int = key(2048, "most blocks to hold in memory before they are only on disk")
+    chunk_size: Size = key(512 << 20, "largest size of one queue file (chunk)")
+    meta_sync_interval: Seconds = key(1.0, "how often to write fastqueue.meta")
+    stale_flush: Seconds = key(
+        30.0, "with fsync `never`: write blocks to disk after this long in memory"
+    )
+    write_buffer_size: Size = key(256 << 10, "most bytes to combine into one write")
     compression: Literal["none", "snappy", "zstd", "gzip"] = key(
-        "snappy", "compression of stored blocks"
+        "snappy", "compression of queued blocks"
     )
-    always_queue: bool = key(True, "everything goes through the queue; false is refused")
+    always_queue: bool = key(True, "send every batch through the queue; false is not supported")
     fsync: Literal["always", "interval", "never"] = key(
         "always",
-        "when a push is answered: synced, written (synced every meta_sync_interval), in memory",
+        "when to acknowledge a push: always = after an fsync, interval = after the write (fsync "
+        "every meta_sync_interval), never = once it is in memory",
     )
     free_space_reserve: Size = key(
-        64 << 20, "queue nothing more when the disk has less than this free"
+        64 << 20, "stop queueing when the disk has less free space than this"
     )
     failover_max_size: int = key(
-        1000, "under fsync `never`: blocks held in memory beyond the usual while the disk fails"
+        1000, "with fsync `never`: additional blocks to hold in memory while the disk fails"
     )
-    failover_max_bytes: Size = key(256 << 20, "the same in bytes")
-    drain_order: Literal["fifo", "newest_first", "mixed"] = key("fifo", "which batches go first")
+    failover_max_bytes: Size = key(
+        256 << 20, "with fsync `never`: additional bytes to hold in memory while the disk fails"
+    )
+    drain_order: Literal["fifo", "newest_first", "mixed"] = key(
+        "fifo", "order in which to send queued batches"
+    )
     fresh_share: Share = key(
-        0.5, "under `mixed`: share of sends that go to the newest while a backlog drains"
+        0.5,
+        "with drain_order `mixed`: share of sends for the newest batches while a backlog drains",
     )
     catchup_rate: float = key(
-        0.0, "most batches per second taken from a backlog on disk; 0 = no limit"
+        0.0, "most batches per second to send from a backlog on disk; 0 = no limit"
     )
     max_attempts: int = key(
-        0, "failed sends after which a batch goes to the dead letters; 0 = never"
+        0, "number of failed sends after which a batch becomes a dead letter; 0 = never"
     )
-    max_age: Seconds = key(0.0, "age at which a batch goes to the dead letters; 0 = never")
-    workers: int = key(0, "0 = twice the number of cores")
-    max_concurrent_sends: int = key(4, "sends in flight per sender")
-    global_send_limit: int = key(0, "sends in flight in all; 0 = eight times the number of cores")
-    retry_interval: Seconds = key(5.0, "first retry delay")
-    max_retry_delay: Seconds = key(300.0, "longest retry delay")
-    memory_percent: Share = key(0.0, "size the queue as a share of memory; 0 = use max_bytes")
-    memory_limit_ratio: Share = key(0.85, "share of the (cgroup) memory limit counted as ours")
-    adaptive_enabled: bool = key(True, "shrink the memory layer when memory is short")
-    target_utilization: Share = key(0.85, "utilisation adaptive sizing aims at")
-    backoff: Backoff = section(Backoff, "exponential backoff")
-    circuit_breaker: CircuitBreaker = section(CircuitBreaker, "circuit breaker")
-    pipeline_split: PipelineSplit = section(PipelineSplit, "preparers and senders")
-    adaptive_workers: AdaptiveWorkers = section(AdaptiveWorkers, "worker scaling")
+    max_age: Seconds = key(0.0, "age at which a batch becomes a dead letter; 0 = never")
+    workers: int = key(
+        0,
+        "number of parallel sends per route, without pipeline_split; 0 = twice the number of cores",
+    )
+    max_concurrent_sends: int = key(4, "with pipeline_split: sends in flight per sender")
+    global_send_limit: int = key(
+        0, "sends in flight over all routes; 0 = eight times the number of cores"
+    )
+    retry_interval: Seconds = key(5.0, "delay before the first retry")
+    max_retry_delay: Seconds = key(300.0, "longest delay between retries")
+    memory_percent: Share = key(
+        0.0, "size of the send queue as a share of memory; 0 = use max_bytes"
+    )
+    memory_limit_ratio: Share = key(
+        0.85, "share of the (cgroup) memory limit that the broker may plan with"
+    )
+    adaptive_enabled: bool = key(True, "hold fewer blocks in memory when memory is short")
+    target_utilization: Share = key(
+        0.85, "with adaptive_enabled: share of the memory limit above which memory is short"
+    )
+    backoff: Backoff = section(Backoff, "exponential backoff between retries")
+    circuit_breaker: CircuitBreaker = section(CircuitBreaker, "circuit breaker of a route")
+    pipeline_split: PipelineSplit = section(
+        PipelineSplit, "separate tasks to prepare and to send batches"
+    )
+    adaptive_workers: AdaptiveWorkers = section(AdaptiveWorkers, "automatic number of workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
-    queue: SendQueue = section(SendQueue, "defaults of every route's send queue")
+    queue: SendQueue = section(SendQueue, "defaults for the send queue of every route")
     certificates: Path | None = key(
         None,
-        "directory of the CA files that routes made over the API may name; "
-        "default: under the data directory",
+        "directory of the CA files that routes created over the API may name; default: in the "
+        "data directory",
     )
 
 
@@ -422,7 +508,8 @@ class Exporter:
 class Metrics:
     max_series: int = key(
         1000,
-        "values of one metric; queues, groups and topics beyond it are added up as (other)",
+        "most series per metric with a queue, group or topic label; further ones are combined as "
+        "(other)",
     )
 
 
@@ -430,43 +517,48 @@ class Metrics:
 class Config:
     server_name: str = key("penstock", "name shown in status and logs")
     log_level: Literal["debug", "info", "warning", "error"] = key(
-        "info", "log lines of this level and above", "LOG_LEVEL"
+        "info", "lowest level to log", "LOG_LEVEL"
     )
     log_format: Literal["auto", "text", "json"] = key(
-        "auto", "auto = text on a terminal, JSON lines otherwise"
+        "auto", "log format; auto = text on a terminal, JSON lines otherwise"
     )
     data_directory: Path = key(
-        Path("penstock-data"), "topics, buffers, send queues and the embedded database"
+        Path("penstock-data"),
+        "directory for topics, buffers, send queues and the embedded database",
     )
     thread_pool_size: int = key(
         0, "threads for blocking work (fsync, compression); 0 = number of cores"
     )
-    workers: int = key(1, "processes that share the HTTP port")
+    workers: int = key(1, "number of broker processes that share the HTTP port")
     max_bodies: Size = key(
         256 << 20,
-        "limit for all requests in progress, per process; "
-        "beyond it, large ones are rejected (HTTP 503)",
+        "memory limit for all requests in progress, per process; beyond it, large requests are "
+        "rejected (HTTP 503)",
     )
     shutdown_delay: Seconds = key(
         0.0,
-        "first /health/ready says 503 for this long and all else is served,"
-        " so that load balancers notice",
+        "on shutdown, /health/ready returns 503 for this long while requests are still served, so "
+        "that load balancers notice",
     )
     shutdown_timeout: Seconds = key(
-        10.0, "time to finish open requests when stopping, after shutdown_delay"
+        10.0, "on shutdown, time for open requests to finish, after shutdown_delay"
     )
-    database: Database = section(Database, "PostgreSQL")
-    tcp_server: TcpServer = section(TcpServer, "binary protocol")
-    http_server: HttpServer = section(HttpServer, "HTTP")
-    websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket")
-    tls: Tls = section(Tls, "certificates of what listens")
-    auth: Auth = section(Auth, "tokens and roles")
-    topics: Topics = section(Topics, "topics")
-    queues: Queues = section(Queues, "queues")
-    buffer: Buffer = section(Buffer, "QoS 0 and failover files")
-    exporter: Exporter = section(Exporter, "export routes' defaults")
-    routes: dict[str, Any] = key({}, "named export routes")
-    metrics: Metrics = section(Metrics, "what /metrics shows")
+    database: Database = section(Database, "the PostgreSQL that stores queues")
+    tcp_server: TcpServer = section(TcpServer, "TCP server for topics (binary protocol)")
+    http_server: HttpServer = section(
+        HttpServer, "HTTP server for queues, topics, status and the Console"
+    )
+    websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket server for topics")
+    tls: Tls = section(Tls, "TLS certificates of the listeners")
+    auth: Auth = section(Auth, "access tokens (JWT) and roles")
+    topics: Topics = section(Topics, "storage, retention and tiering of topics")
+    queues: Queues = section(Queues, "defaults, limits and cleanup of queues")
+    buffer: Buffer = section(
+        Buffer, "disk buffer for QoS 0 pushes and for pushes while PostgreSQL is down"
+    )
+    exporter: Exporter = section(Exporter, "export routes")
+    routes: dict[str, Any] = key({}, "export routes, by name")
+    metrics: Metrics = section(Metrics, "the /metrics endpoint")
 
     @property
     def private_directory(self) -> Path:

@@ -154,18 +154,24 @@ class Database:
             merge="max",
         )
         metrics.gauge(
-            "penstock_database_pool_size", "Open connections", read=lambda: self.pool_size
+            "penstock_database_pool_size",
+            "Open connections in the broker's pool",
+            read=lambda: self.pool_size,
         )
         metrics.gauge(
-            "penstock_database_in_flight", "Calls being executed", read=lambda: len(self._in_flight)
+            "penstock_database_in_flight",
+            "SQL calls of this broker in flight",
+            read=lambda: len(self._in_flight),
         )
         metrics.gauge(
             "penstock_database_warnings",
-            "1 while another configured host accepts writes too, or belongs to another cluster",
+            "1 while a second configured host also accepts writes, or belongs to another cluster",
             read=lambda: int(self.healthy and bool(self.problem)),
             merge="max",
         )
-        self._outages = metrics.counter("penstock_database_outages_total", "Outages of PostgreSQL")
+        self._outages = metrics.counter(
+            "penstock_database_outages_total", "Times that PostgreSQL became unavailable"
+        )
 
     @property
     def pool_size(self) -> int:

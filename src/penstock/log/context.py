@@ -54,29 +54,39 @@ class Instruments:
             "penstock_topic_bytes_total", "Payload and header bytes appended", "topic"
         )
         self.duplicates = counter(
-            "penstock_topic_duplicates_total", "Retried batches recognised and not stored again"
+            "penstock_topic_duplicates_total",
+            "Batches that a producer retried and that were not stored again",
         )
-        self.commits = counter("penstock_topic_commits_total", "Writes that appends shared")
+        self.commits = counter(
+            "penstock_topic_commits_total",
+            "Writes to topics; each stores all appends that arrived together",
+        )
         self.failures = counter(
-            "penstock_topic_append_failures_total", "Commits that failed, by error", "error"
+            "penstock_topic_append_failures_total",
+            "Failed writes of appended records, by error",
+            "error",
         )
         self.broken = counter(
-            "penstock_topic_segments_broken_total", "Segments closed after a failed write or fsync"
+            "penstock_topic_segments_broken_total",
+            "Segments closed because a write or fsync failed",
         )
         self.damage = counter(
-            "penstock_topic_damage_total", "Damaged places found, by outcome", "outcome"
+            "penstock_topic_damage_total",
+            "Damaged places found in topic files, by outcome",
+            "outcome",
         )
         self.quarantined = counter(
-            "penstock_topic_quarantined_bytes_total", "Bytes cut off segments and kept aside"
+            "penstock_topic_quarantined_bytes_total",
+            "Damaged bytes removed from segments and kept in quarantine",
         )
         self.deleted = counter(
             "penstock_topic_segments_deleted_total", "Segments deleted by retention"
         )
         self.compacted = counter(
-            "penstock_topic_compacted_records_total", "Records that compaction removed"
+            "penstock_topic_compacted_records_total", "Records removed by compaction"
         )
         self.sync_seconds = metrics.histogram(
-            "penstock_topic_sync_seconds", "Time of one commit that waits for an fsync"
+            "penstock_topic_sync_seconds", "Time of one write to a topic, including its fsync"
         )
 
 

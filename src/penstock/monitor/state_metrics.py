@@ -30,35 +30,41 @@ LOOKED_AT_PARTITIONS = 200  # of a group, for the age of what waits
 DATABASE = sql("database_figures")
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
-    "depth": ("Messages that the slowest group has not finished with", lambda q: q.waiting),
-    "stored": ("Messages stored", lambda q: q.stored),
+    "depth": (
+        "Messages that the slowest consumer group has not finished, including leased ones",
+        lambda q: q.waiting,
+    ),
+    "stored": ("Messages stored now, finished or not", lambda q: q.stored),
     "scheduled": ("Delayed messages that are not due yet", lambda q: q.scheduled),
-    "leased": ("Messages delivered and not answered", lambda q: q.leased),
-    "dead_letters": ("Dead letters that exist", lambda q: q.dead_letters),
+    "leased": ("Messages leased and not yet acknowledged", lambda q: q.leased),
+    "dead_letters": ("Dead letters in the queue now", lambda q: q.dead_letters),
 }
 GROUP_GAUGES: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
-    "lag": ("Messages that the group has not finished with", lambda g: g.waiting),
-    "leased": ("Messages delivered to the group and not answered", lambda g: g.leased),
-    "dead_letters": ("Dead letters of the group that exist", lambda g: g.dead_letters),
+    "lag": ("Messages that the group has not finished, including leased ones", lambda g: g.waiting),
+    "leased": ("Messages leased to the group and not yet acknowledged", lambda g: g.leased),
+    "dead_letters": ("Dead letters of the group now", lambda g: g.dead_letters),
     "skipped": (
-        "Messages the group was never given, less those it was given once more",
+        "Messages skipped by a late start or a seek of the group, minus those delivered again",
         lambda g: g.skipped,
     ),
 }
 GROUP_COUNTERS: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
-    "completed": ("Messages that the group has completed", lambda g: g.completed),
-    "failed": ("Attempts of the group that failed", lambda g: g.failed),
+    "completed": ("Messages completed by the group", lambda g: g.completed),
+    "failed": (
+        "Failed delivery attempts of the group, including expired leases",
+        lambda g: g.failed,
+    ),
     "dropped": (
-        "Messages that the group will never complete and that left no dead letter",
+        "Messages dropped for the group: it will never complete them, and no dead letter is kept",
         lambda g: g.dropped,
     ),
 }
 DATABASE_GAUGES = {
-    "connections": "Connections of clients to the server",
-    "max_connections": "Connections that the server allows",
-    "dead_rows": "Dead rows in Penstock's tables that vacuum has to remove",
-    "oldest_transaction_seconds": "Age of the oldest transaction; 0 when there is none",
-    "answer_seconds": "Time of the last status query",
+    "connections": "Client connections of the PostgreSQL server",
+    "max_connections": "Client connections that the PostgreSQL server allows",
+    "dead_rows": "Dead rows in Penstock's tables that vacuum has not removed yet",
+    "oldest_transaction_seconds": "Age of the oldest open transaction; 0 = none",
+    "answer_seconds": "Response time of the last status query",
 }
 
 
@@ -72,7 +78,7 @@ class StateMetrics:
         self._filling: asyncio.Task[None] | None = None
         metrics = broker.metrics
         queue, group = "penstock_queue_", "penstock_queue_group_"
-        self._queues = metrics.gauge("penstock_queues", "Queues")
+        self._queues = metrics.gauge("penstock_queues", "Number of queues")
         self._of_queue = {
             name: metrics.gauge(queue + name, text, "queue")
             for name, (text, _) in QUEUE_GAUGES.items()
@@ -90,13 +96,13 @@ class StateMetrics:
         )
         self._ages = metrics.gauge(
             queue + "oldest_age_seconds",
-            "How long the oldest message waits for the slowest group, or for any",
+            "Time that the oldest message has waited for the slowest group, or for any group",
             "queue",
             merge="max",
         )
         self._lag_seconds = metrics.gauge(
             group + "lag_seconds",
-            "How long the oldest message waits that the group has not finished with",
+            "Time that the oldest message not finished by the group has waited",
             "queue",
             "group",
             merge="max",
@@ -105,7 +111,9 @@ class StateMetrics:
             name: metrics.gauge(f"penstock_database_{name}", text)
             for name, text in DATABASE_GAUGES.items()
         }
-        self._wal = metrics.counter("penstock_database_wal_bytes_total", "WAL that was written")
+        self._wal = metrics.counter(
+            "penstock_database_wal_bytes_total", "Bytes of WAL written by PostgreSQL"
+        )
         if broker.logs:
             self._add_topics(broker.logs.topics, broker.logs.groups)
 
@@ -114,19 +122,19 @@ class StateMetrics:
         metrics = self._broker.metrics
         metrics.gauge(
             "penstock_topic_stored_records",
-            "Records stored",
+            "Records stored in the topic",
             "topic",
             read=lambda: {(topic.name,): topic.records for topic in topics},
         )
         metrics.gauge(
             "penstock_topic_size_bytes",
-            "Bytes stored of the topic",
+            "Bytes stored in the topic",
             "topic",
             read=lambda: {(topic.name,): topic.size_bytes for topic in topics},
         )
         metrics.gauge(
             "penstock_topic_oldest_age_seconds",
-            "Age of the oldest record",
+            "Age of the oldest stored record",
             "topic",
             merge="max",
             read=lambda: _ages(
@@ -146,7 +154,7 @@ class StateMetrics:
         )
         metrics.gauge(
             "penstock_topic_group_leases",
-            "Ranges of records that members of the group hold",
+            "Ranges of records leased to members of the group",
             "group",
             "topic",
             read=lambda: {(at.group, at.topic): len(at.leases) for at in groups.positions()},

@@ -65,11 +65,15 @@ class Queues:
         self.signals = Signals(database, self._changed)
         self.figures = Figures(database)
         self.consumers = Consumers(database)
-        pushed = metrics.counter("penstock_queue_pushed_total", "Messages queued", "queue")
-        popped = metrics.counter("penstock_queue_popped_total", "Deliveries of messages", "queue")
+        pushed = metrics.counter(
+            "penstock_queue_pushed_total", "Messages stored by pushes to this broker", "queue"
+        )
+        popped = metrics.counter(
+            "penstock_queue_popped_total", "Messages delivered, including redeliveries", "queue"
+        )
         acked = metrics.counter(
             "penstock_queue_acked_total",
-            "Messages answered, each answer once however often it is repeated",
+            "Acknowledgements by status; a repeated one counts once",
             "queue",
             "status",
         )
@@ -108,12 +112,12 @@ class Queues:
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",
-            "Pops waiting for messages",
+            "Long-polling pops that wait for messages",
             read=lambda: self.signals.waiting,
         )
         metrics.gauge(
             "penstock_queue_merging",
-            "Requests waiting to share a call",
+            "Requests waiting to be combined into one SQL call",
             "kind",
             read=lambda: self._merging(),
         )

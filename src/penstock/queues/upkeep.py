@@ -59,13 +59,15 @@ class Upkeep:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []
         self._removed = metrics.counter(
-            "penstock_queue_removed_total", "Messages deleted in the background", "reason"
+            "penstock_queue_removed_total",
+            "Messages deleted by background cleanup, by reason",
+            "reason",
         )
         for reason in ("retention", "completed", "ttl", "eviction"):
             self._removed.add(0, reason)  # there before the first one, so that the first one alerts
         self._healed = metrics.counter(
             "penstock_queue_cursors_healed_total",
-            "Groups that would have missed stored messages and were repaired",
+            "Cursors of consumer groups that would have missed stored messages and were repaired",
             "queue",
         )
         self._step = STEP

@@ -130,7 +130,7 @@ class Groups:
             sync=sync,
             damage=metrics.counter(
                 "penstock_topic_group_damage_total",
-                "Faults in the groups' committed offsets found at a start, by outcome",
+                "Damage in the committed offsets of consumer groups found at startup, by outcome",
                 "outcome",
             ),
         )
@@ -140,11 +140,11 @@ class Groups:
         # A heap; entries of ended or renewed leases are skipped.
         self._expiries: list[tuple[float, str]] = []
         self._expired = metrics.counter(
-            "penstock_topic_leases_expired_total", "Leases that ran out", "group"
+            "penstock_topic_leases_expired_total", "Leases that expired", "group"
         )
         metrics.gauge(
             "penstock_topic_group_lag",
-            "Records not yet committed",
+            "Records that the group has not committed yet",
             "group",
             "topic",
             read=self._lags,

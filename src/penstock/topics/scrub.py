@@ -102,16 +102,17 @@ class Scrub:
         self._next_step = 0.0
         self._saved = 0.0
         self._bytes = metrics.counter(
-            "penstock_topic_scrubbed_bytes_total", "Bytes of sealed segments read and checked"
+            "penstock_topic_scrubbed_bytes_total",
+            "Bytes of sealed segments read and verified by scrubs",
         )
         metrics.gauge(
             "penstock_topic_scrub_running",
-            "Whether a scrub is under way",
+            "1 while a scrub is running",
             read=lambda: self.running,
         )
         metrics.gauge(
             "penstock_topic_scrub_finished_seconds",
-            "When the last whole scrub ended, seconds since 1970",
+            "Unix time at which the last complete scrub finished; 0 = none",
             read=lambda: (self._state.last.finished or 0) if self._state.last else 0,
         )
 

@@ -72,7 +72,7 @@ class TopicStore:
         self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
         self._deletions: list[Callable[[Topic], None]] = []
-        metrics.gauge("penstock_topics", "Topics", read=lambda: len(self._topics))
+        metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._topics))
         metrics.gauge(
             "penstock_topics_unreadable",
             "Topics that could not be opened",
@@ -80,12 +80,12 @@ class TopicStore:
         )
         metrics.gauge(
             "penstock_topic_open_segments",
-            "Segments with open files",
+            "Segments whose files are open",
             read=lambda: len(self._context.open_files),
         )
         metrics.gauge(
             "penstock_topic_stored_bytes",
-            "Bytes stored on this disk",
+            "Bytes of all topics on the local disk",
             read=lambda: sum(t.local_bytes for t in self),
         )
 

@@ -114,7 +114,7 @@ class Listeners:
         self._memory = RequestMemory(_max_request_bytes(broker.config))
         broker.metrics.gauge(
             "penstock_request_bytes",
-            "Bytes of large requests under way",
+            "Memory held by large requests in progress",
             read=lambda: self._memory.total,
         )
         self._feeds = Feeds()
@@ -199,7 +199,7 @@ class Listeners:
             self.certificates.start()
             broker.metrics.gauge(
                 "penstock_tls_certificate_expires_seconds",
-                "When the first TLS certificate expires, seconds since 1970",
+                "Unix time at which the first TLS certificate expires",
                 read=lambda: self.certificates.expires,
                 merge="max",
             )

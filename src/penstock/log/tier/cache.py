@@ -51,15 +51,20 @@ class BlockCache:
         # The block that a reader in order wants next, and how far ahead of it is read.
         self._streams: OrderedDict[Key, int] = OrderedDict()
         counter = metrics.counter
-        self._hits = counter("penstock_topic_tier_cache_hits_total", "Blocks read from the cache")
+        self._hits = counter(
+            "penstock_topic_tier_cache_hits_total", "Blocks of the tier read from the local cache"
+        )
         self._misses = counter(
-            "penstock_topic_tier_cache_misses_total", "Blocks that a read waited for"
+            "penstock_topic_tier_cache_misses_total",
+            "Blocks that a reader had to wait for because the local cache did not have them",
         )
         self._read_bytes = counter(
             "penstock_topic_tier_read_bytes_total", "Bytes read from the tier"
         )
         metrics.gauge(
-            "penstock_topic_tier_cache_bytes", "Bytes in the cache", read=lambda: self._total
+            "penstock_topic_tier_cache_bytes",
+            "Bytes in the local cache of the tier",
+            read=lambda: self._total,
         )
 
     def open(self) -> None:

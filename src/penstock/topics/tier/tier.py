@@ -111,32 +111,32 @@ class Tier:
             "penstock_topic_tier_uploaded_bytes_total", "Bytes copied to the tier"
         )
         self._failures = metrics.counter(
-            "penstock_topic_tier_failures_total", "Failed attempts to bring the tier up to date"
+            "penstock_topic_tier_failures_total", "Failed attempts to update the tier"
         )
         self._collections = metrics.counter(
             "penstock_topic_tier_collected_objects_total",
-            "Objects deleted that no manifest named any more",
+            "Obsolete objects deleted from the tier",
         )
         gauge = metrics.gauge
-        gauge("penstock_topic_tier_bytes", "Bytes in the tier", read=self._bytes)
+        gauge("penstock_topic_tier_bytes", "Bytes of topics in the tier", read=self._bytes)
         gauge(
             "penstock_topic_tier_pending_bytes",
-            "Bytes of sealed segments not in the tier yet",
+            "Bytes of sealed segments that are not in the tier yet",
             read=lambda: sum(s.size for t in self._all() for s in _pending(t)),
         )
         gauge(
             "penstock_topic_tier_lag_seconds",
-            "How late the oldest sealed segment is that is due and not in the tier",
+            "How overdue the oldest sealed segment is that is not in the tier; 0 = none is",
             read=self.lag,
         )
         gauge(
             "penstock_topic_tier_fenced",
-            "Whether the tier belongs to another broker, or a topic in it to another writer",
+            "1 if another broker owns the tier, or another writer owns a topic in it",
             read=lambda: bool(self.fenced or self.topic_problems),
         )
         gauge(
             "penstock_topic_tier_failing",
-            "Whether the last attempt to bring the tier up to date failed",
+            "1 if the last attempt to update the tier failed",
             read=lambda: bool(self.problem),
         )
         self.fenced = False

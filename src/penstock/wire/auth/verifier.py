@@ -39,11 +39,13 @@ class Verifier:
         self.keys = Keys(settings, self._forget)
         self.known: dict[str, Identity] = {}  # never holds the empty token
         self._refused = metrics.counter(
-            "penstock_auth_refused_total", "Requests refused by authentication", "reason"
+            "penstock_auth_refused_total",
+            "Requests rejected by authentication, by reason",
+            "reason",
         )
         metrics.gauge(
             "penstock_auth_known_tokens",
-            "Tokens remembered as verified",
+            "Verified tokens in the cache",
             read=lambda: len(self.known),
         )
         self._decoder = jwt.PyJWT()

@@ -72,12 +72,14 @@ class ServerState:
         self.drained = asyncio.Event()  # draining, and the last connection has gone
         self.now = 0.0  # the loop's time as of the last sweep
         self.requests = metrics.counter(
-            "penstock_http_requests_total", "HTTP answers", "method", "route", "status"
+            "penstock_http_requests_total", "HTTP responses", "method", "route", "status"
         )
         # added to directly: a call per request would cost more than the counting
         self.counts = self.requests.values
         self.refused = metrics.counter(
-            "penstock_http_refused_total", "Requests refused as HTTP", "status"
+            "penstock_http_refused_total",
+            "Requests rejected before they reached a route, as invalid HTTP or over a limit",
+            "status",
         )
         metrics.gauge(
             "penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections)
