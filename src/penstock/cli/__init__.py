@@ -107,7 +107,7 @@ app = Commands(
 Token = Annotated[
     str,
     typer.Option(
-        "--token", envvar="PENSTOCK_TOKEN", help="Bearer token (JWT), when the broker asks for one."
+        "--token", envvar="PENSTOCK_TOKEN", help="Access token (JWT), if the broker requires one."
     ),
 ]
 Url = Annotated[
@@ -116,11 +116,11 @@ Url = Annotated[
         "--url",
         "-u",
         envvar="PENSTOCK_URL",
-        help="The broker's HTTP address; of several with commas, the first that answers.",
+        help="HTTP address of the broker; of several, separated by commas, the first that answers.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", "-J", help="JSON instead of text for people.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Json = Annotated[bool, typer.Option("--json", "-J", help="Print JSON instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Watch = Annotated[
     float | None,
     typer.Option(
@@ -128,7 +128,7 @@ Watch = Annotated[
         "-w",
         min=0.1,
         metavar="[SECONDS]",
-        help="Show it again every 2 seconds, or as many as named, until Ctrl-C.",
+        help="Repeat every 2 seconds, or at the given interval in seconds, until Ctrl-C.",
     ),
 ]
 ConfigFile = Annotated[
@@ -137,7 +137,8 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         envvar="PENSTOCK_CONFIG",
-        help="The broker's YAML file; default: penstock.yaml or config.yaml, if there is one.",
+        help="The broker's configuration file (YAML); default: penstock.yaml or config.yaml, if it "
+        "exists.",
     ),
 ]
 DataDir = Annotated[
@@ -145,7 +146,7 @@ DataDir = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any configuration key; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key; may be repeated."),
 ]
 COMPLETED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells put the line to be completed
 LOCAL_URL = "http://127.0.0.1:6632"
@@ -245,22 +246,22 @@ def options(
     ca: Annotated[
         Path | None,
         typer.Option(
-            "--ca", envvar=CA_FILE, help="Believe brokers whose certificates this CA signed (PEM)."
+            "--ca", envvar=CA_FILE, help="Trust broker certificates signed by this CA (PEM)."
         ),
     ] = None,
     client_cert: Annotated[
         Path | None,
         typer.Option(
-            envvar=CLIENT_CERT, help="What to show to a broker that asks for a certificate (PEM)."
+            envvar=CLIENT_CERT, help="Client certificate, for brokers that require one (PEM)."
         ),
     ] = None,
     client_key: Annotated[
-        Path | None, typer.Option(envvar=CLIENT_KEY, help="The key of --client-cert (PEM).")
+        Path | None, typer.Option(envvar=CLIENT_KEY, help="Private key of --client-cert (PEM).")
     ] = None,
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -13,14 +13,16 @@ PAGE_ROWS = 1000  # that the broker answers at most
 
 @app.command()
 def audit(
-    filter: Annotated[str, typer.Argument(help="Only with this in who, action or object.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most.")] = 50,
+    filter: Annotated[
+        str, typer.Argument(help="Show only entries with this text in who, action or object.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to show.")] = 50,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show who changed what and when, the newest first.
+    """Show who changed what and when, newest first.
 
     Examples:
 

@@ -19,11 +19,17 @@ from penstock.cli.database import loaded
 from penstock.object_store import ObjectStore
 
 Address = Annotated[
-    str, typer.Argument(metavar="PLACE", help="A directory, or s3://, gs:// or az://.")
+    str,
+    typer.Argument(
+        metavar="PLACE",
+        help="Location of the backup: a directory, or an s3://, gs:// or az:// address.",
+    ),
 ]
 Programs = Annotated[
     Path | None,
-    typer.Option(help="Where pg_dump and pg_restore are, for a server newer than the embedded."),
+    typer.Option(
+        help="Directory of pg_dump and pg_restore, for a server newer than the embedded PostgreSQL."
+    ),
 ]
 
 
@@ -35,13 +41,13 @@ def backup_command(
     settings: Settings = None,
     programs: Programs = None,
     tier: Annotated[
-        bool, typer.Option("--tier", help="Copy what lies only in the tier of topics, too.")
+        bool, typer.Option("--tier", help="Also copy topic segments that are only in the tier.")
     ] = False,
 ) -> None:
-    """Copy queues, topics, groups, routes and buffered pushes, while the broker runs.
+    """Back up queues, topics, groups, routes and buffered pushes while the broker runs.
 
-    Run it on the broker's machine, with the broker's configuration. What was acknowledged before
-    it began is in the backup. Passwords and tokens are not.
+    Run it on the broker's machine, with the broker's configuration. The backup contains everything
+    that was acknowledged before it started. It contains no passwords or tokens.
 
         penstock backup /backups/monday
 
@@ -61,10 +67,13 @@ def restore_command(
     settings: Settings = None,
     programs: Programs = None,
     only_check: Annotated[
-        bool, typer.Option("--check", help="Only read the backup and compare its checksums.")
+        bool,
+        typer.Option(
+            "--check", help="Only read the backup and verify its checksums; restore nothing."
+        ),
     ] = False,
 ) -> None:
-    """Restore a backup into an empty data directory and database, and check it.
+    """Restore a backup into an empty data directory and database, and verify it.
 
     penstock restore /backups/monday --data-dir /var/lib/penstock
 

@@ -57,7 +57,7 @@ from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 
-commands = Commands("Look at the disk buffer, replay it, clean it up.", app, name="buffer")
+commands = Commands("Inspect, replay and clean up the disk buffer.", app, name="buffer")
 STATUS = "/api/v1/status/buffers"
 
 POLL_SECONDS = 0.1
@@ -66,14 +66,14 @@ Directory = Annotated[
     typer.Option(
         "--dir",
         envvar="FILE_BUFFER_DIR",
-        help="The buffer's directory.",
+        help="The buffer directory.",
         show_default="penstock-data/.penstock/buffers",
     ),
 ]
 DatabaseUrl = Annotated[
     str,
     typer.Option(
-        "--database-url", help="Work on the directory, without a broker, into this database."
+        "--database-url", help="Write the files in --dir to this database, without a broker."
     ),
 ]
 
@@ -98,7 +98,7 @@ class StoredFile:
 def status(
     url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
 ) -> None:
-    """Show what is buffered and how the replay goes.
+    """Show what is buffered, and the progress of the replay.
 
     Example: `penstock buffer status --json | jq .pending`
     """
@@ -182,15 +182,15 @@ def _files(directory: Path) -> list[dict[str, Any]]:
 @commands.command()
 def inspect(
     file: Annotated[
-        str, typer.Argument(help="A buffer file: its path, or its name in the directory.")
+        str, typer.Argument(help="Path of a buffer file, or its name in the buffer directory.")
     ],
     directory: Directory = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="So many events; 0 = all.")
+        int, typer.Option("--limit", "-n", min=0, help="Most events to print; 0 = all.")
     ] = 20,
 ) -> None:
-    """Print the events of a file, one JSON object per line; why they were refused goes to standard
-    error.
+    """Print the events of a buffer file, one JSON object per line. If the database rejected them,
+    the reasons go to standard error.
 
     Example: `penstock buffer inspect failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq
     .payload`
@@ -233,7 +233,7 @@ def replay(
     directory: Directory = None,
     database_url: DatabaseUrl = "",
 ) -> None:
-    """Put what is buffered into the database now, and show how far it is.
+    """Write the buffered events to the database now, and show the progress.
 
     With a running broker: `penstock buffer replay`
 
@@ -257,7 +257,7 @@ def retry_failed(
     directory: Directory = None,
     database_url: DatabaseUrl = "",
 ) -> None:
-    """Try the events that the database refused once more.
+    """Retry the events in failed/, which the database rejected.
 
     Example: `penstock buffer retry-failed`
     """
@@ -274,14 +274,14 @@ def purge(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="All files in failed/.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Delete all files in failed/.")] = False,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="All files in quarantine/.")
+        bool, typer.Option("--quarantine", help="Delete all files in quarantine/.")
     ] = False,
     directory: Directory = None,
     yes: Yes = False,
 ) -> None:
-    """Delete buffer files and the events in them for good. Files of a living broker are refused.
+    """Permanently delete buffer files and their events. Fails for files of a running broker.
 
     Example: `penstock buffer purge --failed --yes`
     """

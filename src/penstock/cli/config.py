@@ -19,7 +19,7 @@ commands = Commands("Show or check the configuration.", app, name="config")
 def show_command(
     config: ConfigFile = None,
     changed: Annotated[
-        bool, typer.Option("--changed", help="Only what differs from the defaults.")
+        bool, typer.Option("--changed", help="Show only values that differ from the defaults.")
     ] = False,
     json: Json = False,
 ) -> None:

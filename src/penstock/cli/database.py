@@ -16,13 +16,15 @@ from penstock.config.load import Loaded, default_file, parse_settings
 from penstock.errors import ConfigError, Unavailable
 from penstock.queues.grants import change_grant
 
-commands = Commands("The broker's PostgreSQL.", app, name="database")
-Role = Annotated[str, typer.Argument(help="A role of the database.")]
+commands = Commands(
+    "Connect to the broker's PostgreSQL, and grant access to the outbox.", app, name="database"
+)
+Role = Annotated[str, typer.Argument(help="Name of the database role.")]
 
 
 @commands.callback()
 def group() -> None:
-    """The broker's PostgreSQL."""
+    "Connect to the broker's PostgreSQL, and grant access to the outbox."
 
 
 @commands.command("url")
@@ -31,15 +33,17 @@ def url_command(
     data_dir: DataDir = None,
     settings: Settings = None,
 ) -> None:
-    """Print the URL of the broker's database, for psql, Spark and jobs on its machine.
+    """Print the URL of the broker's database, for psql, Spark and jobs on the same machine.
 
-    With the configuration the broker was started with: the same file, environment and directory.
-    The embedded database is for the broker's user and root only. A URL of yours is printed with its
-    password.
+    Use the configuration that the broker was started with: the same file, environment and data
+    directory. Only the broker's user and root can connect to the embedded database. The URL of your
+    own database is printed with its password.
 
-        psql "$(penstock database url)"
+    Examples:
 
-        penstock database url --data-dir /var/lib/penstock
+    `psql "$(penstock database url)"`
+
+    `penstock database url --data-dir /var/lib/penstock`
     """
     typer.echo(_place(config, data_dir, settings)[0])
 
@@ -48,9 +52,10 @@ def url_command(
 def grant_command(
     role: Role, config: ConfigFile = None, data_dir: DataDir = None, settings: Settings = None
 ) -> None:
-    """Let a role of the database use the outbox: push and acknowledge in its own transactions.
+    """Allow a database role to use the outbox: push and acknowledge in its own transactions.
 
-    It may call the functions of the outbox and nothing else: it sees no message and no table.
+    The role may call the functions of the outbox and nothing else. It cannot read messages or
+    tables.
 
         penstock database grant shop --set database.url=postgresql://penstock@db/shop
     """
@@ -62,7 +67,7 @@ def grant_command(
 def revoke_command(
     role: Role, config: ConfigFile = None, data_dir: DataDir = None, settings: Settings = None
 ) -> None:
-    """Take back what `penstock database grant` gave.
+    """Revoke the access that `penstock database grant` gave.
 
     penstock database revoke shop
     """

@@ -296,9 +296,9 @@ def demo(
     url: Url = LOCAL_URL,
     token: Token = "",
     rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
-    keep: Annotated[bool, typer.Option(help="Leave the example data there at the end.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the example data when the demo ends.")] = False,
 ) -> None:
-    """Fill a broker with lively example data, to see the Console at work. Ctrl-C ends it.
+    """Fill a broker with live example data, to try the Console. Stop it with Ctrl-C.
 
     Example: `penstock serve & penstock demo`, then open http://127.0.0.1:6632/console/
     """

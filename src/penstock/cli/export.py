@@ -53,11 +53,16 @@ from penstock.export.manager import route_directory
 from penstock.export.sendqueue import inspect as files
 from penstock.net.http import CannotConnect
 
-commands = Commands("Make, watch, steer and check export routes.", app, name="export")
+commands = Commands("Create, monitor, control and check export routes.", app, name="export")
 
 ROUTES = "/api/v1/routes"
-Name = Annotated[str, typer.Argument(metavar="ROUTE", autocompletion=completer(ROUTES, "routes"))]
-Dir = Annotated[Path | None, typer.Option("--directory", help="The route's directory itself.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROUTE", help="Name of the route.", autocompletion=completer(ROUTES, "routes")
+    ),
+]
+Dir = Annotated[Path | None, typer.Option("--directory", help="Directory of the route.")]
 EXAMINE_TIMEOUT_SECONDS = 600.0  # gigabytes are read
 PAGE_RECORDS = 1000  # asked for at a time
 
@@ -89,7 +94,7 @@ NO_ROUTES = "no routes; one that sends a topic on: penstock export create lake r
 def list_routes(
     url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
 ) -> None:
-    """All routes of a broker.
+    """List the routes of a broker.
 
     Example: `penstock export list --watch`
     """
@@ -99,14 +104,19 @@ def list_routes(
 @commands.command()
 def status(
     route: Annotated[
-        str, typer.Argument(metavar="[ROUTE]", autocompletion=completer(ROUTES, "routes"))
+        str,
+        typer.Argument(
+            metavar="[ROUTE]",
+            help="Name of the route; default: all routes.",
+            autocompletion=completer(ROUTES, "routes"),
+        ),
     ] = "",
     url: Url = LOCAL_URL,
     token: Token = "",
     json: Json = False,
     watch: Watch = None,
 ) -> None:
-    """What routes are doing: depth, age, rates, breaker, accounting, and what is wrong.
+    """Show the state of routes: depth, age, rates, circuit breaker, accounting and problems.
 
     Example: `penstock export status lake --watch 1`
     """
@@ -151,15 +161,17 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
 
 @commands.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="ROUTE", help="Its name.")],
+    name: Annotated[str, typer.Argument(metavar="ROUTE", help="Name of the route.")],
     file: Annotated[
         typer.FileText,
-        typer.Argument(help="YAML or JSON as below `export.routes.NAME`; - = standard input."),
+        typer.Argument(
+            help="YAML or JSON, as under `routes.NAME` in the configuration; - = standard input."
+        ),
     ],
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Make a route on a running broker. It stays until it is deleted.
+    """Create a route on a running broker. It exists until you delete it.
 
     Examples:
 
@@ -182,13 +194,17 @@ def create(
 def delete(
     route: Name,
     force: Annotated[
-        bool, typer.Option("--force", help="Although records wait: they are dropped.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Delete the route even if it has records or dead letters; they are lost.",
+        ),
     ] = False,
     yes: Yes = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Stop a route and remove it. Refused while records wait, unless --force is given.
+    """Stop and delete a route. Fails if it has records or dead letters, unless you use --force.
 
     Example: `penstock export drain lake && penstock export delete lake`
     """
@@ -203,7 +219,7 @@ def _act(url: str, token: str, route: str, action: str) -> Any:
 
 @commands.command()
 def pause(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Stop sending; the route still queues.
+    """Stop sending. New records are still queued.
 
     Example: `penstock export pause lake`
     """
@@ -212,7 +228,7 @@ def pause(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def resume(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Send again, at once.
+    """Resume sending immediately.
 
     Example: `penstock export resume lake`
     """
@@ -221,7 +237,7 @@ def resume(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def drain(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Take nothing new and deliver what is queued; `resume` ends it.
+    """Accept nothing new and deliver what is queued, until you use `resume`.
 
     Example: `penstock export drain lake`
     """
@@ -230,7 +246,7 @@ def drain(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def replay(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Queue the dead letters of a route again.
+    """Move the dead letters of a route back to its send queue.
 
     Example: `penstock export replay lake`
     """
@@ -239,7 +255,7 @@ def replay(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def purge(route: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
-    """Drop everything that is queued. It is counted as dropped{reason="purged"}.
+    """Drop all queued records. They are counted as dropped{reason="purged"}.
 
     Example: `penstock export purge lake`
     """
@@ -328,12 +344,14 @@ def inspect(
         typer.Option(
             "--records",
             "-n",
-            help="Show this many waiting records (a broker answers 1000 at most).",
+            help="Show this many queued records; a broker returns at most 1000.",
         ),
     ] = 0,
-    dead: Annotated[bool, typer.Option("--dead", help="Show the dead letters instead.")] = False,
+    dead: Annotated[
+        bool, typer.Option("--dead", help="Show the dead letters instead of the queue.")
+    ] = False,
 ) -> None:
-    """What a route holds, from its broker or its files: chunks, books, records, dead letters.
+    """Show what a route holds, from its broker or files: chunks, accounting, records, dead letters.
 
     Examples:
 
@@ -385,7 +403,7 @@ def verify(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Check every block of a route, by its broker or here. Exit code 1: something is wrong.
+    """Verify every block of a route, in its broker or its files. Exit code 1 if any is damaged.
 
     Example: `penstock export verify lake --data-dir /var/lib/penstock`
     """
@@ -410,7 +428,7 @@ def repair(
     directory: Dir = None,
     json: Json = False,
 ) -> None:
-    """Set damaged places aside and book them as dropped. The broker must be stopped.
+    """Move damaged data to quarantine/ and count it as dropped. The broker must be stopped.
 
     Example: `penstock export repair lake --data-dir /var/lib/penstock`
     """

@@ -10,14 +10,16 @@ from penstock.cli.tables import Column, View, show, table, when
 
 @app.command()
 def logs(
-    level: Annotated[str, typer.Option(help="From info, warning or error on.")] = "info",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most.")] = 50,
+    level: Annotated[
+        str, typer.Option(help="Lowest level to show: info, warning or error.")
+    ] = "info",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most lines to show.")] = 50,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show the broker's last log lines, the newest at the end.
+    """Show the latest log lines of the broker, newest last.
 
     Example: `penstock logs --level warning`
     """

@@ -9,18 +9,20 @@ from penstock.cli.tables import Column, Facts, View, count, show
 
 MAINTENANCE = "/api/v1/system/maintenance"
 commands = Commands(
-    "Let pushes wait in files, or stop pops, while PostgreSQL is worked on.",
+    "Buffer pushes on disk, or stop pops, during maintenance of PostgreSQL.",
     app,
     name="maintenance",
 )
-Pops = Annotated[bool, typer.Option("--pops", help="Pops instead of pushes: they find nothing.")]
+Pops = Annotated[
+    bool, typer.Option("--pops", help="Apply to pops instead of pushes: pops return no messages.")
+]
 
 
 @commands.command()
 def status(
     as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
 ) -> None:
-    """Show whether maintenance is on, and what waits for its end.
+    """Show whether maintenance is on, and how many messages are buffered.
 
     Example: `penstock maintenance status --watch`
     """
@@ -41,7 +43,7 @@ def status(
 
 @commands.command()
 def on(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Send pushes to the buffer: they are taken and kept in files until `off`.
+    """Start maintenance: pushes are accepted and buffered on disk until `off`.
 
     Examples:
 
@@ -54,7 +56,7 @@ def on(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def off(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """End it: what was buffered goes to the database.
+    """End maintenance: buffered messages are written to the database.
 
     Example: `penstock maintenance off && penstock buffer status --watch`
     """

@@ -33,11 +33,11 @@ from penstock.cli import (
 from penstock.cli.tables import Column, Facts, View, count, print_json, rate, show, table
 from penstock.errors import PenstockError
 
-commands = Commands("Write, check, run and watch pipelines on Spark.", app, name="pipeline")
+commands = Commands("Create, check, run and monitor Spark pipelines.", app, name="pipeline")
 PIPELINES = "/api/v1/pipelines"
 Name = Annotated[
     str,
-    typer.Argument(help="The pipeline.", autocompletion=completer(PIPELINES, "pipelines")),
+    typer.Argument(help="Name of the pipeline.", autocompletion=completer(PIPELINES, "pipelines")),
 ]
 
 
@@ -60,13 +60,13 @@ run_commands = Commands(
 Master = Annotated[
     str,
     typer.Option(
-        "--master", envvar="SPARK_MASTER", help="A Spark master, or sc://host for Connect."
+        "--master", envvar="SPARK_MASTER", help="Spark master, or sc://host for Spark Connect."
     ),
 ]
 SparkLog = Annotated[
     str,
     typer.Option(
-        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log from this level on."
+        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log at this level and above."
     ),
 ]
 Broker = Annotated[
@@ -77,7 +77,7 @@ Database = Annotated[
     typer.Option(
         "--database",
         envvar="DATABASE_URL",
-        help="postgresql://... of the queues; default: of the broker here.",
+        help="PostgreSQL URL of the queues; default: that of the broker on this machine.",
     ),
 ]
 LOCAL, LOCAL_BROKER = "local[*]", "127.0.0.1:12345"
@@ -134,9 +134,9 @@ def _of_spark(error: Exception) -> bool:
 @commands.command()
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("pipeline.yaml"),
-    name: Annotated[str, typer.Option(help="The pipeline's name.")] = "big-orders",
+    name: Annotated[str, typer.Option(help="Name of the pipeline.")] = "big-orders",
 ) -> None:
-    """Write a pipeline file to start from.
+    """Create a pipeline file to start from.
 
     Example: `penstock pipeline init orders.yaml --name orders`
     """
@@ -150,18 +150,18 @@ def init(
 def validate(
     file: Annotated[Path, typer.Argument(help="The pipeline file.")],
     offline: Annotated[
-        bool, typer.Option("--offline", help="Do not ask the broker or the database.")
+        bool, typer.Option("--offline", help="Do not contact the broker or the database.")
     ] = False,
     no_spark: Annotated[
         bool,
         typer.Option(
-            "--no-spark", help="The quick check only: names of columns, views, options, topics."
+            "--no-spark", help="Only the quick check: names of columns, views, options and topics."
         ),
     ] = False,
     token: Token = "",
 ) -> None:
-    """Check a pipeline file: columns, views, schemas, functions, topics; then by Spark itself,
-    which says what a run would. Without Java only the quick check is made.
+    """Check a pipeline file: columns, views, schemas, functions and topics, and then with Spark,
+    which reports what a run would report. Without Java, only the quick check runs.
 
     Example: `penstock pipeline validate orders.yaml`
     """
@@ -201,7 +201,10 @@ def run_file(
     token: Token = "",
     spark_log: SparkLog = "",
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Leave it to Spark to find what is wrong.")
+        bool,
+        typer.Option(
+            "--no-check", help="Skip the check before the run; Spark reports errors during the run."
+        ),
     ] = False,
 ) -> None:
     """Run a pipeline file.
@@ -269,36 +272,41 @@ def archive(
         str,
         typer.Argument(
             envvar="PENSTOCK_ARCHIVE",
-            help="Where archives are: a directory, s3://, gs:// or az://.",
+            help="Location of the archives: a directory, or an s3://, gs:// or az:// address.",
         ),
     ],
     topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
     file_mib: Annotated[
-        int, typer.Option("--file-mib", min=1, help="About how large files become.")
+        int, typer.Option("--file-mib", min=1, help="Approximate size of the files in MiB.")
     ] = 128,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, help="Drop days that are older. Default: none.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Delete archived days that are older than this many days. Default: keep all.",
+        ),
     ] = None,
     vacuum_hours: Annotated[
-        int, typer.Option(min=1, help="Files that no query can need so long after are deleted.")
+        int, typer.Option(min=1, help="Delete obsolete files of the table after this many hours.")
     ] = 168,
     schema: Annotated[
         str | None,
         typer.Option(
-            help="Fields of JSON payloads that become columns: 'id BIGINT, amount DOUBLE', or "
-            "'infer' to take those that records have. Default: the columns that the table has."
+            help="Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or "
+            "'infer' to detect them from the records. Default: the columns of the table."
         ),
     ] = None,
     dead_letter: Annotated[
-        str | None, typer.Option(help="A topic for copies of records that do not fit the columns.")
+        str | None, typer.Option(help="Topic for copies of records that do not match the columns.")
     ] = None,
     with_outcomes: Annotated[
         float | None,
         typer.Option(
             metavar="MINUTES",
             min=0,
-            help="Of a queue: messages older than so many minutes, with what each group did.",
+            help="With --queue: archive messages older than this many minutes, with their outcome "
+            "in each consumer group.",
         ),
     ] = None,
     watch: Annotated[
@@ -306,7 +314,10 @@ def archive(
         typer.Option("--watch", min=1, help="Keep running, at most about so many seconds behind."),
     ] = None,
     convert: Annotated[
-        bool, typer.Option("--convert", help="Make an archive of an earlier release a table first.")
+        bool,
+        typer.Option(
+            "--convert", help="First convert an archive of an earlier release to a table."
+        ),
     ] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
@@ -314,7 +325,7 @@ def archive(
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Archive what came since the last run to a Delta table, each record once.
+    """Archive everything added since the last run to a Delta table, each record once.
 
     Example: `penstock pipeline run archive s3://lake --topic orders`
     """
@@ -366,11 +377,11 @@ def _watch_archive(archiver: Any, target_seconds: float, spark: Any) -> None:
 
 @run_commands.command()
 def replay(
-    topic: Annotated[str, typer.Argument(help="The topic whose records are written again.")],
+    topic: Annotated[str, typer.Argument(help="Topic to replay.")],
     id: Annotated[
         str,
         typer.Option(
-            "--id", help="Names this replay: run again with the same id, it adds nothing twice."
+            "--id", help="Name of this replay; another run with the same id adds no duplicates."
         ),
     ],
     to_topic: Annotated[str | None, typer.Option(help="Write to this topic.")] = None,
@@ -379,23 +390,24 @@ def replay(
         str | None, typer.Option(help="Read from this archive instead of the topic.")
     ] = None,
     where: Annotated[
-        str | None, typer.Option(help="SQL over topic, offset, timestamp, payload.")
+        str | None, typer.Option(help="SQL condition over topic, offset, timestamp, payload.")
     ] = None,
-    start: Annotated[int | None, typer.Option(help="First offset.")] = None,
+    start: Annotated[int | None, typer.Option(help="First offset to replay.")] = None,
     end: Annotated[int | None, typer.Option(help="Offset to stop before.")] = None,
-    rate: Annotated[
-        float, typer.Option(help="At most so many records a second; 0 = no limit.")
-    ] = 0.0,
+    rate: Annotated[float, typer.Option(help="Most records per second; 0 = no limit.")] = 0.0,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Do it. Without this only the counts are printed.")
+        bool,
+        typer.Option(
+            "--execute", help="Write the records. Without it, only the counts are printed."
+        ),
     ] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Write records of a topic or its archive again, to a topic or a queue. A dry run unless
-    --execute is given.
+    """Copy records of a topic or its archive to a topic or a queue. This is a dry run unless you
+    use --execute.
 
     Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
     """
@@ -426,10 +438,11 @@ def replay(
 def compact(
     topic: Annotated[str, typer.Option(help="The topic to compact.")],
     key: Annotated[
-        str | None, typer.Option(help="The key as a JSON path into the payload: '$.id'.")
+        str | None, typer.Option(help="Key as a JSON path in the payload: '$.id'.")
     ] = None,
     key_sql: Annotated[
-        str | None, typer.Option(help="The key as SQL over topic, offset, timestamp, payload.")
+        str | None,
+        typer.Option(help="Key as an SQL expression over topic, offset, timestamp, payload."),
     ] = None,
     to_topic: Annotated[
         str | None, typer.Option(help="Append the latest records to this topic.")
@@ -438,31 +451,33 @@ def compact(
         str | None, typer.Option(help="Write a Parquet snapshot to this directory.")
     ] = None,
     in_place: Annotated[
-        bool, typer.Option("--in-place", help="Swap the topic's own sealed segments.")
+        bool, typer.Option("--in-place", help="Replace the sealed segments of the topic itself.")
     ] = False,
     tombstone: Annotated[
-        str | None, typer.Option(help="A JSON path that is true in a record that deletes.")
+        str | None,
+        typer.Option(help="JSON path that is true in tombstones (records that delete a key)."),
     ] = None,
     tombstone_sql: Annotated[
-        str | None, typer.Option(help="The same as SQL. Default: an empty payload.")
+        str | None,
+        typer.Option(help="SQL condition that is true in tombstones. Default: an empty payload."),
     ] = None,
     tombstone_hours: Annotated[
-        float, typer.Option(min=0, help="In place, tombstones stay this long.")
+        float, typer.Option(min=0, help="With --in-place: hours to keep tombstones.")
     ] = 24.0,
     roll: Annotated[
-        bool, typer.Option("--roll", help="In place: seal the active segment first.")
+        bool, typer.Option("--roll", help="With --in-place: seal the active segment first.")
     ] = False,
     segment_mib: Annotated[
-        int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size.")
+        int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size in MiB.")
     ] = 256,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Keep the latest record per key of a topic. Records without a key, or that are no JSON, are
-    kept and counted.
+    """Keep only the latest record per key of a topic. Records without a key, or that are not JSON,
+    are kept and counted.
 
     Examples:
 
@@ -499,15 +514,15 @@ def compact(
 @run_commands.command()
 def recover(
     directories: Annotated[
-        list[str], typer.Argument(help="Buffer directories of one or many brokers.")
+        list[str], typer.Argument(help="Buffer directories of one or more brokers.")
     ],
     tasks: Annotated[int, typer.Option(min=1, help="Number of parallel tasks.")] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, push nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; push nothing.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Push the events of buffer files, each once, in order per partition. The files stay.
+    """Push the events of buffer files, each once and in order per partition. The files are kept.
 
     Example: `penstock pipeline run recover /backup/broker-1/buffers /backup/broker-2/buffers`
     """
@@ -539,7 +554,7 @@ COLUMNS = (
 def list_pipelines(
     url: Url = LOCAL_URL, token: Token = "", as_json: Json = False, watch: Watch = None
 ) -> None:
-    """What runs, how far behind it is, and what went wrong last.
+    """List the pipelines with their state, lag and last error.
 
     Example: `penstock pipeline list --watch`
     """
@@ -559,7 +574,7 @@ def status(
     as_json: Json = False,
     watch: Watch = None,
 ) -> None:
-    """One pipeline's last report.
+    """Show the last report of a pipeline.
 
     Example: `penstock pipeline status big-orders --json | jq .lag`
     """
@@ -579,7 +594,7 @@ def status(
 
 @commands.command()
 def stop(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Ask a running pipeline, wherever it runs, to stop after its batch.
+    """Ask a running pipeline, on any machine, to stop after its current batch.
 
     Example: `penstock pipeline stop big-orders`
     """
@@ -589,7 +604,7 @@ def stop(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def forget(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Drop the report of a pipeline that failed or is lost and will not come back.
+    """Delete the report of a pipeline that failed or is lost and will not run again.
 
     Example: `penstock pipeline forget big-orders`
     """

@@ -21,13 +21,18 @@ from penstock.cli.pipeline import (
 from penstock.cli.tables import Column, Table, View, count, print_json, show, when
 
 Since = Annotated[
-    str | None, typer.Option(help="A time (2026-01-31T12:00Z), or how long ago: 90m, 24h, 7d.")
+    str | None,
+    typer.Option(
+        help="Start of the period: a time (2026-01-31T12:00Z), or how long ago (90m, 24h, 7d)."
+    ),
 ]
-Until = Annotated[str | None, typer.Option(help="The same; now when it is left out.")]
+Until = Annotated[
+    str | None, typer.Option(help="End of the period, in the same form; default: now.")
+]
 Queues = Annotated[
-    list[str] | None, typer.Option("--queue", help="Only this queue; may be given several times.")
+    list[str] | None, typer.Option("--queue", help="Only this queue; may be repeated.")
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the report here, as one HTML file.")]
+Html = Annotated[Path | None, typer.Option(help="Write the report to this HTML file.")]
 
 
 @run_commands.command()
@@ -37,11 +42,11 @@ def rollup(
     queue: Queues = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", help="Only this topic; may be given several times."),
+        typer.Option("--topic", help="Only this topic; may be repeated."),
     ] = None,
     html: Html = None,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, help="Delete rolled up minutes older than this.")
+        int | None, typer.Option(min=1, help="Delete statistics older than this many days.")
     ] = None,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
@@ -49,10 +54,10 @@ def rollup(
     token: Token = "",
     master: Master = LOCAL,
 ) -> None:
-    """Roll up what happened per minute: counts, bytes, latencies, lag, retries, dead letters.
+    """Compute statistics per minute: counts, bytes, latencies, lag, retries and dead letters.
 
-    Goes on where the last run ended; running it again changes nothing. The broker serves the result
-    at /api/v1/analytics. With a report of the last day:
+    It resumes where the last run ended, and running it again changes nothing. The broker serves the
+    result at /api/v1/analytics. With a report of the last day:
 
     `penstock pipeline run rollup --since 24h --html day.html`
     """
@@ -88,16 +93,16 @@ def dlq_report(
     until: Until = None,
     queue: Queues = None,
     samples: Annotated[
-        int, typer.Option(min=0, max=100, help="Dead letters shown of each kind.")
+        int, typer.Option(min=0, max=100, help="Dead letters to show per kind of error.")
     ] = 3,
     html: Html = None,
     as_json: Json = False,
     database: Database = None,
     master: Master = LOCAL,
 ) -> None:
-    """Dead letters by error and queue, with samples.
+    """Report dead letters by error and queue, with samples.
 
-    Errors that differ only in ids, numbers and times are one kind. Example:
+    Errors that differ only in ids, numbers and times count as one kind. Example:
 
     `penstock pipeline run dlq-report --since 7d --html dead.html`
     """

@@ -30,20 +30,23 @@ def trial(
     given: Annotated[
         Path,
         typer.Option(
-            "--input", help="JSON: the rows of the source, or of each source by its name."
+            "--input", help="JSON file with the rows of the source, or of each source by name."
         ),
     ],
     expect: Annotated[
         Path | None,
-        typer.Option(help="JSON: the rows of the last step, or of each view by its name."),
+        typer.Option(
+            help="JSON file with the expected rows of the last step, or of each view by name."
+        ),
     ] = None,
     master: Master = LOCAL,
     spark_log: SparkLog = "",
 ) -> None:
-    """Run a pipeline's steps on given rows, in memory, and compare the result.
+    """Run the steps of a pipeline on given rows, in memory, and compare the result.
 
-    Needs no broker and writes nothing. Without --expect the rows are printed, one JSON object a
-    line; with it, exit code 1 says that they differ, and how. The order of rows does not count.
+    It needs no broker and writes nothing. Without --expect, it prints the rows, one JSON object per
+    line. With --expect, it prints the differences, if any, and exits with 1. The order of rows does
+    not matter.
 
     Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
     """
@@ -78,16 +81,16 @@ def trial(
 @commands.command()
 def preview(
     file: File,
-    rows: Annotated[int, typer.Option(min=1, help="Rows shown of each step.")] = 5,
-    records: Annotated[int, typer.Option(min=1, help="Records read of each source.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to show per step.")] = 5,
+    records: Annotated[int, typer.Option(min=1, help="Records to read per source.")] = 1000,
     as_json: Json = False,
     token: Token = "",
     master: Master = LOCAL,
     spark_log: SparkLog = "",
 ) -> None:
-    """Show the first rows of each source and step, over the first records of the sources.
+    """Show the first rows of each source and step, computed from the first records of the sources.
 
-    Writes nothing and moves no position.
+    It writes nothing and commits no offsets.
 
     Example: `penstock pipeline preview orders.yaml --rows 3`
     """

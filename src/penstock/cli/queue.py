@@ -55,11 +55,11 @@ T = TypeVar("T")
 complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
     str,
-    typer.Argument(metavar="QUEUE", help="Queue.", autocompletion=complete_queue),
+    typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
 ]
 PAGE_ROWS = 500  # queues asked for at a time
 
-commands = Commands("Push, pop and look after queues.", app, name="queue")
+commands = Commands("Push to, pop from and manage queues.", app, name="queue")
 
 
 # Messages
@@ -69,36 +69,45 @@ commands = Commands("Push, pop and look after queues.", app, name="queue")
 def push(
     queue: Annotated[str, typer.Argument(help="Queue, or queue/partition.")],
     payloads: Annotated[
-        list[str] | None, typer.Argument(help="JSON values; none = one per line of input.")
+        list[str] | None,
+        typer.Argument(help="Messages as JSON values; default: one per line of standard input."),
     ] = None,
     partition: Annotated[
         str | None, typer.Option("--partition", "-p", help="Partition to push to.")
     ] = None,
     transaction_id: Annotated[
         str | None,
-        typer.Option("--transaction-id", "-t", help="Id of a single message; it is stored once."),
+        typer.Option(
+            "--transaction-id",
+            "-t",
+            help="Id (transactionId) of a single message; a repeated push is not stored twice.",
+        ),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="name=value; may be repeated.")
+        list[str] | None,
+        typer.Option("--header", "-H", help="Header as NAME=VALUE; may be repeated."),
     ] = None,
     delay: Annotated[
-        float | None, typer.Option(min=0, help="Seconds until they are delivered.")
+        float | None,
+        typer.Option(min=0, help="Delay in seconds before the messages can be delivered."),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(help="When they are delivered, such as 2026-01-31T12:00:00Z."),
+        typer.Option(
+            help="Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."
+        ),
     ] = None,
     text: Annotated[
-        bool, typer.Option("--text", help="Take payloads as plain text, not as JSON.")
+        bool, typer.Option("--text", help="Read payloads as plain text instead of JSON.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Lines per request.")] = 500,
+    batch: Annotated[int, typer.Option(min=1, help="Lines of standard input per request.")] = 500,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
     ] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Store messages; prints one JSON line per message with what became of it.
+    """Push messages and print the result of each, one JSON object per line.
 
     Examples:
 
@@ -142,24 +151,22 @@ def push(
 @commands.command()
 def pop(
     address: Annotated[str, typer.Argument(help="queue, queue/partition or queue@group.")],
-    batch: Annotated[
-        int, typer.Option("--batch", "-n", min=1, help="Most messages to take at once.")
-    ] = 1,
+    batch: Annotated[int, typer.Option("--batch", "-n", min=1, help="Most messages per pop.")] = 1,
     wait: Annotated[
-        float, typer.Option("--wait", "-w", help="Seconds to wait when there are none.")
+        float, typer.Option("--wait", "-w", help="Seconds to wait if there are no messages.")
     ] = 0.0,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until interrupted; implies --ack.")
+        bool, typer.Option("--follow", "-f", help="Keep popping until Ctrl-C; implies --ack.")
     ] = False,
-    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge what was printed.")] = False,
+    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
     data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Take messages and print them, one JSON line each.
+    """Pop messages and print them, one JSON object per line.
 
-    Without `--ack` they stay leased to nobody in particular until `penstock queue ack` answers them
-    or the lease ends.
+    Without `--ack`, they stay leased until `penstock queue ack` acknowledges them or the lease
+    expires.
 
     Examples:
 
@@ -187,13 +194,15 @@ def pop(
 @commands.command("ack")
 def ack_command(
     status: Annotated[
-        str, typer.Option("--status", "-s", help="completed, failed, retry or dlq.")
+        str, typer.Option("--status", "-s", help="Outcome: completed, failed, retry or dlq.")
     ] = "completed",
-    error: Annotated[str | None, typer.Option("--error", "-e", help="What went wrong.")] = None,
+    error: Annotated[
+        str | None, typer.Option("--error", "-e", help="Error message, for messages that failed.")
+    ] = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Answer messages read from standard input, as `penstock queue pop` printed them.
+    """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
     Example: `penstock queue ack --status failed --error "no stock" < work.jsonl`
     """
@@ -261,18 +270,22 @@ PARTITIONS = (
 
 @commands.command("list")
 def list_command(
-    filter: Annotated[str, typer.Argument(help="Only queues with this in their names.")] = "",
+    filter: Annotated[str, typer.Argument(help="Only queues whose name contains this text.")] = "",
     sort: Annotated[
         str,
-        typer.Option(help="A figure of --json, such as waiting; -waiting: the largest first."),
+        typer.Option(
+            help="Sort by a field of --json, such as waiting; -waiting sorts the largest first."
+        ),
     ] = "name",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most; 0 = all.")] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="Most queues to show; 0 = all.")
+    ] = 0,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """List the queues with their figures.
+    """List the queues with their counts and rates.
 
     Examples:
 
@@ -316,7 +329,7 @@ def describe(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show a queue's figures, options, groups and partitions.
+    """Show the counts, options, groups and partitions of a queue.
 
     Example: `penstock queue describe orders`
     """
@@ -358,16 +371,16 @@ def _more(page: dict[str, Any]) -> Iterator[Line]:
 
 @commands.command()
 def configure(
-    queue: Annotated[str, typer.Argument(help="Queue; created if there is none.")],
+    queue: Annotated[str, typer.Argument(help="Name of the queue; created if it does not exist.")],
     options: Annotated[
-        list[str] | None, typer.Argument(help="option=value, such as leaseTime=30.")
+        list[str] | None, typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
     task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Create a queue or replace its options; options not named go back to their defaults.
+    """Create a queue or replace its options. Options that you leave out return to their defaults.
 
     Example: `penstock queue configure orders leaseTime=30 retryLimit=5 ordering=none`
     """
@@ -379,11 +392,13 @@ def configure(
 @commands.command("set")
 def set_command(
     queue: Name,
-    options: Annotated[list[str], typer.Argument(help="option=value, such as leaseTime=30.")],
+    options: Annotated[
+        list[str], typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
+    ],
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Change some options of a queue; the others stay as they are.
+    """Change some options of a queue and keep the others.
 
     Example: `penstock queue set orders leaseTime=30 retryLimit=5`
     """
@@ -409,7 +424,7 @@ def delete(
     queue: Name,
     yes: Yes = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Delete the messages, keep the queue.")
+        bool, typer.Option("--keep", help="Delete only the messages and keep the queue.")
     ] = False,
     url: Url = LOCAL_URL,
     token: Token = "",

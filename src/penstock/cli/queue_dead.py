@@ -25,9 +25,7 @@ from penstock.cli.tables import Column, Line, Table, View, count, print_json, sh
 from penstock.cli.tables import table as table_of
 from penstock.errors import PenstockError
 
-dead_letters = Commands(
-    "Look at dead letters, deliver them again, or delete them.", commands, name="dlq"
-)
+dead_letters = Commands("List, requeue and delete dead letters.", commands, name="dlq")
 DEAD, TASKS = "/api/v1/dlq", "/api/v1/tasks"
 DONE = {"requeue": "requeued", "purge": "deleted"}
 POLL_SECONDS = 0.2
@@ -35,11 +33,18 @@ Queue = Annotated[
     str | None,
     typer.Argument(help="Queue; default: all.", autocompletion=complete_queue),
 ]
-Group = Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")]
-Partition = Annotated[str | None, typer.Option("--partition", "-p", help="Only of this partition.")]
-Error = Annotated[str | None, typer.Option("--error", help="Only with this text in the error.")]
+Group = Annotated[
+    str | None, typer.Option("--group", "-g", help="Only dead letters of this consumer group.")
+]
+Partition = Annotated[
+    str | None, typer.Option("--partition", "-p", help="Only dead letters of this partition.")
+]
+Error = Annotated[
+    str | None, typer.Option("--error", help="Only dead letters whose error contains this text.")
+]
 Id = Annotated[
-    int | None, typer.Option("--id", help="Only the one with this id, as `dlq list` shows it.")
+    int | None,
+    typer.Option("--id", help="Only the dead letter with this id, as shown by `dlq list`."),
 ]
 
 
@@ -49,14 +54,16 @@ def dlq_list(
     group: Group = None,
     partition: Partition = None,
     error: Error = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most to show.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Most dead letters to show.")
+    ] = 100,
     offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """List dead letters, the newest first.
+    """List dead letters, newest first.
 
     Examples:
 
@@ -89,13 +96,15 @@ def dlq_list(
 def dlq_errors(
     queue: Queue = None,
     group: Group = None,
-    filter: Annotated[str, typer.Option("--filter", help="Only errors with this text.")] = "",
+    filter: Annotated[
+        str, typer.Option("--filter", help="Only errors that contain this text.")
+    ] = "",
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Count dead letters by error, the most frequent first.
+    """Count dead letters by error, most frequent first.
 
     Example: `penstock queue dlq errors orders --filter timeout`
     """
@@ -147,7 +156,7 @@ def dlq_purge(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Delete dead letters for good.
+    """Permanently delete dead letters.
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """

@@ -21,7 +21,9 @@ from penstock.cli.tables import Column, View, count, duration, print_json, show,
 
 GROUPS = "/api/v1/consumer-groups"
 QUEUE_MODE = "__QUEUE_MODE__"
-Address = Annotated[str, typer.Argument(metavar="QUEUE@GROUP", help="The queue and its group.")]
+Address = Annotated[
+    str, typer.Argument(metavar="QUEUE@GROUP", help="The queue and the consumer group.")
+]
 
 
 @commands.command()
@@ -30,7 +32,7 @@ def groups(
         str,
         typer.Argument(
             metavar="[QUEUE | QUEUE@GROUP | @GROUP]",
-            help="The groups of a queue, or one group with its partitions; default: all groups.",
+            help="A queue, to list its groups; or a group, to list its partitions; default: all.",
             autocompletion=complete_queue,
         ),
     ] = "",
@@ -39,7 +41,7 @@ def groups(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show consumer groups and how far behind they are.
+    """Show consumer groups and their lag.
 
     Examples:
 
@@ -87,14 +89,18 @@ def groups(
 def consumers(
     queue: Annotated[
         str,
-        typer.Argument(metavar="[QUEUE]", help="Default: all.", autocompletion=complete_queue),
+        typer.Argument(
+            metavar="[QUEUE]",
+            help="Name of the queue; default: all queues.",
+            autocompletion=complete_queue,
+        ),
     ] = "",
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show consumers that report themselves: what they have in flight, and their last error.
+    """Show consumers that report their state: messages in flight and last error.
 
     Example: `penstock queue consumers orders --watch`
     """
@@ -120,18 +126,21 @@ def consumers(
 def seek(
     address: Address,
     to: Annotated[
-        str, typer.Argument(help="beginning, end, or a time such as 2026-01-31T12:00:00Z.")
+        str,
+        typer.Argument(
+            help="New position: beginning, end, or a time such as 2026-01-31T12:00:00Z."
+        ),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be delivered again.")
+        bool, typer.Option("--dry-run", help="Only show what would be delivered again or skipped.")
     ] = False,
     yes: Yes = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Move a group to another place in its queue.
+    """Move a consumer group to another position in its queue.
 
-    Shows first what that would deliver again or skip, and asks.
+    First shows what this would deliver again or skip, and asks for confirmation.
 
     Example: `penstock queue seek orders@billing 2026-01-31T12:00:00Z --dry-run`
     """
@@ -159,7 +168,7 @@ def seek(
 
 @commands.command()
 def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Delete a group of a queue: its position, leases and retries. Messages stay.
+    """Delete a consumer group of a queue: its cursor, leases and retries. Messages are kept.
 
     Example: `penstock queue forget orders@billing`
     """

@@ -9,30 +9,42 @@ from penstock.cli.queue import Name, commands
 from penstock.cli.tables import Column, Line, Table, View, print_json, show, when
 
 MESSAGES = "/api/v1/messages"
-PartitionId = Annotated[str, typer.Argument(help="Its partitionId, as `messages` shows it.")]
-TransactionId = Annotated[str, typer.Argument(help="Its transactionId.")]
+PartitionId = Annotated[
+    str, typer.Argument(help="The message's partitionId, as shown by `penstock queue messages`.")
+]
+TransactionId = Annotated[str, typer.Argument(help="The message's transactionId.")]
 
 
 @commands.command()
 def messages(
     queue: Name,
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Only of this partition.")
+        str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
     ] = None,
     status: Annotated[
-        str | None, typer.Option(help="pending, processing, completed or dead_letter.")
+        str | None,
+        typer.Option(
+            help="Only messages in this state: pending, processing, completed or dead_letter."
+        ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--from", help="Pushed since 2026-01-31T12:00Z.")
+        str | None,
+        typer.Option(
+            "--from", help="Only messages pushed at or after this time, such as 2026-01-31T12:00Z."
+        ),
     ] = None,
-    until: Annotated[str | None, typer.Option("--to", help="Pushed before.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most.")] = 50,
+    until: Annotated[
+        str | None, typer.Option("--to", help="Only messages pushed before this time.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
+    ] = 50,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """List stored messages, the newest first. Nothing is taken: no lease, no attempt.
+    """List stored messages, newest first. This takes no lease and counts as no attempt.
 
     Example: `penstock queue messages orders --partition c-1 --status pending`
     """
@@ -59,7 +71,7 @@ def messages(
 def message(
     partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
 ) -> None:
-    """Print a stored message with its payload and where each group is with it, as JSON.
+    """Print a stored message as JSON, with its payload and its state in each group.
 
     Example: `penstock queue message 20ff6f94-0000-8000-8008-000000000000 order-7 | jq .payload`
     """
@@ -74,7 +86,7 @@ def delete_message(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Delete one message for good, for all groups.
+    """Permanently delete one message, for all groups.
 
     Example: `penstock queue delete-message 20ff6f94-0000-8000-8008-000000000000 order-7`
     """
@@ -86,7 +98,7 @@ def delete_message(
 def retry_message(
     partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
 ) -> None:
-    """Deliver a message again, after it was completed or became a dead letter.
+    """Deliver a message again that was completed or became a dead letter.
 
     Example: `penstock queue retry-message 20ff6f94-0000-8000-8008-000000000000 order-7`
     """
@@ -97,15 +109,17 @@ def retry_message(
 def scheduled(
     queue: Name,
     partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Only of this partition.")
+        str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
+    ] = 50,
     as_json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """List delayed messages, the next due first.
+    """List delayed messages, next due first.
 
     Example: `penstock queue scheduled orders`
     """
@@ -127,7 +141,7 @@ def scheduled(
 @commands.command()
 def cancel(
     queue: Name,
-    partition: Annotated[str, typer.Argument(help="Its partition.")],
+    partition: Annotated[str, typer.Argument(help="The message's partition.")],
     transaction: TransactionId,
     url: Url = LOCAL_URL,
     token: Token = "",

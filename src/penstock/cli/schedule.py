@@ -23,11 +23,16 @@ from penstock.cli import (
 )
 from penstock.cli.tables import Column, Facts, Table, View, show, when
 
-commands = Commands("Push messages at the times a cron expression gives.", app, name="schedule")
+commands = Commands("Push messages on a cron schedule.", app, name="schedule")
 
 SCHEDULES = "/api/v1/schedules"
 Name = Annotated[
-    str, typer.Argument(metavar="SCHEDULE", autocompletion=completer(SCHEDULES, "schedules"))
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="Name of the schedule.",
+        autocompletion=completer(SCHEDULES, "schedules"),
+    ),
 ]
 
 
@@ -76,27 +81,35 @@ NO_SCHEDULES = (
 
 @commands.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="SCHEDULE")],
+    name: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Name of the schedule.")],
     cron: Annotated[
-        str, typer.Option(help="Minute, hour, day of month, month, day of week; or @daily ...")
+        str,
+        typer.Option(
+            help="Cron expression: minute, hour, day of month, month, day of week; or @daily etc."
+        ),
     ],
-    queue: Annotated[str, typer.Option("--queue", "-q", help="The queue to push to.")],
-    payload: Annotated[str, typer.Option(help="JSON.")] = "null",
+    queue: Annotated[str, typer.Option("--queue", "-q", help="Queue to push to.")],
+    payload: Annotated[str, typer.Option(help="Payload of the messages, as JSON.")] = "null",
     tz: Annotated[str, typer.Option("--tz", help="Time zone, such as Europe/Rome.")] = "UTC",
-    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
+    partition: Annotated[
+        str | None, typer.Option("--partition", "-p", help="Partition to push to.")
+    ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--header", metavar="NAME=VALUE", help="Header of the messages; may be repeated."
+        ),
     ] = None,
     catch_up: Annotated[
         str,
-        typer.Option(help="What is pushed for times missed while no broker ran: none, one, all."),
+        typer.Option(help="What to push for runs missed while no broker ran: none, one or all."),
     ] = "one",
-    paused: Annotated[bool, typer.Option("--paused", help="Push nothing yet.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
     json: Json = False,
 ) -> None:
-    """Create a schedule, or change the one of this name.
+    """Create a schedule, or change the one with this name.
 
     Example: `penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports
     --payload '{"kind": "daily"}'`
@@ -127,7 +140,7 @@ def create(
 def list_schedules(
     url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
 ) -> None:
-    """All schedules with their last and next runs.
+    """List the schedules with their last and next runs.
 
     Example: `penstock schedule list --watch`
     """
@@ -143,7 +156,7 @@ def list_schedules(
 def describe(
     name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
 ) -> None:
-    """One schedule: what it pushes, its last and next runs.
+    """Show a schedule: what it pushes, and its last and next runs.
 
     Example: `penstock schedule describe nightly`
     """
@@ -152,7 +165,7 @@ def describe(
 
 @commands.command()
 def pause(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Push nothing until it is resumed.
+    """Pause a schedule until you resume it.
 
     Example: `penstock schedule pause nightly`
     """
@@ -161,7 +174,7 @@ def pause(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command()
 def resume(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Go on from now; what was due meanwhile is not made up for.
+    """Resume a schedule. Runs that were due while it was paused are skipped.
 
     Example: `penstock schedule resume nightly`
     """
@@ -170,7 +183,7 @@ def resume(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
 
 @commands.command("run")
 def run_now(name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
-    """Push its message now; its due times stay as they are.
+    """Push the message of a schedule now. Its next runs do not change.
 
     Example: `penstock schedule run nightly`
     """
@@ -180,7 +193,7 @@ def run_now(name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = Fa
 
 @commands.command()
 def delete(name: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
-    """Delete a schedule; messages it has pushed stay.
+    """Delete a schedule. Messages that it has pushed are kept.
 
     Example: `penstock schedule delete nightly --yes`
     """

@@ -40,7 +40,7 @@ USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
 @app.command()
 def serve(
     config: ConfigFile = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The broker's data directory.")] = None,
     tcp_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")
     ] = None,
@@ -52,34 +52,38 @@ def serve(
     ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option(help="PostgreSQL 14 or later; default: a private one in the data directory."),
+        typer.Option(
+            help="URL of PostgreSQL 14 or later; default: an embedded one in the data directory."
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the HTTP port.")
+        int | None, typer.Option(min=1, help="Number of processes that share the HTTP port.")
     ] = None,
     no_topics: Annotated[
         bool,
         typer.Option(
             "--no-topics",
-            help="Serve queues only: one of several brokers on a PostgreSQL of yours.",
+            help="Serve queues only, as one of several brokers on the same PostgreSQL.",
         ),
     ] = False,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Lowest level to log: debug, info, warning or error.")
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Start a broker.
 
-    With no options it runs on its embedded PostgreSQL and keeps everything in ./penstock-data:
+    Without options, it runs an embedded PostgreSQL and keeps everything in ./penstock-data. With
+    --database-url, it uses your own PostgreSQL. With --no-topics, it is a further broker on the
+    same PostgreSQL, for queues only.
 
-        penstock serve
+    Examples:
 
-    On a PostgreSQL of yours, with larger topic segments:
+    `penstock serve`
 
-        penstock serve --database-url postgresql://me@db/app --set topics.segment_bytes=4Gi
+    `penstock serve --database-url postgresql://me@db/app --set topics.segment_bytes=4Gi`
 
-    Another broker on the same PostgreSQL, for queues only:
-
-        penstock serve --database-url postgresql://me@db/app --no-topics
+    `penstock serve --database-url postgresql://me@db/app --no-topics`
     """
     flags: dict[str, Any] = {
         "data_directory": data_dir,

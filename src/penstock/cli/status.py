@@ -61,7 +61,7 @@ def status(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Exit code 1 after a warning, 2 after an error, 3 without an answer."
+            "--check", help="Exit with 1 on a warning, 2 on an error, 3 if the state is unknown."
         ),
     ] = False,
     as_json: Json = False,
@@ -69,7 +69,7 @@ def status(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show everything on one screen: what needs you first, then each part of the broker.
+    """Show the whole broker on one screen: problems first, then each part.
 
     Examples:
 

@@ -8,16 +8,14 @@ from penstock.cli import LOCAL_URL, Commands, Json, Token, Url, Watch, app, ask,
 from penstock.cli.tables import Column, View, count, show, table, when
 
 TASKS = "/api/v1/tasks"
-commands = Commands(
-    "Requeues and purges that the broker does in the background.", app, name="tasks"
-)
+commands = Commands("Requeues and purges that run in the background.", app, name="tasks")
 
 
 @commands.command("list")
 def list_tasks(
     as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
 ) -> None:
-    """Show how far each is, the newest first; also some of those that ended.
+    """List running and recently finished tasks with their progress, newest first.
 
     Example: `penstock tasks list --watch`
     """
@@ -42,11 +40,11 @@ def list_tasks(
 
 @commands.command()
 def cancel(
-    id: Annotated[str, typer.Argument(help="As `penstock tasks list` shows it.")],
+    id: Annotated[str, typer.Argument(help="Id of the task, as shown by `penstock tasks list`.")],
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Cancel a task; what it did stays done.
+    """Cancel a task. What it has already done is not undone.
 
     Example: `penstock tasks cancel 0190b5a2-7c1e-7d2a-9f00-3b1c5d7e9f10`
     """

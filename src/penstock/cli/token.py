@@ -10,30 +10,35 @@ from penstock.config import load
 from penstock.config.load import default_file, parse_settings
 from penstock.protocol.roles import Role
 
-commands = Commands("Tokens for the key that a broker is configured with.", app, name="token")
+commands = Commands("Create access tokens for a broker.", app, name="token")
 ROLES = {role.title: role for role in (Role.READ_ONLY, Role.READ_WRITE, Role.ADMIN)}
 DAY_SECONDS = 86_400.0
 
 
 @commands.command()
 def create(
-    role: Annotated[str, typer.Option(help=f"What it allows: {', '.join(ROLES)}.")],
+    role: Annotated[str, typer.Option(help=f"Role of the token: {', '.join(ROLES)}.")],
     subject: Annotated[
-        str, typer.Option(help="Whose it is: stored with what they push, and in the audit log.")
+        str,
+        typer.Option(
+            help="Who uses the token; stored with the messages they push, and in the audit log."
+        ),
     ],
-    days: Annotated[float, typer.Option(min=0.0, help="How long it is good for.")] = 30.0,
+    days: Annotated[float, typer.Option(min=0.0, help="Days until the token expires.")] = 30.0,
     private_key: Annotated[
         Path | None,
         typer.Option(
             "--private-key",
-            help="PEM file whose public key the broker has (auth.public_key); else auth.secret.",
+            help="Private key (PEM) that belongs to the broker's auth.public_key; default: sign "
+            "with auth.secret.",
         ),
     ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Make a token and print it. Nothing is sent or stored: it is signed here, with the key of the
-    broker's configuration (`auth.secret` or JWT_SECRET), and checked as the broker would.
+    """Create an access token and print it. The token is signed on this machine with the key in the
+    broker's configuration (`auth.secret` or JWT_SECRET), and verified as the broker would. Nothing
+    is sent or stored.
 
     Examples:
 

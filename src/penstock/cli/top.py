@@ -43,18 +43,18 @@ QUIT = ("q", "\x03", "\x04")
 
 @app.command()
 def top(
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two figures.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
     sort: Annotated[
-        str, typer.Option(help=f"Begin sorted by: {', '.join(SORTS)} (the key to press).")
+        str, typer.Option(help=f"Initial order, by the key to press: {', '.join(SORTS)}.")
     ] = "w",
     as_json: Json = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
     """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s,
-    delivered/s, oldest, dead letters, groups; r turns the order round, q leaves.
+    delivered/s, oldest, dead letters, groups; r reverses the order, q quits.
 
-    In a pipe, or with --json, it prints the figures again and again.
+    In a pipe, or with --json, it prints the figures at every interval.
 
     Example: `penstock top --sort p`
     """

@@ -53,12 +53,17 @@ LEASE = 10_000  # records a group member takes at once
 Broker = Annotated[
     str,
     typer.Option(
-        "--broker", "-b", envvar="PENSTOCK_BROKER", help="host:port, or several with commas."
+        "--broker",
+        "-b",
+        envvar="PENSTOCK_BROKER",
+        help="Broker address as HOST:PORT, or several separated by commas.",
     ),
 ]
 Name = Annotated[
     str,
-    typer.Argument(metavar="TOPIC", autocompletion=completer("/topics", "")),
+    typer.Argument(
+        metavar="TOPIC", help="Name of the topic.", autocompletion=completer("/topics", "")
+    ),
 ]
 DEFAULT_BROKER = "127.0.0.1:12345"
 
@@ -74,11 +79,11 @@ def _session(broker: str, token: str) -> SyncTopicClient:
 
 @commands.command()
 def create(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
 ) -> None:
-    """Create topics; fine if they exist.
+    """Create topics. Topics that exist stay unchanged.
 
     Example: `penstock topic create orders payments`
     """
@@ -134,14 +139,17 @@ def describe(
 def policy(
     topic: Name,
     wanted: Annotated[
-        Policy | None, typer.Argument(metavar="[delete|compact]", help="Default: show it.")
+        Policy | None,
+        typer.Argument(
+            metavar="[delete|compact]", help="The new policy; default: show the current one."
+        ),
     ] = None,
     broker: Broker = DEFAULT_BROKER,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show or set what becomes of old segments: retention deletes them, or `pipeline run compact`
-    compacts them.
+    """Show or set the cleanup policy of a topic: retention deletes old segments, or `pipeline run
+    compact` compacts them.
 
     Example: `penstock topic policy prices compact`
     """
@@ -158,7 +166,7 @@ def delete(
     token: Token = "",
     yes: Yes = False,
 ) -> None:
-    """Delete a topic and its records for good.
+    """Permanently delete a topic and its records.
 
     Example: `penstock topic delete old-orders --yes`
     """
@@ -172,23 +180,28 @@ def delete(
 def produce(
     topic: Name,
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Default: standard input.")
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="Files to read; default: standard input."),
     ] = None,
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
     delimiter: Annotated[
-        str, typer.Option("--delimiter", "-D", help=r"What ends a record: \n, \t, \0, or text.")
+        str,
+        typer.Option(
+            "--delimiter", "-D", help=r"Delimiter that ends a record: \n, \t, \0, or text."
+        ),
     ] = r"\n",
-    whole: Annotated[bool, typer.Option("--whole", help="Each file is one record.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Store each file as one record.")] = False,
     linger: Annotated[float, typer.Option(help="Seconds to wait for a batch to fill.")] = 0.005,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a record may wait to be stored.")
+        float,
+        typer.Option(min=0.1, help="Seconds to wait for a record to be stored before it fails."),
     ] = 30.0,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, and no word at the end.")
+        bool, typer.Option("--quiet", "-q", help="Do not show progress or a summary.")
     ] = False,
 ) -> None:
-    """Append records from standard input or files, one per line; each is stored once, in order.
+    """Append records from standard input or files, one per line. Each is stored once, in order.
 
     Examples:
 
@@ -262,34 +275,36 @@ def consume(
         typer.Option(
             "--offset",
             "-o",
-            help="Where to begin: an offset, -N for the last N, earliest, latest, or a time "
+            help="Where to start: an offset, -N for the last N, earliest, latest, or a time "
             "(@2026-01-31T12:00, or @ and milliseconds).",
         ),
     ] = "earliest",
     exit_at_end: Annotated[
-        bool, typer.Option("--exit", "-e", help="Stop at the end instead of waiting.")
+        bool, typer.Option("--exit", "-e", help="Exit at the end of the topic instead of waiting.")
     ] = False,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many records.")
+        int | None, typer.Option("--count", "-n", min=1, help="Exit after this many records.")
     ] = None,
     format: Annotated[
         str,
         typer.Option(
             "--format",
             "-f",
-            help=r"%s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.",
+            help=r"Format: %s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.",
         ),
     ] = r"%s\n",
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", help="Read as a member of this group and commit what was written."
+            "--group",
+            "-g",
+            help="Read as a member of this consumer group, and commit printed records.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
 ) -> None:
-    """Write records to standard output, from an offset on, and wait for more without --exit.
+    """Print records from an offset on, and wait for new ones unless you use --exit.
 
     Examples:
 
@@ -318,15 +333,17 @@ def tail(
     token: Token = "",
     count: Annotated[
         int,
-        typer.Option("--count", "-n", min=0, help="How many of the last records to begin with."),
+        typer.Option("--count", "-n", min=0, help="Number of existing records to print first."),
     ] = 10,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-F", help="Wait for more.")
+        bool, typer.Option("--follow/--no-follow", "-F", help="Wait for new records.")
     ] = True,
-    format: Annotated[str, typer.Option("--format", "-f", help="As in `consume`.")] = r"%s\n",
+    format: Annotated[
+        str, typer.Option("--format", "-f", help="Output format, as in `consume`.")
+    ] = r"%s\n",
     json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
 ) -> None:
-    """Show the last records and whatever is appended from now on.
+    """Print the last records, and new ones as they are appended.
 
     Example: `penstock topic tail logs -n 100 | grep -i error`
     """

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @commands.command()
 def verify(
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Default: all.")
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC]...", help="Topics to verify; default: all."),
     ] = None,
     data_dir: Annotated[
         Path,
@@ -31,23 +32,27 @@ def verify(
         ),
     ] = Path("penstock-data"),
     live: Annotated[
-        bool, typer.Option("--live", help="A broker is at work on it: ask it how far to look.")
+        bool,
+        typer.Option(
+            "--live",
+            help="The broker is running: ask it for the end of each topic, and check up to there.",
+        ),
     ] = False,
     broker: Broker = DEFAULT_BROKER,
     token: Token = "",
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
     tier: Annotated[
-        bool, typer.Option("--tier", help="Check what lies in the object store instead.")
+        bool, typer.Option("--tier", help="Verify the objects in the tier instead.")
     ] = False,
     config: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
-    """Read every file of topics and check it: checksums, offsets, indexes. Exit code 1 when
+    """Read every file of the topics and verify checksums, offsets and indexes. Exit code 1 if
     something is damaged.
 
-    With --tier the objects that the tier's manifests name are read instead. The address is that of
-    the broker's configuration.
+    With --tier, it verifies the objects in the tier instead. The broker's configuration has the
+    address of the tier.
 
     Examples:
 
@@ -137,13 +142,13 @@ def scrub(
     url: Url = LOCAL_URL,
     token: Token = "",
     now: Annotated[
-        bool, typer.Option("--now", help="Begin a pass at once instead of at its time.")
+        bool, typer.Option("--now", help="Start a scrub now instead of at its scheduled time.")
     ] = False,
     json: Json = False,
     watch: Watch = None,
 ) -> None:
-    """How far the broker's own check of sealed segments is, and what the last one came to. Exit
-    code 1 after findings.
+    """Show the progress of the scrub, the broker's own check of sealed segments, and the result of
+    the last one. Exit code 1 if it found damage.
 
     Example: `penstock topic scrub --now --watch`
     """

@@ -24,7 +24,9 @@ from penstock.cli.topic import commands
 
 TOPICS = "/topics"
 PAGE_ROWS = 500  # topics asked for at a time
-Address = Annotated[str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and its group.")]
+Address = Annotated[
+    str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and the consumer group.")
+]
 
 
 def topics(url: str, token: str, filter: str, sort: str) -> list[dict[str, Any]]:
@@ -39,16 +41,19 @@ def topics(url: str, token: str, filter: str, sort: str) -> list[dict[str, Any]]
 
 @commands.command()
 def status(
-    filter: Annotated[str, typer.Argument(help="Only topics with this in their names.")] = "",
+    filter: Annotated[str, typer.Argument(help="Only topics whose name contains this text.")] = "",
     sort: Annotated[
-        str, typer.Option(help="A figure of --json, such as bytes; -bytes: the largest first.")
+        str,
+        typer.Option(
+            help="Sort by a field of --json, such as bytes; -bytes sorts the largest first."
+        ),
     ] = "name",
     json: Json = False,
     watch: Watch = None,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show the topics with their sizes, offsets and damage.
+    """Show the topics with their size, offsets and damage.
 
     Example: `penstock topic status --sort -bytes --watch`
     """
@@ -79,7 +84,7 @@ def groups(
         str | None,
         typer.Argument(
             metavar="[TOPIC]",
-            help="Default: the groups of all topics.",
+            help="Name of the topic; default: all topics.",
             autocompletion=completer(TOPICS, ""),
         ),
     ] = None,
@@ -88,7 +93,7 @@ def groups(
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Show consumer groups on topics: where they are, how far behind, and who reads.
+    """Show consumer groups of topics: offsets, lag and members.
 
     Example: `penstock topic groups orders --watch`
     """
@@ -124,14 +129,16 @@ def seek(
     address: Address,
     to: Annotated[
         str,
-        typer.Argument(help="earliest, latest, an offset, or a time such as @2026-01-31T12:00."),
+        typer.Argument(
+            help="New position: earliest, latest, an offset, or a time such as @2026-01-31T12:00."
+        ),
     ],
     yes: Yes = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
-    """Set the offset at which a group goes on. Says first how many records come again or are
-    skipped, and asks. Leases that its members hold are void.
+    """Set the offset at which a consumer group resumes. First shows how many records this would
+    deliver again or skip, and asks for confirmation. Leases of its members become invalid.
 
     Example: `penstock topic seek orders@billing @2026-01-31T12:00`
     """
@@ -161,7 +168,7 @@ def _place(to: str) -> dict[str, Any]:
 
 @commands.command()
 def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
-    """Delete a group of a topic: its position and leases. Records stay.
+    """Delete a consumer group of a topic: its offset and leases. Records are kept.
 
     Example: `penstock topic forget orders@billing`
     """

@@ -28,7 +28,7 @@ from penstock.config import Config
 
 POLL_SECONDS = 0.2
 
-commands = Commands("Topics on object storage.", topic_commands, name="tier")
+commands = Commands("Copies of topics on object storage (the tier).", topic_commands, name="tier")
 
 
 def configured(config: Config) -> str:
@@ -42,8 +42,8 @@ def configured(config: Config) -> str:
 def status(
     url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
 ) -> None:
-    """How much is in the tier, how far behind it is, and what keeps it from getting on. Exit code
-    1 while something does.
+    """Show how much is in the tier, how far behind it is, and what blocks it. Exit code 1 if
+    something does.
 
     Example: `penstock topic tier status --watch`
     """
@@ -54,10 +54,10 @@ def status(
 
 @commands.command()
 def flush(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
-    """Seal the active segment of each topic and copy everything to the tier, before a machine is
-    given up. Exit code 1 when that fails.
+    """Seal the active segment of each topic and copy everything to the tier, for example before you
+    retire a machine. Exit code 1 if that fails.
 
-    It ends when all that was appended before is in the tier.
+    The command returns when everything appended before it is in the tier.
 
     Example: `penstock topic tier flush`
     """
@@ -82,9 +82,9 @@ def _complete(report: dict[str, Any], passes: int) -> bool:
 def take_over(
     config: ConfigFile = None, data_dir: DataDir = None, settings: Settings = None, yes: Yes = False
 ) -> None:
-    """Make the broker of this data directory the one that writes to the tier.
+    """Make the broker of this data directory the owner of the tier.
 
-    The broker that wrote to it before can no longer do so. To start from what the tier has, use an
+    The previous owner can no longer write to it. To start from the contents of the tier, use an
     empty data directory and `topics.adopt` instead.
 
     Example: `penstock topic tier take-over --config penstock.yml`

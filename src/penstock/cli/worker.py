@@ -11,24 +11,29 @@ from penstock.worker import DRAIN_SECONDS, Settings, run
 
 @app.command()
 def worker(
-    target: Annotated[str, typer.Argument(help="module:client, such as shop.consumers:client.")],
+    target: Annotated[str, typer.Argument(help="MODULE:CLIENT, such as shop.consumers:client.")],
     processes: Annotated[
-        int, typer.Option("--processes", "-p", min=1, help="How many processes run them.")
+        int,
+        typer.Option(
+            "--processes", "-p", min=1, help="Number of processes that run the consumers."
+        ),
     ] = 1,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a Python file changes.")
+        bool, typer.Option("--reload", help="Restart when a Python file changes.")
     ] = False,
     directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="Where the module is.")
+        Path, typer.Option("--directory", "-d", help="Directory of the module.")
     ] = Path(),
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long they may finish what they handle.")
+        float, typer.Option(min=0, help="On shutdown, seconds for messages in progress to finish.")
     ] = DRAIN_SECONDS,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        str, typer.Option(help="Lowest level to log: debug, info, warning or error.")
+    ] = "info",
 ) -> None:
     """Run the consumers of a Python module.
 
-    The module makes a `penstock.Client` (or `SyncClient`) and decorates functions with
+    The module creates a `penstock.Client` (or `SyncClient`) and decorates functions with
     `@client.consumer(...)`.
 
     Example: `penstock worker shop.consumers:client --processes 4`

@@ -307,7 +307,7 @@ class Queues:
     default_subscription_mode: Literal["", "all", "new", "new-only"] = key(
         "",
         "where a new consumer group starts if the client does not say: all or empty = first "
-        "stored message, new or new-only = messages pushed from now on",
+        "stored message, new or new-only = messages pushed later",
         "DEFAULT_SUBSCRIPTION_MODE",
     )
     max_batch: int = key(10_000, "most messages that one pop returns")
@@ -393,7 +393,7 @@ class Backoff:
 class CircuitBreaker:
     enabled: bool = key(True, "stop sending to a destination that is down")
     threshold: int = key(5, "consecutive failures that open the breaker")
-    reset_timeout: Seconds = key(30.0, "time from opening until the first probe is sent")
+    reset_timeout: Seconds = key(30.0, "time that the breaker stays open before each probe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,7 +427,7 @@ class SendQueue:
         "what to do when the send queue is full; `block` is the default for routes with a source",
     )
     block_timeout: Seconds = key(30.0, "with `block`: longest time that a push waits for space")
-    inmemory_blocks: int = key(2048, "most blocks to hold in memory before they are only on disk")
+    inmemory_blocks: int = key(2048, "most blocks to hold in memory; further ones are only on disk")
     chunk_size: Size = key(512 << 20, "largest size of one queue file (chunk)")
     meta_sync_interval: Seconds = key(1.0, "how often to write fastqueue.meta")
     stale_flush: Seconds = key(
