@@ -22,7 +22,7 @@ MAX_FILES = 200  # that a status names
 
 
 class KindStatus(msgspec.Struct, rename="camel"):
-    """The files of one kind: those being written and those waiting for their replay."""
+    """Buffer files of one kind, being written or waiting for replay."""
 
     pending: int
     files: int

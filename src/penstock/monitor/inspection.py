@@ -72,7 +72,7 @@ class Partition(msgspec.Struct, rename="camel"):
 
 
 class Event(msgspec.Struct, rename="camel"):
-    """A moment in the life of a message."""
+    """An event in the history of a message."""
 
     at: float | None  # milliseconds since 1970; null: not recorded
     kind: str  # pushed, leased, failed, retry, dead letter, requeued, trace, completed, waiting
@@ -102,7 +102,7 @@ class Hits(msgspec.Struct):
 
 
 class ErrorGroup(msgspec.Struct):
-    """Dead letters that died of the same thing."""
+    """Dead letters with the same error."""
 
     error: str
     queue: str

@@ -73,7 +73,7 @@ RELEASE = "UPDATE tasks SET seen_at = '-infinity' WHERE broker = $1 AND state = 
 
 
 class Task(msgspec.Struct, rename="camel"):
-    """A task as it stands."""
+    """A background task and its progress."""
 
     id: str
     kind: Kind

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Group(msgspec.Struct, rename="camel"):
-    """The figures of a group (`GroupFigures`), and how they move."""
+    """Counts and rates of a consumer group."""
 
     name: str  # empty: queue mode
     lag: int

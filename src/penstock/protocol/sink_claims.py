@@ -16,7 +16,7 @@ Verdict = Literal["write", "wait", "other", "behind", "complete"]
 
 
 class Claim(msgspec.Struct):
-    """A task that wants to write."""
+    """A sink task that asks to write its rows."""
 
     target: Text  # the topic or queue; "" when rows name their own
     app: Text  # the appId, and the query when there is one
@@ -28,8 +28,8 @@ class Claim(msgspec.Struct):
 
 
 class Claimed(msgspec.Struct):
-    """`write`; `wait` for `tasks`; or refused: the place has `other` rows, the batch is `behind`
-    the `newest`, the batch is `complete` and had no such task."""
+    """`write`; `wait` for `tasks`; or rejected: `other` rows are written under this identity,
+    the batch is `behind` the `newest` one, or it is `complete` and had no such task."""
 
     verdict: Verdict
     newest: int = 0
@@ -38,7 +38,7 @@ class Claimed(msgspec.Struct):
 
 
 class Commit(msgspec.Struct):
-    """All tasks of a batch have written."""
+    """A batch whose tasks have all written."""
 
     target: Text
     app: Text

@@ -18,8 +18,9 @@ _Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class ConsumerReport(msgspec.Struct, rename="camel", kw_only=True):
-    """One consumer. It stands in the table `members` like this: what is added has a default."""
+    """The status that a consumer reports."""
 
+    # Stored in the table `members` in this form: a field that is added needs a default.
     id: _Text
     name: _Text
     queue: _Text

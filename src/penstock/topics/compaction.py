@@ -77,7 +77,7 @@ _running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to m
 
 @dataclass(slots=True)
 class Swapped:
-    """What a swap did. Bytes are those of all three files."""
+    """The result of a compaction. Bytes are those of all three files of a segment."""
 
     base: int
     end: int

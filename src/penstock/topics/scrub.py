@@ -48,7 +48,7 @@ CPU_SHARE = 0.2  # of one core, at most: small batches cost more time than their
 
 
 class Pass(msgspec.Struct, kw_only=True):
-    """What a pass came to so far. Times are seconds since 1970."""
+    """Progress of one scan. Times are seconds since 1970."""
 
     started: float
     finished: float | None = None

@@ -29,7 +29,7 @@ class MinutesQuery(msgspec.Struct, frozen=True):
 
 
 class Latency(Body):
-    """From push to ack, in milliseconds; each within `latencyError` of the truth."""
+    """Milliseconds from push to ack, with a relative error of at most `latencyError`."""
 
     count: int
     p50: float | None
@@ -38,7 +38,7 @@ class Latency(Body):
 
 
 class Minute(Body, kw_only=True):
-    """A queue, a topic, or a group of one of them in one interval."""
+    """Figures of a queue, a topic or a consumer group in one interval."""
 
     time: datetime
     kind: Literal["queue", "group", "topic"]
@@ -98,7 +98,7 @@ class QueueLag(Body):
 
 
 class OldestTransaction(Body):
-    """The session that holds vacuum back the most."""
+    """The session with the oldest snapshot, which blocks vacuum."""
 
     pid: int
     application: str
@@ -135,8 +135,8 @@ class AnalyticsApi:
         "/api/v1/analytics",
         query=MinutesQuery,
         answer=Minutes,
-        summary="Counts, bytes, latencies, retries, dead letters and lag per interval, "
-        "as last rolled up",
+        summary="Messages, bytes, latency, retries, dead letters and lag per interval, from the "
+        "last rollup",
     )
     async def minutes(self, request: Request) -> Response:
         args: MinutesQuery = request.args
@@ -167,7 +167,7 @@ class AnalyticsApi:
         "GET",
         "/api/v1/analytics/rollup",
         answer=RolledUp,
-        summary="Messages and records per minute of the last hour, as last rolled up",
+        summary="Messages and records per minute in the last hour, from the last rollup",
     )
     async def rolled_up(self, _: Request) -> Response:
         totals = await self._queues.analytics.totals(datetime.now(UTC) - timedelta(hours=1))
@@ -188,7 +188,7 @@ class AnalyticsApi:
         "/api/v1/analytics/queue-ops",
         query=RangeQuery,
         answer=QueueOperations,
-        summary="Messages pushed, completed, failed and given up over time",
+        summary="Messages pushed, completed, failed and dead-lettered over time",
     )
     async def queue_ops(self, request: Request) -> Response:
         args: RangeQuery = request.args
@@ -206,7 +206,7 @@ class AnalyticsApi:
         "/api/v1/analytics/queue-lag",
         query=RangeQuery,
         answer=QueueLag,
-        summary="How far behind every group is",
+        summary="Lag of every consumer group",
     )
     async def queue_lag(self, request: Request) -> Response:
         wanted = request.args.queue or None
@@ -228,7 +228,8 @@ class AnalyticsApi:
         "GET",
         "/api/v1/analytics/postgres-stats",
         answer=Postgres,
-        summary="Size, sessions, dead rows, what holds vacuum back",
+        summary="PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which"
+        " blocks vacuum",
     )
     async def postgres(self, _: Request) -> Response:
         status = await self._status.postgres()

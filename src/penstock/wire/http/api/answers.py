@@ -36,7 +36,7 @@ class Pagination(Body):
 
 
 class PaginationOf(Pagination):
-    """With how many there are in all."""
+    """The page, and the total number of entries."""
 
     total: int
 

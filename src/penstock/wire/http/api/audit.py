@@ -32,7 +32,7 @@ class AuditApi:
         "/api/v1/audit",
         query=AuditQuery,
         answer=AuditPage,
-        summary="Who changed what and when, the newest first",
+        summary="Audit log: who changed what and when, newest first",
         role=Role.ADMIN,
     )
     async def page(self, request: Request) -> Response:

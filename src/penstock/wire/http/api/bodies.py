@@ -64,7 +64,9 @@ def _explain(problem: str, texts: Mapping[str, str]) -> str:
     return f"Invalid body: {problem.replace('`$.', '`').replace('at `$`', 'at the top')}"
 
 
-Offset = Annotated[int, msgspec.Meta(ge=0, description=f"0 to {MOST_OFFSET}")]
+Offset = Annotated[
+    int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MOST_OFFSET}")
+]
 
 
 def check_offset(offset: int, farther: str) -> None:

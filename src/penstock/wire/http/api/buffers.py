@@ -71,7 +71,7 @@ class BuffersApi:
         "GET",
         "/api/v1/status/buffers",
         answer=BufferStatus,
-        summary="What is buffered on disk, and how its replay goes",
+        summary="Events buffered on disk, and the progress of their replay",
     )
     def status(self, _: Request) -> Response:
         return json_response(self._buffer.status.report())
@@ -80,7 +80,7 @@ class BuffersApi:
         "GET",
         MAINTENANCE,
         answer=MaintenanceAnswer,
-        summary="Maintenance modes",
+        summary="Whether the maintenance modes are on",
         role=Role.ADMIN,
     )
     def maintenance(self, _: Request) -> Response:
@@ -92,7 +92,7 @@ class BuffersApi:
         body=Switch,
         decode=False,
         answer=MaintenanceAnswer,
-        summary="Send pushes to the buffer, or not",
+        summary="Turn maintenance mode on or off; while it is on, pushes go to the buffer",
         role=Role.ADMIN,
         audit=Audited("maintenance.push", body=("enabled",)),
     )
@@ -109,7 +109,7 @@ class BuffersApi:
         "GET",
         f"{MAINTENANCE}/pop",
         answer=PopMaintenanceAnswer,
-        summary="Pop maintenance",
+        summary="Whether pop maintenance mode is on",
         role=Role.ADMIN,
     )
     def pop_maintenance(self, _: Request) -> Response:
@@ -123,7 +123,7 @@ class BuffersApi:
         body=Switch,
         decode=False,
         answer=PopMaintenanceAnswer,
-        summary="Stop pops, or not",
+        summary="Turn pop maintenance mode on or off; while it is on, pops return no messages",
         role=Role.ADMIN,
         audit=Audited("maintenance.pop", body=("enabled",)),
     )
@@ -136,7 +136,7 @@ class BuffersApi:
         "/api/v1/buffers/events",
         answer=list[PushAnswer],
         status=201,
-        summary="Store the events of a buffer file's lines, as they are",
+        summary="Store events given as the lines of a buffer file",
         role=Role.ADMIN,
         audit=Audited("buffer.store"),
     )
@@ -147,7 +147,7 @@ class BuffersApi:
         "POST",
         "/api/v1/buffers/replay",
         answer=BufferStatus,
-        summary="Replay now",
+        summary="Replay the buffer now",
         role=Role.ADMIN,
         audit=Audited("buffer.replay"),
     )
@@ -159,7 +159,7 @@ class BuffersApi:
         "POST",
         "/api/v1/buffers/retry-failed",
         answer=Retried,
-        summary="Try the events in failed/ again now",
+        summary="Retry the events in `failed/` now",
         role=Role.ADMIN,
         audit=Audited("buffer.retry", answer=("tried", "failed")),
     )

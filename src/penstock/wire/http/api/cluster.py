@@ -121,7 +121,7 @@ class Parked(Series):
 
 
 class RemovalCounts(Body):
-    """Messages that upkeep deleted, by why."""
+    """Messages that were deleted, by reason."""
 
     retention_msgs: int = 0
     completed_retention_msgs: int = 0
@@ -228,14 +228,14 @@ class ClusterApi:
         "/api/v1/analytics/system-metrics",
         query=MachineQuery,
         answer=Machines,
-        summary="Processor and memory of every process",
+        summary="CPU and memory of every broker process",
     )
     @route(
         "GET",
         "/api/v1/analytics/worker-metrics",
         query=MachineQuery,
         answer=Machines,
-        summary="The same, under another name",
+        summary="Same as `/api/v1/analytics/system-metrics`",
     )
     async def machines(self, request: Request) -> Response:
         args: MachineQuery = request.args
@@ -258,7 +258,7 @@ class ClusterApi:
         "/api/v1/analytics/queue-parked-replicas",
         query=RangeQuery,
         answer=Parked,
-        summary="Waiting pops per queue and process",
+        summary="Pops waiting for messages, per queue and process",
     )
     async def parked(self, request: Request) -> Response:
         args: RangeQuery = request.args
@@ -280,7 +280,7 @@ class ClusterApi:
         "/api/v1/analytics/retention",
         query=RetentionQuery,
         answer=Removals,
-        summary="Messages deleted by retention, eviction and ttl",
+        summary="Messages deleted by retention, eviction and TTL",
     )
     async def retention(self, request: Request) -> Response:
         args: RetentionQuery = request.args
@@ -309,7 +309,7 @@ class ClusterApi:
         "GET",
         "/api/v1/system/shared-state",
         answer=SharedState,
-        summary="What this process knows of the others",
+        summary="Broker processes on this database, as this process sees them",
         tag="internal",
         role=Role.ADMIN,
     )
@@ -317,7 +317,7 @@ class ClusterApi:
         "GET",
         "/internal/api/shared-state/stats",
         answer=SharedState,
-        summary="The same, under another name",
+        summary="Same as `/api/v1/system/shared-state`",
         tag="internal",
         role=Role.ADMIN,
     )
@@ -344,7 +344,7 @@ class ClusterApi:
         "GET",
         "/internal/api/inter-instance/stats",
         answer=InterInstance,
-        summary="Wake-ups between processes",
+        summary="Counts of notifications sent to and received from the other processes",
         tag="internal",
         role=Role.ADMIN,
     )
@@ -367,7 +367,7 @@ class ClusterApi:
         body=NotifyBody,
         decode=False,
         answer=Notified,
-        summary="Wake the pops that wait for a queue, in every process",
+        summary="Wake up the pops that wait for a queue, in every process",
         tag="internal",
         role=Role.ADMIN,
     )

@@ -38,7 +38,7 @@ class LogQuery(msgspec.Struct):
 
 
 class ConfigKey(msgspec.Struct):
-    """A key of the configuration as it is in force."""
+    """A configuration key with its effective value."""
 
     key: str
     value: str  # *** for a secret
@@ -51,7 +51,7 @@ class ConfigKeys(msgspec.Struct):
 
 
 class Me(msgspec.Struct):
-    """Who asks, and what their role is."""
+    """The caller's identity and role."""
 
     subject: str | None
     role: str
@@ -137,7 +137,7 @@ class ConsoleApi:
         self._sampler = Sampler(broker)
         self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
 
-    @route("GET", "/api/v1/me", answer=Me, summary="Who asks, and with which role")
+    @route("GET", "/api/v1/me", answer=Me, summary="The caller's identity and role")
     def me(self, request: Request) -> Response:
         identity = request.head.identity
         role = identity.role.name.lower() if identity else "admin"
@@ -147,7 +147,7 @@ class ConsoleApi:
         "GET",
         "/api/v1/live",
         answer_type="text/event-stream",
-        summary="The broker's state about once a second, as server-sent events",
+        summary="Follow the broker's state as server-sent events, about once a second",
     )
     def live(self, _: Request) -> StreamResponse:
         async def run(stream: Stream) -> None:
@@ -179,7 +179,7 @@ class ConsoleApi:
         "/api/v1/queues",
         query=QueuesQuery,
         answer=QueuePage,
-        summary="Queues with their figures",
+        summary="List queues with their counts and rates",
     )
     async def queues(self, request: Request) -> Response:
         await self._sampler.fresh(recent=request.args.recent)
@@ -193,7 +193,7 @@ class ConsoleApi:
         "/api/v1/queues/{queue}",
         query=QueueQuery,
         answer=QueueWithGroups,
-        summary="A queue with its groups",
+        summary="A queue with its options and consumer groups",
     )
     async def queue(self, request: Request) -> Response:
         await self._sampler.fresh(recent=request.args.recent)
@@ -215,7 +215,7 @@ class ConsoleApi:
         "GET",
         "/api/v1/config",
         answer=ConfigKeys,
-        summary="The configuration in force, and where each value came from; secrets are hidden",
+        summary="The effective configuration and the source of each value; secrets are hidden",
         role=Role.ADMIN,
     )
     def config(self, _: Request) -> Response:

@@ -40,7 +40,8 @@ class ConsumersApi:
         "/api/v1/consumers",
         query=ConsumersQuery,
         answer=Consumers,
-        summary="Consumers that report themselves: what they have in hand, their last error",
+        summary="Running consumers, as they report themselves: messages in flight, counts, last "
+        "error",
     )
     async def listing(self, request: Request) -> Response:
         args: ConsumersQuery = request.args
@@ -60,7 +61,7 @@ class ConsumersApi:
         "/api/v1/consumers",
         body=ReportBody,
         answer=Reported,
-        summary="A consumer says how it is; every few seconds",
+        summary="Report the status of consumers; the Python client does so every few seconds",
     )
     async def report(self, request: Request) -> Response:
         body: ReportBody = request.data

@@ -96,7 +96,7 @@ class DeadLettersApi:
         "/api/v1/dlq",
         query=Page,
         answer=Letters,
-        summary="Dead letters, the newest first",
+        summary="List dead letters, newest first",
     )
     async def page(self, request: Request) -> Response:
         args = request.args
@@ -110,7 +110,8 @@ class DeadLettersApi:
         "/api/v1/dlq/requeue",
         query=Filter,
         answer=Requeued,
-        summary="Deliver those that match again",
+        summary="Requeue the dead letters that match: deliver them again to the groups they failed "
+        "in",
         audit=Audited("deadletters.requeue", answer=("requeued",)),
     )
     async def requeue(self, request: Request) -> Response:
@@ -122,7 +123,7 @@ class DeadLettersApi:
         "/api/v1/dlq",
         query=Filter,
         answer=Purged,
-        summary="Delete those that match",
+        summary="Delete the dead letters that match",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("deleted",)),
     )

@@ -67,7 +67,7 @@ class RouteSource(Struct, omit_defaults=True):
 
 
 class Accounting(Struct, rename="camel"):
-    """Where the records went that were ever accepted."""
+    """All records ever accepted, by outcome."""
 
     accepted: int
     delivered: int
@@ -108,7 +108,7 @@ class Workers(Struct, rename="camel"):
 
 
 class RouteStatus(Struct, rename="camel", kw_only=True):
-    """A route. One that could not start has its name, its state and the last error only."""
+    """A route. If it could not start, only its name, state and last error are present."""
 
     name: str
     state: str
@@ -210,7 +210,7 @@ class ExportApi:
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
 
-    @route("GET", ROUTES, answer=Routes, summary="All routes with their status")
+    @route("GET", ROUTES, answer=Routes, summary="List all routes with their status")
     async def everything(self, _: Request) -> Response:
         await self._exports.refresh()
         return json_response(Routes(convert(self._exports.status(), list[RouteStatus])))
@@ -221,7 +221,7 @@ class ExportApi:
         body=Definition,
         answer=RouteStatus,
         status=201,
-        summary="Make a route",
+        summary="Create a route",
         role=Role.ADMIN,
         audit=Audited("route.create", body=("name",)),
     )
@@ -241,7 +241,7 @@ class ExportApi:
         ROUTE,
         query=DeleteQuery,
         status=204,
-        summary="Stop and remove a route",
+        summary="Stop and delete a route",
         role=Role.ADMIN,
         audit=Audited("route.delete"),
     )
@@ -255,7 +255,7 @@ class ExportApi:
         media=(OCTETS, *NDJSON),
         answer=Pushed,
         status=201,
-        summary="Queue records for the destination",
+        summary="Add records to the route's send queue",
     )
     async def push(self, request: Request) -> Response:
         pushed = await self._named(request).push(_records(request))
@@ -265,7 +265,7 @@ class ExportApi:
         "POST",
         f"{ROUTE}/pause",
         answer=RouteStatus,
-        summary="Stop sending",
+        summary="Pause a route: it sends nothing until it is resumed",
         role=Role.ADMIN,
         audit=Audited("route.pause"),
     )
@@ -278,7 +278,7 @@ class ExportApi:
         "POST",
         f"{ROUTE}/resume",
         answer=RouteStatus,
-        summary="Go on",
+        summary="Resume a paused or draining route",
         role=Role.ADMIN,
         audit=Audited("route.resume"),
     )
@@ -291,7 +291,7 @@ class ExportApi:
         "POST",
         f"{ROUTE}/drain",
         answer=RouteStatus,
-        summary="Take nothing new, deliver what there is",
+        summary="Drain a route: accept no new records and deliver the queued ones",
         role=Role.ADMIN,
         audit=Audited("route.drain"),
     )
@@ -304,7 +304,7 @@ class ExportApi:
         "POST",
         f"{ROUTE}/purge",
         answer=Count,
-        summary="Drop what is queued",
+        summary="Drop all records in the route's send queue",
         role=Role.ADMIN,
         audit=Audited("route.purge", answer=("records",)),
     )
@@ -315,7 +315,7 @@ class ExportApi:
         "POST",
         f"{ROUTE}/replay",
         answer=Count,
-        summary="Queue the dead letters again",
+        summary="Put the route's dead letters back into its send queue",
         role=Role.ADMIN,
         audit=Audited("route.replay", answer=("records",)),
     )
@@ -323,7 +323,11 @@ class ExportApi:
         return json_response(Count(await self._named(request).replay()))
 
     @route(
-        "GET", f"{ROUTE}/deadletters", query=LettersQuery, answer=Letters, summary="Dead letters"
+        "GET",
+        f"{ROUTE}/deadletters",
+        query=LettersQuery,
+        answer=Letters,
+        summary="List the route's dead letters",
     )
     async def dead_letters(self, request: Request) -> Response:
         named, args = self._named(request), request.args
@@ -337,7 +341,13 @@ class ExportApi:
             Letters(total, shown, following if following < total and page else None)
         )
 
-    @route("GET", f"{ROUTE}/records", query=WaitingQuery, answer=Waiting, summary="Waiting records")
+    @route(
+        "GET",
+        f"{ROUTE}/records",
+        query=WaitingQuery,
+        answer=Waiting,
+        summary="List records in the route's send queue",
+    )
     async def waiting(self, request: Request) -> Response:
         rows = await self._exports.waiting_records(
             request.params["name"], request.args.limit, ANSWER_BYTES
@@ -346,7 +356,12 @@ class ExportApi:
             Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
         )
 
-    @route("GET", f"{ROUTE}/inspect", answer=Inspection, summary="Check a route's files")
+    @route(
+        "GET",
+        f"{ROUTE}/inspect",
+        answer=Inspection,
+        summary="Read and verify the route's files",
+    )
     async def inspect(self, request: Request) -> Response:
         return json_response(
             convert(await self._exports.inspect(request.params["name"]), Inspection)

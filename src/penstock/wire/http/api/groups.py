@@ -46,7 +46,7 @@ class SeekBody(msgspec.Struct, rename="camel"):
 
 
 class Group(Body):
-    """A group of one queue."""
+    """A consumer group on one queue."""
 
     name: str
     topics: list[str]  # the queue
@@ -152,7 +152,7 @@ class GroupsApi:
         "GET",
         "/api/v1/consumer-groups",
         answer=list[Group],
-        summary="Every group of every queue",
+        summary="List the consumer groups of all queues",
     )
     async def list_all(self, _: Request) -> Response:
         return answer([_group(group) for group in await self._groups.listing()])
@@ -162,7 +162,7 @@ class GroupsApi:
         "/api/v1/consumer-groups/lagging",
         query=LaggingQuery,
         answer=list[LaggingPartition],
-        summary="Partitions that are far behind",
+        summary="List partitions whose lag is at least `minLagSeconds`",
     )
     async def lagging(self, request: Request) -> Response:
         rows = await self._groups.lagging(request.args.min_lag_seconds)
@@ -173,7 +173,7 @@ class GroupsApi:
         "/api/v1/consumer-groups/{group}",
         query=DescribeQuery,
         answer=dict[str, GroupPartitions],
-        summary="A group's partitions",
+        summary="Position and lag of a group in each of its partitions",
     )
     async def describe(self, request: Request) -> Response:
         group = request.params["group"]
@@ -190,7 +190,7 @@ class GroupsApi:
         "/api/v1/consumer-groups/{group}",
         query=DeleteQuery,
         answer=GroupDeleted,
-        summary="Forget a group",
+        summary="Delete a consumer group on all queues",
         role=Role.ADMIN,
         audit=DELETED,
     )
@@ -199,7 +199,7 @@ class GroupsApi:
         "/api/v1/consumer-groups/{group}/queues/{queue}",
         query=DeleteQuery,
         answer=GroupDeleted,
-        summary="Forget a group of one queue",
+        summary="Delete a consumer group on one queue",
         role=Role.ADMIN,
         audit=DELETED,
     )
@@ -223,7 +223,7 @@ class GroupsApi:
         body=SubscriptionBody,
         decode=False,
         answer=Subscribed,
-        summary="Where a group starts in partitions new to it",
+        summary="Set the time from which a group reads partitions that are new to it",
         audit=Audited("group.subscription", answer=("rowsUpdated",)),
     )
     async def subscribe(self, request: Request) -> Response:
@@ -239,7 +239,8 @@ class GroupsApi:
         body=SeekBody,
         decode=False,
         answer=Sought,
-        summary="Move a group to the end, the beginning or a time; dryRun only counts",
+        summary="Move a group to the end, the beginning or a time; with `dryRun`, only count the "
+        "messages affected",
         audit=Audited(
             "group.seek",
             body=("toEnd", "toBeginning", "timestamp"),

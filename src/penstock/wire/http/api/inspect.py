@@ -72,7 +72,7 @@ class InspectApi:
         "/api/v1/queues/{queue}/partitions",
         query=PartitionsQuery,
         answer=PartitionsAnswer,
-        summary="Partitions of a queue as a group sees them, the largest lag first",
+        summary="List a queue's partitions with their lag for a group, largest lag first",
     )
     async def partitions(self, request: Request) -> Response:
         args: PartitionsQuery = request.args
@@ -85,7 +85,7 @@ class InspectApi:
         "GET",
         "/api/v1/messages/{partition}/{transaction}/lifeline",
         answer=Lifeline,
-        summary="What happened to a message, the oldest first",
+        summary="The history of a message, oldest event first",
     )
     async def lifeline(self, request: Request) -> Response:
         ids = request.params["partition"], request.params["transaction"]
@@ -96,8 +96,8 @@ class InspectApi:
         "/api/v1/queues/{queue}/messages",
         query=SearchQuery,
         answer=Hits,
-        summary="Messages by transaction id, or by what is in their payload (a bounded number of"
-        " the newest is searched)",
+        summary="Find messages by transaction id or by a value in the payload; a request searches a"
+        " limited number of messages, newest first",
     )
     async def search(self, request: Request) -> Response:
         args: SearchQuery = request.args
@@ -119,7 +119,7 @@ class InspectApi:
         "/api/v1/dlq/errors",
         query=ErrorsQuery,
         answer=ErrorGroups,
-        summary="Dead letters by error, with counts over time",
+        summary="Dead letters grouped by error, with counts over time",
     )
     async def errors(self, request: Request) -> Response:
         args: ErrorsQuery = request.args
@@ -137,7 +137,7 @@ class InspectApi:
         "/api/v1/history",
         query=HistoryQuery,
         answer=Series,
-        summary="Messages per second over the last hour, day or week, of all queues or of one",
+        summary="Messages per second over the last hour, day or week, for all queues or one",
     )
     async def history(self, request: Request) -> Response:
         args: HistoryQuery = request.args

@@ -186,9 +186,7 @@ class Later(msgspec.Struct, rename="camel"):
 
 
 class PushAnswer(msgspec.Struct, omit_defaults=True):
-    """One item of a push's answer, for the documentation: which fields there are depends on the
-    status.
-    """
+    """The result of one pushed item; which fields it has depends on `status`."""
 
     index: int
     status: str
@@ -283,7 +281,7 @@ class MessagesApi:
         decode=False,
         answer=list[PushAnswer] | Later,
         status=201,
-        summary="Store messages, in one or many queues",
+        summary="Push messages to one or more queues",
     )
     def push(self, request: Request) -> Awaitable[Response]:
         self._limit.check_body(request.body)
@@ -296,12 +294,19 @@ class MessagesApi:
             return push_later(self._buffer, body, items)
         return self._buffer.push(items).then(push_answer)
 
-    @route("GET", "/api/v1/pop", summary="Take messages of a namespace or task", **_POP)
-    @route("GET", "/api/v1/pop/queue/{queue}", summary="Take messages from any partition", **_POP)
+    @route(
+        "GET", "/api/v1/pop", summary="Pop messages from any queue of a namespace or task", **_POP
+    )
+    @route(
+        "GET",
+        "/api/v1/pop/queue/{queue}",
+        summary="Pop messages from any partition of a queue",
+        **_POP,
+    )
     @route(
         "GET",
         "/api/v1/pop/queue/{queue}/partition/{partition}",
-        summary="Take messages from one partition",
+        summary="Pop messages from one partition",
         **_POP,
     )
     def pop(self, request: Request) -> Awaitable[Response]:
@@ -316,18 +321,21 @@ class MessagesApi:
         return await pop_answer(popped, await self._lease_time(popped))
 
     @route(
-        "POST", "/api/v1/pop", summary="Answer messages, then take some of a namespace", **_EXCHANGE
+        "POST",
+        "/api/v1/pop",
+        summary="Acknowledge messages, then pop from any queue of a namespace or task",
+        **_EXCHANGE,
     )
     @route(
         "POST",
         "/api/v1/pop/queue/{queue}",
-        summary="Answer messages, then take the next, in one commit",
+        summary="Acknowledge messages, then pop the next ones from any partition of a queue",
         **_EXCHANGE,
     )
     @route(
         "POST",
         "/api/v1/pop/queue/{queue}/partition/{partition}",
-        summary="Answer messages, then take the next of one partition",
+        summary="Acknowledge messages, then pop the next ones from one partition",
         **_EXCHANGE,
     )
     def exchange(self, request: Request) -> Awaitable[Response]:
@@ -436,7 +444,7 @@ class MessagesApi:
         body=AckBody,
         decode=False,
         answer=list[AckAnswer],
-        summary="Answer a message",
+        summary="Acknowledge one message: completed, failed, retry or dlq",
     )
     def ack(self, request: Request) -> Awaitable[Response]:
         body = read_ack(request.body)
@@ -449,7 +457,7 @@ class MessagesApi:
         body=AckBatchBody,
         decode=False,
         answer=list[AckAnswer],
-        summary="Answer many messages",
+        summary="Acknowledge several messages, each with its own status",
     )
     def acks(self, request: Request) -> Awaitable[Response]:
         self._limit.check_body(request.body)
@@ -469,7 +477,7 @@ class MessagesApi:
         body_optional=True,
         decode=False,
         answer=list[ExtendAnswer],
-        summary="Keep a lease longer",
+        summary="Extend a lease",
     )
     async def extend(self, request: Request) -> Response:
         body = read_extend(request.body)

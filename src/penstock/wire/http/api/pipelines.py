@@ -17,7 +17,7 @@ PIPELINE = "/api/v1/pipelines/{name}"
 
 
 class Report(msgspec.Struct):
-    """What a pipeline says of itself."""
+    """The state that a pipeline reports."""
 
     state: str
     at: float = 0.0
@@ -86,8 +86,8 @@ class Policy(msgspec.Struct):
 
 
 class Compact(msgspec.Struct):
-    """Sealed segments, and which records of them to keep: a bit per offset from the first base on,
-    lowest bit first.
+    """Sealed segments to compact. `keep` has one bit per offset, from the first base on, lowest bit
+    first: 1 keeps the record.
     """
 
     incarnation: str
@@ -106,12 +106,17 @@ class PipelinesApi:
         "GET",
         "/api/v1/pipelines",
         answer=PipelineList,
-        summary="Every pipeline that has reported",
+        summary="List all pipelines that have reported to this broker",
     )
     def everything(self, _: Request) -> Response:
         return json_response(PipelineList([_pipeline(one) for one in self._pipelines.all()]))
 
-    @route("GET", PIPELINE, answer=Pipeline, summary="One pipeline's last report")
+    @route(
+        "GET",
+        PIPELINE,
+        answer=Pipeline,
+        summary="A pipeline's last report, its last runs and its last minutes",
+    )
     def one(self, request: Request) -> Response:
         return json_response(_pipeline(self._pipelines.get(request.params["name"])))
 
@@ -120,7 +125,7 @@ class PipelinesApi:
         PIPELINE,
         body=Report,
         answer=Wish,
-        summary="A pipeline reports; the answer says whether to stop",
+        summary="Report the state of a pipeline; the answer says whether it should stop",
     )
     def report(self, request: Request) -> Response:
         stop = self._pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
@@ -130,7 +135,7 @@ class PipelinesApi:
         "POST",
         f"{PIPELINE}/stop",
         answer=Pipeline,
-        summary="Ask a pipeline to stop after its batch",
+        summary="Ask a pipeline to stop after its current batch",
         role=Role.ADMIN,
         audit=Audited("pipeline.stop"),
     )
@@ -141,7 +146,7 @@ class PipelinesApi:
         "DELETE",
         PIPELINE,
         status=204,
-        summary="Forget a pipeline's report",
+        summary="Delete a pipeline's reports",
         role=Role.ADMIN,
         audit=Audited("pipeline.forget"),
     )
@@ -154,7 +159,7 @@ class PipelinesApi:
         "/topics/{topic}/archived",
         body=Archived,
         answer=Archived,
-        summary="Records before this offset are archived: retention may delete them, and only them",
+        summary="Set the archived offset: from now on, retention deletes only records before it",
     )
     async def archived(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
@@ -166,8 +171,8 @@ class PipelinesApi:
         "/topics/{topic}/policy",
         body=Policy,
         answer=Policy,
-        summary="Old segments are deleted by retention (`delete`), or compacted and never deleted"
-        " (`compact`)",
+        summary="Set the cleanup policy: `delete` lets retention delete old segments, `compact` "
+        "compacts them and never deletes them",
         role=Role.ADMIN,
         audit=Audited("topic.policy", body=("policy",)),
     )
@@ -180,7 +185,8 @@ class PipelinesApi:
         "POST",
         "/topics/{topic}/roll",
         answer=Rolled,
-        summary="Seal the active segment; what is sealed can be archived, deleted and compacted",
+        summary="Seal the active segment; only sealed segments can be archived, deleted or "
+        "compacted",
         audit=Audited("topic.roll"),
     )
     async def roll(self, request: Request) -> Response:
@@ -193,7 +199,7 @@ class PipelinesApi:
         "/topics/{topic}/compact",
         body=Compact,
         answer=Swapped,
-        summary="Swap neighbouring sealed segments for one that holds only some of their records",
+        summary="Replace adjacent sealed segments with one that keeps only the given records",
         role=Role.ADMIN,
         audit=Audited("topic.compact"),
     )

@@ -32,7 +32,7 @@ class ConfigureBody(msgspec.Struct):
 
 
 class Configure(ConfigureBody):
-    """The body as documented."""
+    """The configuration of a queue."""
 
     options: QueueOptions | None = None  # type: ignore[assignment]
 
@@ -88,7 +88,7 @@ class Configured(Body):
 
 
 class PartitionCounts(Body):
-    """The dialect's six numbers."""
+    """Messages of a partition, by state."""
 
     total: int
     pending: int
@@ -251,7 +251,7 @@ class ResourcesApi:
         "GET",
         "/api/v1/queues/{queue}/options",
         answer=OptionsAnswer,
-        summary="The options of a queue, and what they mean",
+        summary="The options of a queue and their meanings",
     )
     async def options(self, request: Request) -> Response:
         info = await self._catalog.queue(request.params["queue"])
@@ -265,7 +265,7 @@ class ResourcesApi:
         body=QueueOptions,
         decode=False,
         answer=OptionsAnswer,
-        summary="Change some options of a queue; the others stay as they are",
+        summary="Change some options of a queue and keep the others",
         audit=Audited("queue.configure", body=tuple(BY_NAME)),
     )
     async def change(self, request: Request) -> Response:
@@ -282,7 +282,7 @@ class ResourcesApi:
         "/api/v1/resources/queues",
         query=QueuesQuery,
         answer=QueueList,
-        summary="All queues",
+        summary="List all queues",
     )
     async def list_queues(self, request: Request) -> Response:
         args = request.args
@@ -316,7 +316,7 @@ class ResourcesApi:
         "DELETE",
         "/api/v1/resources/queues/{queue}",
         answer=QueueDeleted,
-        summary="Delete a queue with everything in it",
+        summary="Delete a queue with all its messages",
         role=Role.ADMIN,
         audit=Audited("queue.delete", answer=("existed",)),
     )
@@ -329,7 +329,7 @@ class ResourcesApi:
         "/api/v1/queues/{queue}/clear",
         query=ClearQuery,
         answer=Cleared,
-        summary="Delete the messages, keep the queue",
+        summary="Delete the messages of a queue or a partition and keep the queue",
         role=Role.ADMIN,
         audit=Audited("queue.clear", answer=("deleted",)),
     )
@@ -343,7 +343,7 @@ class ResourcesApi:
         "/api/v1/resources/partitions",
         query=PartitionsQuery,
         answer=PartitionPage,
-        summary="Partitions",
+        summary="List partitions",
     )
     async def partitions(self, request: Request) -> Response:
         args = request.args
@@ -353,12 +353,22 @@ class ResourcesApi:
         page = Pagination(args.limit, args.offset)
         return answer(PartitionPage(each(Partition, partitions), page))
 
-    @route("GET", "/api/v1/resources/namespaces", answer=Namespaces, summary="Namespaces")
+    @route(
+        "GET",
+        "/api/v1/resources/namespaces",
+        answer=Namespaces,
+        summary="List namespaces with their totals",
+    )
     async def namespaces(self, _: Request) -> Response:
         sums = _sums(await self._status.queues(), lambda queue: queue.info.namespace)
         return answer(Namespaces([of(Namespace, sum_, namespace=name) for name, sum_ in sums]))
 
-    @route("GET", "/api/v1/resources/tasks", answer=Tasks, summary="Tasks")
+    @route(
+        "GET",
+        "/api/v1/resources/tasks",
+        answer=Tasks,
+        summary="List tasks (labels of queues) with their totals",
+    )
     async def tasks(self, _: Request) -> Response:
         sums = _sums(await self._status.queues(), lambda queue: queue.info.task)
         return answer(Tasks([of(Task, sum_, task=name) for name, sum_ in sums]))

@@ -55,7 +55,7 @@ class ScheduledApi:
         "/api/v1/scheduled",
         query=ScheduledQuery,
         answer=ScheduledPage,
-        summary="Delayed messages, the next due first",
+        summary="List delayed messages, next due first",
     )
     async def list_scheduled(self, request: Request) -> Response:
         args: ScheduledQuery = request.args

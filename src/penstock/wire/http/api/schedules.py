@@ -70,11 +70,11 @@ class SchedulesApi:
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules
 
-    @route("GET", BASE, answer=Listing, summary="All schedules, with their last and next runs")
+    @route("GET", BASE, answer=Listing, summary="List all schedules with their last and next runs")
     async def listing(self, _: Request) -> Response:
         return answer(Listing([_shown(one) for one in await self._schedules.listing()]))
 
-    @route("GET", ONE, answer=ScheduleAnswer, summary="One schedule")
+    @route("GET", ONE, answer=ScheduleAnswer, summary="A schedule with its last and next runs")
     async def one(self, request: Request) -> Response:
         return answer(_shown(await self._schedules.get(request.params["name"])))
 
@@ -84,7 +84,7 @@ class SchedulesApi:
         body=DefinitionBody,
         decode=False,
         answer=ScheduleAnswer,
-        summary="Create or change a schedule",
+        summary="Create or replace a schedule",
         audit=Audited("schedule.put", body=CHANGED),
     )
     async def put(self, request: Request) -> Response:
@@ -105,7 +105,7 @@ class SchedulesApi:
         "DELETE",
         ONE,
         status=204,
-        summary="Delete a schedule; messages it has pushed stay",
+        summary="Delete a schedule; messages it has pushed are kept",
         role=Role.ADMIN,
         audit=Audited("schedule.delete"),
     )
@@ -117,7 +117,7 @@ class SchedulesApi:
         "POST",
         f"{ONE}/pause",
         answer=ScheduleAnswer,
-        summary="Push nothing until it is resumed",
+        summary="Pause a schedule",
         audit=Audited("schedule.pause"),
     )
     async def pause(self, request: Request) -> Response:
@@ -127,7 +127,7 @@ class SchedulesApi:
         "POST",
         f"{ONE}/resume",
         answer=ScheduleAnswer,
-        summary="Go on from now; what was due meanwhile is not made up for",
+        summary="Resume a schedule; runs that were due while it was paused are skipped",
         audit=Audited("schedule.resume"),
     )
     async def resume(self, request: Request) -> Response:
@@ -137,7 +137,7 @@ class SchedulesApi:
         "POST",
         f"{ONE}/run",
         answer=RunAnswer,
-        summary="Push its message now; due times stay as they are",
+        summary="Push the message of a schedule now; its next runs do not change",
         audit=Audited("schedule.run", answer=("transactionId", "result")),
     )
     async def run(self, request: Request) -> Response:

@@ -19,7 +19,7 @@ class SinksApi:
         "/api/v1/sinks/claim",
         body=Claim,
         answer=Claimed,
-        summary="A task of an exactly-once sink asks whether it may push rows of this content",
+        summary="Ask whether a task of an exactly-once sink may write its rows; used by pipelines",
     )
     async def claim(self, request: Request) -> Response:
         return json_response(await self._sinks.claim(request.data))
@@ -29,7 +29,8 @@ class SinksApi:
         "/api/v1/sinks/commit",
         body=Commit,
         status=204,
-        summary="All tasks of a sink's batch have pushed: it takes no others",
+        summary="Mark a sink's batch as complete: further tasks of it are rejected; used by "
+        "pipelines",
     )
     async def commit(self, request: Request) -> Response:
         await self._sinks.commit(request.data)

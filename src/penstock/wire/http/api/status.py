@@ -49,7 +49,7 @@ class QueuePage(Body):
 
 
 class QueueConfig(Body):
-    """Options of a queue by the dialect's names; `options` has all of them."""
+    """Some options of a queue, named as Queen MQ names them; `options` has all."""
 
     lease_time: int
     retry_limit: int
@@ -230,7 +230,7 @@ class StatusApi:
         "/api/v1/status/queues",
         query=StatusQueuesQuery,
         answer=QueuePage,
-        summary="Queues, page by page",
+        summary="List queues, in pages",
     )
     async def queues(self, request: Request) -> Response:
         args = request.args
@@ -244,7 +244,7 @@ class StatusApi:
         "/api/v1/status/queues/{queue}",
         query=PageQuery,
         answer=QueueDetails,
-        summary="A queue with options and partitions",
+        summary="A queue with its options and partitions",
     )
     async def queue(self, request: Request) -> Response:
         status = await self._status.queue(request.params["queue"])
@@ -294,7 +294,7 @@ class StatusApi:
             ]
         )
 
-    @route("GET", "/api/v1/resources/overview", answer=Overview, summary="Sums over all queues")
+    @route("GET", "/api/v1/resources/overview", answer=Overview, summary="Totals over all queues")
     async def overview(self, _: Request) -> Response:
         sums = await self._status.overview()
         groups = await self._queues.groups.listing()
@@ -314,7 +314,11 @@ class StatusApi:
         )
 
     @route(
-        "GET", "/api/v1/status", query=RangeQuery, answer=StatusAnswer, summary="What is going on"
+        "GET",
+        "/api/v1/status",
+        query=RangeQuery,
+        answer=StatusAnswer,
+        summary="Summary of the broker: throughput, queues, backlog, dead letters and workers",
     )
     async def status(self, request: Request) -> Response:
         args: RangeQuery = request.args
@@ -394,7 +398,7 @@ class StatusApi:
         "POST",
         "/api/v1/stats/refresh",
         answer=Refreshed,
-        summary="Fold the counters now (they are exact without it)",
+        summary="Compact the internal log of counters now; counts are exact without it",
         role=Role.ADMIN,
     )
     async def refresh(self, _: Request) -> Response:

@@ -68,7 +68,7 @@ class TraceBody(msgspec.Struct, rename="camel"):
 
 
 class Mode(Body):
-    """Who reads: queue mode, groups (a bus), both (hybrid) or nobody."""
+    """How the queue is read: without a group, by groups (a bus), both (hybrid) or not at all."""
 
     has_queue_mode: bool
     bus_groups_count: int
@@ -182,9 +182,7 @@ class TraceAdded(Body):
 
 
 class TraceEntry(Body, rename=None, kw_only=True):
-    """A note about a message; the fields of the message are there where traces of many are
-    listed.
-    """
+    """A trace event of a message. Fields of the message are present in lists that span messages."""
 
     id: str
     event_type: str
@@ -241,7 +239,7 @@ class StoredApi:
         "/api/v1/messages",
         query=ListQuery,
         answer=MessagePage,
-        summary="Messages, newest first",
+        summary="List messages, newest first",
     )
     async def list_messages(self, request: Request) -> Response:
         args: ListQuery = request.args
@@ -268,7 +266,7 @@ class StoredApi:
         "GET",
         "/api/v1/messages/{partition}/{transaction}",
         answer=Message,
-        summary="A message with its payload and what groups did with it",
+        summary="A message with its payload and its state in each group",
     )
     async def detail(self, request: Request) -> Response:
         return answer(_detail(await self._messages.detail(*_ids(request))))
@@ -324,7 +322,7 @@ class StoredApi:
         body=TraceBody,
         decode=False,
         answer=TraceAdded,
-        summary="Note about a message",
+        summary="Attach a trace event to a message",
         tag="traces",
     )
     async def add_trace(self, request: Request) -> Response:
@@ -348,7 +346,7 @@ class StoredApi:
         "GET",
         "/api/v1/traces/{partition}/{transaction}",
         answer=TraceList,
-        summary="A message's traces",
+        summary="The trace events of a message",
         tag="traces",
     )
     async def of_message(self, request: Request) -> Response:
@@ -360,7 +358,7 @@ class StoredApi:
         "/api/v1/traces/by-name/{name}",
         query=PageQuery,
         answer=TracePage,
-        summary="Traces by name",
+        summary="Trace events with a given trace name",
         tag="traces",
     )
     async def by_name(self, request: Request) -> Response:
@@ -374,7 +372,7 @@ class StoredApi:
         "/api/v1/traces/names",
         query=NamesQuery,
         answer=TraceNames,
-        summary="Names of traces",
+        summary="List trace names",
         tag="traces",
     )
     async def names(self, request: Request) -> Response:

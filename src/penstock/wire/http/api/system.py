@@ -83,7 +83,7 @@ class MemoryFigures(msgspec.Struct):
 
 
 class CpuFigures(msgspec.Struct):
-    """Seconds of a processor."""
+    """CPU time in seconds."""
 
     user: float
     system: float
@@ -115,14 +115,25 @@ class SystemApi:
         self._state = state
         self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
 
-    @route("GET", "/", answer=Welcome, summary="What this is", page=True)
+    @route(
+        "GET",
+        "/",
+        answer=Welcome,
+        summary="Name and version of the server, and links to its documentation",
+        page=True,
+    )
     def welcome(self, request: Request) -> Response:
         if "text/html" in (request.header("accept") or ""):  # a person with a browser
             return Response(302, b"", "", (("Location", "console/"),))
         name = self._broker.config.server_name
         return json_response(Welcome(name, __version__, "/docs", "/openapi.json", "/health"))
 
-    @route("GET", "/health", answer=Health, summary="200 while the database answers, else 503")
+    @route(
+        "GET",
+        "/health",
+        answer=Health,
+        summary="Health of the broker: 200 while the database answers, otherwise 503",
+    )
     def health(self, _: Request) -> Response:
         broker = self._broker
         up = broker.database.healthy
@@ -143,7 +154,12 @@ class SystemApi:
         )
         return json_response(health, 200 if up else 503)
 
-    @route("GET", "/health/live", answer=Alive, summary="200 while the process serves")
+    @route(
+        "GET",
+        "/health/live",
+        answer=Alive,
+        summary="Liveness probe: 200 while the process serves requests",
+    )
     def live(self, _: Request) -> Response:
         return json_response(Alive())
 
@@ -152,8 +168,8 @@ class SystemApi:
         "/health/ready",
         query=ReadyQuery,
         answer=Ready,
-        summary="200 while requests should be sent here, else 503: it stops, or can neither store"
-        " nor buffer",
+        summary="Readiness probe: 503 while the process shuts down or can neither store nor "
+        "buffer messages, otherwise 200",
     )
     def ready(self, request: Request) -> Response:
         broker, query = self._broker, request.args
@@ -168,7 +184,7 @@ class SystemApi:
         "/metrics",
         answer_type=PROMETHEUS,
         answer=str,
-        summary="Prometheus text, or JSON when the Accept header asks for it",
+        summary="Metrics in Prometheus text format, or as JSON if the Accept header asks for it",
     )
     async def metrics(self, request: Request) -> Response:
         if "application/json" in (request.header("accept") or ""):
@@ -199,7 +215,13 @@ class SystemApi:
             )
         )
 
-    @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str, summary="Metrics")
+    @route(
+        "GET",
+        "/metrics/prometheus",
+        answer_type=PROMETHEUS,
+        answer=str,
+        summary="Metrics in Prometheus text format",
+    )
     async def prometheus(self, _: Request) -> Response:
         await self._state.fill()
         text = self._broker.metrics.text(await self._worker_states())

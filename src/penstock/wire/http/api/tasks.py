@@ -31,12 +31,12 @@ class TasksApi:
         "GET",
         TASKS,
         answer=TaskList,
-        summary="Background tasks of all brokers on this database, the newest first",
+        summary="List background tasks of all brokers on this database, newest first",
     )
     async def everything(self, _: Request) -> Response:
         return json_response(TaskList(await self.tasks.all()))
 
-    @route("GET", f"{TASKS}/{{id}}", answer=Task, summary="How far a background task is")
+    @route("GET", f"{TASKS}/{{id}}", answer=Task, summary="Progress of a background task")
     async def one(self, request: Request) -> Response:
         return json_response(await self.tasks.get(request.params["id"]))
 
@@ -46,7 +46,7 @@ class TasksApi:
         query=Filter,
         answer=Task,
         status=202,
-        summary="Deliver all dead letters that match again, in the background",
+        summary="Requeue the dead letters that match, in the background",
         audit=Audited("deadletters.requeue", answer=("total",)),
     )
     async def requeue(self, request: Request) -> Response:
@@ -58,7 +58,7 @@ class TasksApi:
         query=Filter,
         answer=Task,
         status=202,
-        summary="Delete all dead letters that match, in the background",
+        summary="Delete the dead letters that match, in the background",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("total",)),
     )
@@ -69,7 +69,7 @@ class TasksApi:
         "DELETE",
         f"{TASKS}/{{id}}",
         answer=Task,
-        summary="Cancel a background task; what it did stays done",
+        summary="Cancel a background task; what it has already done is not undone",
         audit=Audited("task.cancel", answer=("kind", "what", "done")),
     )
     async def cancel(self, request: Request) -> Response:

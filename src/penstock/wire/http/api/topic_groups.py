@@ -33,7 +33,7 @@ class Committed(Struct):
 
 
 class Reset(Struct, rename="camel"):
-    """Where a group goes on: at an offset, at a time, or at an end of the topic."""
+    """Where a group continues: an offset, a time, or the beginning or end of the topic."""
 
     offset: Annotated[int, Meta(ge=0)] | None = None
     at: str | None = None  # a time
@@ -84,8 +84,8 @@ class TimesQuery(Struct, frozen=True):
 
 
 class GroupMinute(Struct):
-    """A group on a topic in a minute; buckets are those of `penstock.protocol.latency`, from append
-    to commit.
+    """A topic group in one minute. Latency, from append to commit, is counted in the buckets of
+    `penstock.protocol.latency`.
     """
 
     time: str
@@ -105,12 +105,17 @@ class TopicGroupsApi:
         self._topics = topics
         self._groups = groups
 
-    @route("GET", "/topics/{topic}/groups", answer=list[GroupWithAge], summary="The topic's groups")
+    @route(
+        "GET",
+        "/topics/{topic}/groups",
+        answer=list[GroupWithAge],
+        summary="List the consumer groups of a topic",
+    )
     def everything(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
         return json_response(group_details(self._groups, topic))
 
-    @route("GET", GROUP, answer=GroupDetails, summary="A group's position, lag and leases")
+    @route("GET", GROUP, answer=GroupDetails, summary="Committed offset, lag and leases of a group")
     def one(self, request: Request) -> Response:
         return json_response(self._details(*self._named(request)))
 
@@ -124,7 +129,7 @@ class TopicGroupsApi:
         "DELETE",
         GROUP,
         answer=GroupDeleted,
-        summary="Forget a group on this topic",
+        summary="Delete a consumer group of a topic",
         role=Role.ADMIN,
         audit=Audited("topic-group.delete"),
     )
@@ -134,7 +139,11 @@ class TopicGroupsApi:
         return json_response(GroupDeleted(group, topic.name))
 
     @route(
-        "POST", f"{GROUP}/commit", body=Commit, answer=Committed, summary="Set a group's position"
+        "POST",
+        f"{GROUP}/commit",
+        body=Commit,
+        answer=Committed,
+        summary="Set a group's committed offset",
     )
     async def commit(self, request: Request) -> Response:
         topic, group = self._named(request)
@@ -147,7 +156,8 @@ class TopicGroupsApi:
         f"{GROUP}/reset",
         body=Reset,
         answer=ResetTo,
-        summary="Move a group to an offset, a time or an end of the topic; dryRun only counts",
+        summary="Move a group to an offset, a time, or the beginning or end of the topic; with "
+        "`dryRun`, only count the records affected",
         audit=Audited("topic-group.reset", answer=("dryRun", "before", "committed", "lag")),
     )
     async def reset(self, request: Request) -> Response:
@@ -182,7 +192,7 @@ class TopicGroupsApi:
         body=Lease,
         answer=Leased,
         may_be_empty=True,
-        summary="Take a range of records",
+        summary="Lease a range of records to a member of the group",
     )
     async def lease(self, request: Request) -> Response:
         topic, group = self._named(request)
@@ -197,7 +207,13 @@ class TopicGroupsApi:
                 return EMPTY
             await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
 
-    @route("POST", f"{GROUP}/complete", body=LeaseId, answer=Committed, summary="A range is done")
+    @route(
+        "POST",
+        f"{GROUP}/complete",
+        body=LeaseId,
+        answer=Committed,
+        summary="Complete a leased range of records",
+    )
     async def complete(self, request: Request) -> Response:
         topic, group = self._named(request)
         body: LeaseId = request.data
@@ -208,7 +224,8 @@ class TopicGroupsApi:
         "/api/v1/analytics/topic-groups",
         query=TimesQuery,
         answer=list[GroupMinute],
-        summary="What groups on topics did per minute, as the broker counted it: for `rollup`",
+        summary="Records, retries, lag and latency of topic groups per minute; used by the `rollup`"
+        " pipeline",
     )
     async def minutes(self, request: Request) -> Response:
         query: TimesQuery = request.args
@@ -229,7 +246,13 @@ class TopicGroupsApi:
             rows.append(row)
         return json_response(rows)
 
-    @route("POST", f"{GROUP}/renew", body=LeaseId, answer=Leased, summary="Keep a range for longer")
+    @route(
+        "POST",
+        f"{GROUP}/renew",
+        body=LeaseId,
+        answer=Leased,
+        summary="Renew the lease on a range of records",
+    )
     def renew(self, request: Request) -> Response:
         self._topics.require(request.params["topic"])
         body: LeaseId = request.data

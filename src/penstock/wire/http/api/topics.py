@@ -163,7 +163,7 @@ class TopicsApi:
         "/topics",
         query=TopicsQuery,
         answer=list[str] | TopicPage,
-        summary="The names of the topics; with details=true a page of topics with their figures",
+        summary="List topic names, or with `details=true` topics with their sizes and rates",
     )
     def names(self, request: Request) -> Response:
         query: TopicsQuery = request.args
@@ -220,7 +220,7 @@ class TopicsApi:
         "GET",
         "/api/v1/scrub",
         answer=ScrubStatus,
-        summary="How far the check of sealed segments is",
+        summary="Progress of the checksum scan over sealed segments",
     )
     def scrub(self, _: Request) -> Response:
         return json_response(self._topics.scrub.status())
@@ -230,7 +230,7 @@ class TopicsApi:
         "/api/v1/scrub",
         answer=ScrubStatus,
         status=202,
-        summary="Check all sealed segments now",
+        summary="Verify the checksums of all sealed segments now",
         role=Role.ADMIN,
         audit=Audited("topic.scrub"),
     )
@@ -242,7 +242,7 @@ class TopicsApi:
         "GET",
         "/api/v1/tier",
         answer=TierStatus,
-        summary="What of the topics lies in the object store, and how far behind it is",
+        summary="Which part of the topics is in the object store, and its lag",
     )
     def tier(self, _: Request) -> Response:
         return json_response(self._tier().status())
@@ -252,7 +252,7 @@ class TopicsApi:
         "/api/v1/tier/flush",
         answer=TierStatus,
         status=202,
-        summary="Seal all topics and copy them to the object store now",
+        summary="Seal the active segments of all topics and copy them to the object store now",
         role=Role.ADMIN,
         audit=Audited("topic.tier-flush"),
     )
@@ -266,7 +266,12 @@ class TopicsApi:
             raise NotFound("this broker has no tier: set topics.tier to an address")
         return self._topics.tier
 
-    @route("GET", "/topics/{topic}", answer=TopicDetails, summary="Describe a topic")
+    @route(
+        "GET",
+        "/topics/{topic}",
+        answer=TopicDetails,
+        summary="A topic with its offsets, size and segments",
+    )
     def details(self, request: Request) -> Response:
         topic = self._topics.require(request.params["topic"])
         self._rates.look()
@@ -322,7 +327,7 @@ class TopicsApi:
         "/topics/{topic}/consume",
         query=ConsumeQuery,
         answer=list[Message],
-        summary="Read records from an offset on",
+        summary="Read records from an offset",
     )
     def consume(self, request: Request) -> Response | Awaitable[Response]:
         query: ConsumeQuery = request.args
@@ -344,7 +349,10 @@ class TopicsApi:
         return topic.read_or_wait(read)
 
     @route(
-        "GET", "/topics/{topic}/next_offset", answer=NextOffset, summary="The next record's offset"
+        "GET",
+        "/topics/{topic}/next_offset",
+        answer=NextOffset,
+        summary="The offset that the next record will get",
     )
     def next_offset(self, request: Request) -> Response:
         name = request.params["topic"]
@@ -363,7 +371,7 @@ class TopicsApi:
         "/topics/{topic}/offset",
         query=AtQuery,
         answer=OffsetAt,
-        summary="The first record appended at or after a time",
+        summary="The offset of the first record appended at or after a time",
     )
     def offset(self, request: Request) -> Response | Awaitable[Response]:
         topic = self._topics.require(request.params["topic"])

@@ -26,7 +26,7 @@ class TransactionItem(PushItem):
 
 
 class Operation(msgspec.Struct, rename="camel"):
-    """A push of `items` (or of the one message its own fields describe), or an ack."""
+    """A push of `items` or of the one message that the fields describe, or an ack."""
 
     type: str
     items: list[TransactionItem] | None = None
@@ -93,7 +93,7 @@ class TransactionsApi:
         body=TransactionBody,
         decode=False,
         answer=TransactionAnswer,
-        summary="Push and answer messages, all or nothing",
+        summary="Push and acknowledge messages in one transaction: all of it or nothing",
     )
     async def transaction(self, request: Request) -> Response:
         self._limit.check_body(request.body)
