@@ -7,51 +7,55 @@ penstock.errors.Unavailable` means the same on both sides.
 
 
 class PenstockError(Exception):
-    """Base of all errors Penstock raises on purpose. The text is meant for a person and is safe to
-    send to a client.
+    """Base class of all errors that Penstock raises on purpose. The text is written for people and
+    is safe to send to a client.
     """
 
 
 class ConfigError(PenstockError):
-    """The configuration is wrong; nothing was started."""
+    """The configuration is invalid; nothing was started."""
 
 
 class InvalidRequest(PenstockError):
-    """The request can never succeed as it is: fix it before sending it again."""
+    """The request is invalid and will never succeed; fix it before you send it again."""
 
 
 class Unauthorized(PenstockError):
-    """No valid credentials were presented."""
+    """The credentials are missing or invalid."""
 
 
 class Forbidden(PenstockError):
-    """The credentials are valid but do not allow this."""
+    """The credentials are valid but do not permit this operation."""
 
 
 class NotFound(PenstockError):
-    """The thing named in the request does not exist."""
+    """The object named in the request does not exist."""
 
 
 class InvalidOffset(PenstockError):
-    """The offset lies outside what the log holds (aged out, or never written)."""
+    """The log has no such offset: retention deleted it, or it was never written."""
 
 
 class Conflict(PenstockError):
-    """The request contradicts the current state (a lease lost, a transaction that cannot be
-    applied).
+    """The request conflicts with the current state: a lease was lost, or a transaction cannot be
+    applied.
     """
 
 
 class TooLarge(PenstockError):
-    """The request or a payload in it is larger than a configured limit."""
+    """The request or a payload in it exceeds a configured limit."""
 
 
 class Full(PenstockError):
-    """A configured capacity is used up for now (`maxSize`, a send queue under `block`)."""
+    """A configured limit is reached for now: `maxSize` of a queue, or a full send queue with the
+    policy `block`.
+    """
 
 
 class Unavailable(PenstockError):
-    """A part the request needs is down or stopping; try again after `retry_after` seconds."""
+    """A component that the request needs is down or shutting down; retry after `retry_after`
+    seconds.
+    """
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -59,8 +63,8 @@ class Unavailable(PenstockError):
 
 
 class ConnectionLost(Unavailable):
-    """A connection was lost before the answer came, to a broker or from a broker to its database:
-    the request may or may not have been done.
+    """A connection to a broker, or from a broker to its database, was lost before the answer
+    arrived. The request may have been executed.
     """
 
     def __init__(self, message: str) -> None:
@@ -68,34 +72,34 @@ class ConnectionLost(Unavailable):
 
 
 class Busy(Unavailable):
-    """The database answers and does not do this for now: its disk is full, a lock is held, it is
-    overloaded.
+    """The database answers but cannot execute the request now: its disk is full, a lock is held, or
+    it is overloaded.
     """
 
 
 class MissingKey(Unavailable):
-    """A queue asks for encryption with a key this broker was not given; its payloads are stored
-    nowhere meanwhile.
+    """The queue is encrypted with a key that this broker does not have. Its messages are neither
+    stored nor buffered until the broker gets the key.
     """
 
 
 class StorageError(PenstockError):
-    """The disk takes nothing for now; catches both `StorageFull` and `StorageFailed`."""
+    """The disk accepts no writes for now. Base class of `StorageFull` and `StorageFailed`."""
 
 
 class StorageFull(StorageError):
-    """The disk (or the byte cap on it) is full; nothing was accepted."""
+    """The disk, or the configured limit on it, is full; nothing was stored."""
 
 
 class StorageFailed(StorageError):
-    """The disk refused a write or an fsync; nothing of this request was acknowledged."""
+    """A write or an fsync failed; nothing of this request was acknowledged."""
 
 
 class Damaged(PenstockError):
-    """Stored bytes do not match their checksum or their framing; the text names the file and the
-    place.
+    """Stored data is corrupt: it does not match its checksum or its framing. The text names the
+    file and the position.
 
-    `resume` is the next offset that can be read again, where there is one.
+    `resume` is the next readable offset, if there is one.
     """
 
     def __init__(self, message: str, resume: int | None = None) -> None:
@@ -104,4 +108,4 @@ class Damaged(PenstockError):
 
 
 class Locked(PenstockError):
-    """Another process holds what this one needs (the data directory, a route's directory)."""
+    """Another process holds the lock on a directory: the data directory, or that of a route."""

@@ -40,10 +40,10 @@ _ADDRESS = re.compile(r"  (HTTP|TCP|WebSocket) +(\S+)")
 
 
 class ThrowawayBroker:
-    """A broker in a directory of its own; use it as `with ThrowawayBroker() as broker`."""
+    """A broker with a temporary data directory, for tests: `with ThrowawayBroker() as broker`."""
 
     def __init__(self, *, database_url: str | None = None, **settings: str) -> None:
-        """`settings` are keys of the configuration with two underscores for each dot:
+        """`settings` are configuration keys with two underscores for each dot, such as
         `topics__segment_bytes="1Mi"`.
         """
         self._database_url = database_url
@@ -55,7 +55,7 @@ class ThrowawayBroker:
 
     @property
     def url(self) -> str:
-        """The HTTP address, as `Client` takes it."""
+        """The HTTP address, to pass to `Client`."""
         return self._addresses["HTTP"]
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class ThrowawayBroker:
 
 @pytest.fixture(scope="session")
 def penstock_url() -> Iterator[str]:
-    """The address of a broker for the tests: started for them, or PENSTOCK_TEST_URL."""
+    """The address of a broker for the tests: a temporary one, or PENSTOCK_TEST_URL."""
     given = os.environ.get("PENSTOCK_TEST_URL")
     if given:
         yield given
@@ -117,7 +117,7 @@ def penstock_url() -> Iterator[str]:
 
 @pytest.fixture
 def penstock_name() -> Callable[[str], str]:
-    """Makes names of queues, topics and groups that belong to this test alone."""
+    """A function that returns names of queues, topics and groups that no other test uses."""
     suffix = uuid.uuid4().hex[:12]
 
     def name(word: str) -> str:
@@ -128,6 +128,6 @@ def penstock_name() -> Callable[[str], str]:
 
 @pytest.fixture
 def penstock_client(penstock_url: str) -> Iterator[SyncClient]:
-    """A client of the broker. For async code: `async with Client(penstock_url) as client`."""
+    """A client of the test broker. In async code: `async with Client(penstock_url) as client`."""
     with SyncClient(penstock_url) as client:
         yield client

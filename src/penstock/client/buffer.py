@@ -38,16 +38,18 @@ Refusal = tuple[Item, PenstockError]  # an item of the HTTP API, and why it was 
 
 
 class BufferOptions(TypedDict, total=False):
-    """The options of a buffer, as `PushBuffer` takes them."""
+    """The options of `Client.buffer`."""
 
-    max_messages: int
-    batch: int
-    linger: float
-    close_timeout: float
+    max_messages: int  # in the buffer; when it is full, push waits; default 10,000
+    batch: int  # the most messages per request; default 500
+    linger: float  # seconds to wait for a batch to fill; default 0.05
+    close_timeout: float  # seconds that close sends the rest; default 10
 
 
 class PushBuffer:
-    """Made by `Client.buffer`. Use it as `async with`, or call `close`."""
+    """A client-side buffer that sends pushes in batches. Create it with `Client.buffer`. Use it in
+    `async with`, or call `close`.
+    """
 
     def __init__(
         self,
@@ -90,8 +92,8 @@ class PushBuffer:
         transaction_id: str | None = None,
         trace_id: str | None = None,
     ) -> str:
-        """Add a message; waits while the buffer is full. The message's transaction id. A `delay`
-        counts from the moment it is stored.
+        """Add a message and return its transaction id. Waits while the buffer is full. A `delay`
+        starts when the broker stores the message.
         """
         check_payload(payload)
         encoded = msgspec.Raw(msgspec.json.encode(payload))
@@ -116,7 +118,7 @@ class PushBuffer:
         return str(item["transactionId"])
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Return when everything pushed so far is stored (or refused); `TimeoutError` after
+        """Wait until everything pushed so far is stored or rejected. Raises `TimeoutError` after
         `timeout` seconds.
         """
         wanted = self._accepted
@@ -135,8 +137,8 @@ class PushBuffer:
             self._hurried -= 1
 
     async def close(self, timeout: float | None = None) -> list[Item]:
-        """Send what is left for at most `timeout` seconds; what could not be sent, as items of the
-        HTTP API.
+        """Send the remaining messages for at most `timeout` seconds. Returns those that could not
+        be sent, as items of the HTTP API.
         """
         self.closed = True
         self._progress.set()

@@ -78,15 +78,17 @@ class _Deleted(Result):
 
 
 class Client(QueueClient):
-    """Talks to one broker, or to several on one database; with no URL, to PENSTOCK_URL or the local
-    one.
+    """A client of one broker, or of several brokers on one database. Without a URL it uses
+    PENSTOCK_URL, or http://127.0.0.1:6632.
 
-    `token` (default: PENSTOCK_TOKEN) is sent to brokers that ask for one; a function is asked
-    before each request. With https://, `ca` is the CA to believe (a PEM file or its text, default:
-    PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours. `timeout` limits one request,
-    `patience` how long a request is tried again while no broker answers. Topics are found by the
-    broker's own account, or at `topics` (`tcp://host:port`, default: PENSTOCK_BROKER). A client
-    belongs to the event loop of its first request.
+    `token` (default: PENSTOCK_TOKEN) authenticates the client. It may be a function, which is
+    called before each request. For https://, `ca` is the CA certificate to trust, as a PEM file or
+    its text (default: PENSTOCK_CA_FILE, or the system's), or `tls` is an `ssl.SSLContext`.
+    `timeout` is the time limit of one request in seconds. `patience` is how long a request is
+    retried while no broker answers, in seconds. For topics, the client asks the broker for its TCP
+    address, unless you set it with `topics` (`tcp://host:port`, default: PENSTOCK_BROKER).
+
+    A client belongs to the event loop of its first request.
     """
 
     def __init__(
@@ -138,21 +140,22 @@ class Client(QueueClient):
 
     @classmethod
     def from_env(cls) -> Self:
-        """A client by the environment alone: PENSTOCK_URL, PENSTOCK_TOKEN, PENSTOCK_CA_FILE,
-        PENSTOCK_BROKER (for topics), PENSTOCK_TIMEOUT and PENSTOCK_PATIENCE in seconds.
+        """Create a client from environment variables: PENSTOCK_URL, PENSTOCK_TOKEN,
+        PENSTOCK_CA_FILE, PENSTOCK_BROKER (for topics), PENSTOCK_TIMEOUT and PENSTOCK_PATIENCE (in
+        seconds).
         """
         return cls(**limits_from_env())
 
     def topic(self, name: str) -> Topic:
-        """A topic of the broker; it need not exist before the first record."""
+        """Return a topic. It does not have to exist: the first record creates it."""
         return Topic(self._topics, name)
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return await self._topics.names()
 
     async def status(self) -> BrokerStatus:
-        """How the broker is, as it says itself; of several, the first that answers."""
+        """Return the health of the broker; with several brokers, of the first that answers."""
         statuses = await self._brokers.statuses()
         for _, status in statuses:
             if isinstance(status, BrokerStatus):
@@ -165,9 +168,7 @@ class Client(QueueClient):
     def consumer(
         self, address: str | Address, **options: Unpack[ConsumerOptions]
     ) -> Callable[[Handler], Consumer]:
-        """Make the function below a consumer of `address`; `run` starts it. The options are those
-        of `Consumer`.
-        """
+        """Decorate a function as a consumer of `address`. `run` starts it."""
 
         def register(handler: Handler) -> Consumer:
             consumer = Consumer(self, address, handler, **options)
@@ -177,12 +178,12 @@ class Client(QueueClient):
         return register
 
     def registered(self) -> list[Consumer]:
-        """The consumers that `run` runs."""
+        """Return the consumers that `run` starts."""
         return list(self._consumers)
 
     async def run(self, *, handle_signals: bool = True) -> None:
-        """Run all consumers until `stop`. SIGTERM is one, unless the program handles it itself or
-        says `handle_signals=False`.
+        """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
+        the program handles it itself, or with `handle_signals=False`.
         """
         reporting = asyncio.create_task(HealthReporter(self._brokers, self._consumers).run())
         try:
@@ -193,12 +194,12 @@ class Client(QueueClient):
             await asyncio.gather(reporting, return_exceptions=True)
 
     def stop(self) -> None:
-        """Have all consumers finish what they handle and end."""
+        """Stop all consumers once they have finished the messages in progress."""
         for consumer in self._consumers:
             consumer.stop()
 
     def buffer(self, **options: Unpack[BufferOptions]) -> PushBuffer:
-        """A buffer that gathers pushes into batches; the options are those of `PushBuffer`."""
+        """Create a buffer that collects pushes into batches."""
         if self._brokers.closed:
             raise InvalidRequest("the client is closed")
         buffer = PushBuffer(self, **options)
@@ -206,11 +207,11 @@ class Client(QueueClient):
         return buffer
 
     async def close(self, timeout: float = 10.0) -> list[Item]:
-        """Let consumers finish, send what the buffers hold, within `timeout` seconds in all; what
-        could not be sent.
+        """Stop consumers, send what is in the buffers and close all connections, within `timeout`
+        seconds. Returns the messages that could not be sent.
 
-        Consumers get half of the time at most. Messages that a `take` had fetched and not handed
-        out go back.
+        Consumers get at most half of the time. Messages that `take` fetched but did not hand out
+        are returned to the queue.
         """
         if self._brokers.closed:
             return []
@@ -273,7 +274,7 @@ class Client(QueueClient):
         task: str = "",
         **options: Unpack[QueueSettings],
     ) -> Configured:
-        """Create a queue or replace its options: those not named get their defaults."""
+        """Create a queue or replace its options. Options you leave out get their defaults."""
         body = {
             "queue": queue,
             "namespace": namespace,
@@ -285,33 +286,35 @@ class Client(QueueClient):
         )
 
     async def queues(self) -> list[QueueSummary]:
-        """All queues with their counts."""
+        """Return all queues with their message counts."""
         target = "/api/v1/resources/queues"
         return (await self._brokers.decoded(_Queues, "GET", target, again=True)).queues
 
     async def describe(self, queue: str) -> QueueDescription:
-        """Configuration, partitions and counts of a queue."""
+        """Return the options, partitions and message counts of a queue."""
         target = f"/api/v1/status/queues/{_quoted(queue)}"
         return await self._brokers.decoded(QueueDescription, "GET", target, again=True)
 
     async def delete_queue(self, queue: str) -> bool:
-        """Delete a queue with everything in it; False when there was none."""
+        """Delete a queue with all its messages. Returns False if it did not exist."""
         target = f"/api/v1/resources/queues/{_quoted(queue)}"
         answer = await self._brokers.decoded(dict[str, Any], "DELETE", target, again=True)
         return bool(answer["existed"])
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
-        """Delete the messages of a queue, or of one partition, and keep the queue; how many."""
+        """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
+        were deleted.
+        """
         target = f"/api/v1/queues/{_quoted(queue)}/clear{_query(partition=partition)}"
         return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
 
     async def groups(self) -> list[GroupSummary]:
-        """Every group of every queue with its lag."""
+        """Return the consumer groups of all queues with their lag."""
         target = "/api/v1/consumer-groups"
         return await self._brokers.decoded(list[GroupSummary], "GET", target, again=True)
 
     async def group(self, group: str) -> list[GroupPartition]:
-        """The lag of a group in each partition of its queues."""
+        """Return the lag of a consumer group in each partition."""
         target = f"/api/v1/consumer-groups/{_quoted(group)}"
         answer = await self._brokers.decoded(dict[str, _Partitions], "GET", target, again=True)
         for queue, about in answer.items():
@@ -322,15 +325,15 @@ class Client(QueueClient):
     async def consumers(
         self, queue: str | None = None, *, group: str | None = None
     ) -> list[ConsumerHealth]:
-        """The consumers of all clients that run now: what they have in hand, their last error."""
+        """Return the running consumers of all clients: messages in flight, counts, last error."""
         target = f"/api/v1/consumers{_query(queue=queue, group=group)}"
         return (await self._brokers.decoded(_Consumers, "GET", target, again=True)).consumers
 
     async def seek(
         self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
     ) -> Seek:
-        """Move a group to a time, to "end" or to "beginning". A dry run only says what would be
-        delivered again.
+        """Move a consumer group to a time, to "end" or to "beginning". With `dry_run`, nothing is
+        moved and the result says how many messages would be redelivered or skipped.
         """
         body: dict[str, Any] = {"dryRun": True} if dry_run else {}
         if isinstance(to, datetime):
@@ -345,8 +348,8 @@ class Client(QueueClient):
         return await self._brokers.decoded(Seek, "POST", target, body, again=True)
 
     async def delete_group(self, group: str, queue: str | None = None) -> int:
-        """Delete the group and its cursors, on one queue or on all of them; of how many
-        partitions.
+        """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
+        partitions it had a cursor in.
         """
         path = f"/api/v1/consumer-groups/{_quoted(group)}"
         target = f"{path}/queues/{_quoted(queue)}" if queue else path
@@ -364,7 +367,9 @@ class Client(QueueClient):
         limit: int = 100,
         before: int | None = None,
     ) -> DeadLetters:
-        """Dead letters, the newest first; the next page is `before` the `dlq_id` of the last."""
+        """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
+        last one as `before`.
+        """
         query = _query(**_filter(queue, group, partition, since, until), limit=limit, before=before)
         return await self._brokers.decoded(DeadLetters, "GET", f"/api/v1/dlq{query}", again=True)
 
@@ -378,8 +383,8 @@ class Client(QueueClient):
         until: datetime | None = None,
         id: int | None = None,
     ) -> int:
-        """Deliver dead letters again to the groups they failed in: those that match, or the one
-        with this `dlq_id`; how many.
+        """Deliver dead letters again, to the groups they failed in: all that match, or the one with
+        the `dlq_id` given as `id`. Returns how many.
         """
         query = _query(**_filter(queue, group, partition, since, until), id=id)
         answer = await self._brokers.decoded(_Deleted, "POST", f"/api/v1/dlq/requeue{query}")
@@ -395,7 +400,7 @@ class Client(QueueClient):
         until: datetime | None = None,
         id: int | None = None,
     ) -> int:
-        """Delete the dead letters that match; how many."""
+        """Delete the dead letters that match. Returns how many."""
         query = _query(**_filter(queue, group, partition, since, until), id=id)
         target = f"/api/v1/dlq{query}"
         return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
@@ -408,7 +413,7 @@ class Client(QueueClient):
         limit: int = 100,
         cursor: str | None = None,
     ) -> ScheduledMessages:
-        """Messages that are not due yet, the next one first."""
+        """Return a page of delayed messages, next due first."""
         query = _query(queue=queue, partition=partition, limit=limit, cursor=cursor)
         target = f"/api/v1/scheduled{query}"
         return await self._brokers.decoded(ScheduledMessages, "GET", target, again=True)
@@ -416,7 +421,7 @@ class Client(QueueClient):
     async def cancel(
         self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
     ) -> bool:
-        """Take back a message that is not due yet; False when none of this id waits."""
+        """Cancel a delayed message. Returns False if there is none with this transaction id."""
         names = "/".join(map(_quoted, (queue, partition, transaction_id)))
         try:
             await self._brokers.json("DELETE", f"/api/v1/scheduled/{names}")

@@ -63,7 +63,7 @@ MOST_WAITING = 1000  # messages between two attempts; more fail, and the broker 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a consumer tries a message, and how long it waits before each next attempt."""
+    """How often a consumer attempts a message, and how long it waits between attempts."""
 
     max_attempts: int
     first: float
@@ -71,15 +71,16 @@ class RetryPolicy:
     longest: float
 
     def delay(self, attempt: int) -> float:
-        """Seconds between the attempt of this number and the next one."""
+        """Seconds to wait after this attempt; the first attempt is 1."""
         return float(min(self.longest, self.first * self.factor ** (attempt - 1)))
 
 
 def backoff(
     max_attempts: int = 5, *, first: float = 1.0, factor: float = 2.0, longest: float = 60.0
 ) -> RetryPolicy:
-    """Try a message up to `max_attempts` times, after `first` seconds, then `factor` times longer
-    each, up to `longest`; then put it aside.
+    """Retry with exponential backoff: make up to `max_attempts` attempts, wait `first` seconds
+    after the first one and `factor` times longer after each further one, at most `longest` seconds.
+    After the last attempt the message becomes a dead letter.
     """
     if max_attempts < 1 or first < 0 or factor < 1 or longest < 0:
         raise InvalidRequest(
@@ -89,18 +90,18 @@ def backoff(
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The options of a consumer, as `Consumer` takes them."""
+    """The options of `Client.consumer`."""
 
-    concurrency: int
-    batch: int
-    each: bool
-    retry: RetryPolicy | None
-    auto_ack: bool
-    partitions: int
-    subscription_mode: str | None
-    subscription_from: datetime | str | None
-    name: str | None
-    prefetch: bool | None
+    concurrency: int  # calls at the same time; default 1
+    batch: int  # messages per fetch; default 1
+    each: bool  # False: call the function with the whole batch, as a list
+    retry: RetryPolicy | None  # such as backoff(5); default: the queue's options decide
+    auto_ack: bool  # acknowledge on delivery: at most once
+    partitions: int  # the most partitions to take one batch from; default 1
+    subscription_mode: str | None  # where a new group starts: "all" or "new"
+    subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
+    name: str | None  # shown in the Console; default: host and process id
+    prefetch: bool | None  # fetch while the function works; None: if it pays
 
 
 class Outcome:
@@ -113,8 +114,9 @@ class Outcome:
 
 
 class Consumer:
-    """Takes messages, calls a handler for each, acknowledges it when the handler returns and
-    fails it when the handler raises. Made by `Client.consumer`, run by `Client.run`.
+    """Fetches messages and calls a function for each. The message is acknowledged when the function
+    returns, and counts as failed when it raises. Create it with `Client.consumer` and run it with
+    `Client.run`.
     """
 
     def __init__(  # noqa: PLR0913 public, by keyword
@@ -134,8 +136,9 @@ class Consumer:
         name: str | None = None,
         prefetch: bool | None = None,
     ) -> None:
-        """`prefetch` fetches the next batch while the handler works: always, never, or (None) while
-        the handler takes longer than a fetch and less than a second.
+        """`prefetch` fetches the next batch while the function works on the current one: always
+        (True), never (False), or (None) while the function takes longer than a fetch and less than
+        a second.
         """
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
@@ -172,17 +175,17 @@ class Consumer:
         self._waiting: dict[asyncio.Task[None], Sequence[Message]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function itself, as if it had not been decorated."""
+        """Call the decorated function directly."""
         return self._handler.function(*arguments)
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for their next attempt."""
+        """The number of messages that wait for their next attempt."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self) -> None:
-        """Consume until `stop`; raises what no retry can help (a request the broker refuses for
-        good).
+        """Consume until `stop` is called. Raises an error that a retry cannot fix, such as a
+        request that the broker rejects.
         """
         if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
             self._threads = ThreadPoolExecutor(self.concurrency, "penstock-consumer")
@@ -199,13 +202,13 @@ class Consumer:
                 self._threads.shutdown(wait=False)
 
     async def ended(self, but: asyncio.Task[Any] | None) -> None:
-        """Wait for the workers to end, if it runs; `but` for the one that asks, if it is one."""
+        """Wait until the consumer's tasks have ended, except the task `but`."""
         others = [task for task in (*self._workers, *self._waiting) if task is not but]
         if others:
             await asyncio.wait(others)
 
     def stop(self) -> None:
-        """Fetch nothing more and end once what is being handled is done."""
+        """Stop fetching, and end when the messages in progress are done."""
         self._stopping.set()
         for poll in self._polls:
             poll.cancel()

@@ -20,10 +20,11 @@ AckStatus = Literal["completed", "failed", "retry", "dlq"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where messages come from or go to: `orders`, `orders/c-1`, `orders@billing`,
-    `orders/c-1@billing`.
+    """Where messages are pushed to or taken from: `orders`, `orders/c-1`, `orders@billing` or
+    `orders/c-1@billing` (queue, partition, consumer group).
 
-    A queue whose own name holds a slash or an at sign is addressed by an `Address` made by hand.
+    If the name of a queue contains a slash or an at sign, create an `Address` instead of passing a
+    string.
     """
 
     queue: str
@@ -32,6 +33,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: "str | Address") -> "Address":
+        """Parse an address. Raises `InvalidRequest` if it is malformed."""
         if isinstance(text, Address):
             return text
         place, at, group = text.partition("@")
@@ -48,15 +50,13 @@ class Address:
 
     @property
     def pop_path(self) -> str:
-        """The path of the HTTP API that pops from it."""
+        """The HTTP path to pop from this address."""
         path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
         return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
 
 
 class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
-    """A message as a consumer sees it. `data` is the payload, decoded when first asked for; `raw`
-    its JSON text.
-    """
+    """A received message. `data` is the payload, decoded on first access; `raw` its JSON text."""
 
     id: str
     transaction_id: str
@@ -67,7 +67,7 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
     created_at: datetime
     partition: str
     partition_id: str
-    lease_id: str = ""  # empty under auto-ack
+    lease_id: str = ""  # empty with auto_ack
     consumer_group: str = QUEUE_MODE
     queue: str = ""
 
@@ -81,8 +81,8 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
             return json.loads(bytes(self.raw))
 
     def answered_elsewhere(self) -> None:
-        """A transaction of the application answers it (`penstock.outbox`). Its lease is extended as
-        before, and when it has ended nobody is warned.
+        """Mark the message as acknowledged in a database transaction of your own (`penstock.outbox`
+        does this). Its lease is still extended, and no warning is logged when the lease ends.
         """
         if (kept := self.__dict__.get("kept")) is not None:
             kept.elsewhere.add(self.id)
@@ -92,22 +92,24 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
 
 
 class Message(Received):
-    """A message taken by `Client`, to be answered by one of its methods."""
+    """A message received through `Client`. Answer it with one of its methods."""
 
     async def ack(self) -> None:
-        """The work is done; `AckRefused` when the lease was lost and the message comes again."""
+        """Acknowledge the message. Raises `AckRefused` if the lease was lost; the message is then
+        delivered again.
+        """
         await client_of(self).ack(self)
 
     async def retry(self, *, delay: float = 0.0) -> None:
-        """Deliver it again after `delay` seconds; no attempt is counted."""
+        """Have the message delivered again after `delay` seconds, without counting an attempt."""
         await client_of(self).ack(self, "retry", delay=delay)
 
     async def dead_letter(self, reason: str) -> None:
-        """Put it aside for a person to look at: it cannot succeed."""
+        """Move the message to the dead letters."""
         await client_of(self).ack(self, "dlq", error=reason)
 
     async def extend(self, seconds: int = 60) -> bool:
-        """Lease it for `seconds` from now; False when the lease is lost."""
+        """Lease the message for `seconds` from now. Returns False if the lease is lost."""
         return bool(await client_of(self).extend(self, seconds))
 
 
@@ -133,8 +135,8 @@ class Popped(msgspec.Struct, rename="camel"):
 
 
 class Pushed(msgspec.Struct, eq=False):
-    """What became of one message: `queued`, `duplicate` (known by its transaction id), `buffered`
-    or `failed`.
+    """The result of pushing one message. `status` is `queued`, `scheduled` (delayed), `duplicate`
+    (its transaction id is already stored), `buffered` or `failed`.
     """
 
     status: str
@@ -147,7 +149,7 @@ class Pushed(msgspec.Struct, eq=False):
 
 
 class Acked(msgspec.Struct, rename="camel", eq=False):
-    """What became of one acknowledgement; `error` says why when it was no success."""
+    """The result of one acknowledgement. If it did not succeed, `error` has the reason."""
 
     transaction_id: str
     success: bool
@@ -160,8 +162,8 @@ class Acked(msgspec.Struct, rename="camel", eq=False):
 
 
 class QueueFull(Full):
-    """Some messages of a push did not fit (`maxSize`): `results` says which. The others are
-    stored.
+    """Some messages of a push did not fit into the queue (`maxSize`). `results` says which; the
+    others are stored.
     """
 
     def __init__(self, text: str, results: list[Pushed]) -> None:
@@ -170,7 +172,7 @@ class QueueFull(Full):
 
 
 class AckRefused(Conflict):
-    """The broker did not take some acks, for lack of a live lease or of the message; `results` says
+    """The broker rejected some acks: the lease was lost, or the message is gone. `results` says
     which.
     """
 
@@ -180,7 +182,7 @@ class AckRefused(Conflict):
 
 
 class Retry(Exception):
-    """Raised by a consumer's handler: deliver the message again, after `delay` seconds, without
+    """Raise it in a consumer to have the message delivered again after `delay` seconds, without
     counting an attempt.
     """
 
@@ -190,4 +192,4 @@ class Retry(Exception):
 
 
 class DeadLetter(Exception):
-    """Raised by a consumer's handler: this message can never succeed, put it aside at once."""
+    """Raise it in a consumer to move the message to the dead letters at once."""

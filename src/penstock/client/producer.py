@@ -50,7 +50,9 @@ class _Batch:
 
 
 class Delivery:
-    """The promise of one record's offset: `await` it to know that the record is stored."""
+    """The pending result of one record: `await` it to wait until the record is stored and to get
+    its offset.
+    """
 
     __slots__ = ("_batch", "_index")
 
@@ -62,25 +64,25 @@ class Delivery:
         return first + self._index
 
     def done(self) -> bool:
-        """Whether the record is stored, or has failed."""
+        """Whether the record is stored or has failed."""
         return self._batch.first_offset.done()
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of a producer, as `Producer` takes them."""
+    """The options of `Topic.producer`."""
 
-    linger: float
-    max_batch_bytes: int
-    max_batch_records: int
-    buffer_bytes: int
-    in_flight: int
-    timeout: float
-    idempotent: bool
+    linger: float  # seconds to wait for a batch to fill; default 0.005
+    max_batch_bytes: int  # default 1 MiB
+    max_batch_records: int  # default 10,000
+    buffer_bytes: int  # when so many bytes are unanswered, send waits; default 64 MiB
+    in_flight: int  # batches sent and not answered yet; default 4
+    timeout: float  # seconds to retry a batch before it fails; default 120
+    idempotent: bool  # store each record once and in order; default True
 
 
 class Producer:
-    """Made by `Topic.producer`. Use it as `async with`, or call `close`, so that the last
-    batch is sent.
+    """Sends records in batches. Create it with `Topic.producer`. Use it in `async with`, or call
+    `close`, so that the last batch is sent.
     """
 
     def __init__(  # noqa: PLR0913 public, by keyword
@@ -142,15 +144,17 @@ class Producer:
         await self.close()
 
     async def send(self, payload: Bytes) -> Delivery:
-        """Add one record. Waits only while the buffer is full; await the returned delivery for the
-        offset.
+        """Add one record. Waits only while the buffer is full. Await the returned delivery to get
+        the offset.
         """
         if self._buffered >= self._buffer_bytes or self._room:
             await self._wait_for_room()
         return self._add(payload)
 
     async def send_many(self, payloads: Iterable[Bytes]) -> Delivery | None:
-        """Add many records in order; the delivery is the last one's (None if there were none)."""
+        """Add several records, in order. Returns the delivery of the last one, or None if there
+        were none.
+        """
         delivery = None
         for payload in payloads:
             if self._buffered >= self._buffer_bytes or self._room:
@@ -159,8 +163,8 @@ class Producer:
         return delivery
 
     async def flush(self) -> None:
-        """Send what is waiting now and return when it is answered; raises the first failure since
-        the last flush.
+        """Send all buffered records and wait until they are answered. Raises the first failure
+        since the last flush.
         """
         self._close_batch()
         pending = [batch.first_offset for batch in self._queue]
@@ -176,14 +180,14 @@ class Producer:
         return self._failure
 
     def abort(self) -> None:
-        """Stop at once: what has no answer yet fails, and the broker may or may not have it."""
+        """Stop at once. Records without an answer fail; the broker may have stored them."""
         self._closing = True
         self._close_batch()
         self._sender.cancel()
         self._fail_all(Unavailable("the producer was stopped before this record was answered"))
 
     async def close(self) -> None:
-        """Flush, then stop. Safe to call twice."""
+        """Flush, then stop. It is safe to call it twice."""
         try:
             await self.flush()
         finally:

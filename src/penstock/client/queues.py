@@ -106,14 +106,14 @@ class QueueClient:
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> Pushed:
-        """Store one message; returns when it is durable.
+        """Push one message. Returns once it is durable.
 
-        The payload is anything JSON can say, or a `msgspec.Raw` that holds JSON already. NaN and
-        bytes are refused: JSON would make something else of them. `headers` go with it to the
-        consumer. It is delivered after `delay` seconds, or not before `deliver_at` (with a time
-        zone). A `transaction_id` that its partition has seen makes the push a `duplicate`. With
-        `buffer_ms` or `buffer_max` the broker answers from its buffer and stores in larger batches
-        a little later (QoS 0).
+        The payload is anything that JSON can express, or a `msgspec.Raw` that already holds JSON.
+        NaN, infinity and bytes are rejected. `headers` travel with the message. The message is
+        delivered after `delay` seconds, or at `deliver_at` (a `datetime` with a time zone). If the
+        partition already has a message with this `transaction_id`, the result is `duplicate`. With
+        `buffer_ms` or `buffer_max`, the broker answers once the message is in its buffer and stores
+        it a little later, in a larger batch (QoS 0).
         """
         about = Envelope(
             partition=partition,
@@ -139,8 +139,8 @@ class QueueClient:
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
     ) -> list[Pushed]:
-        """Store many messages, in order; in one request, or in several when there are more than a
-        broker takes. Headers and times are those of each of them.
+        """Push several messages, in order. Headers, delay and time apply to each of them. More
+        messages than fit into one request are sent in several.
         """
         about = Envelope(partition=partition, headers=headers, delay=delay, deliver_at=deliver_at)
         items = [new_item(address, payload, about) for payload in payloads]
@@ -163,8 +163,8 @@ class QueueClient:
         buffer_max: int | None = None,
         patience: float | None = None,
     ) -> list[Pushed]:
-        """Store items as the HTTP API names them; each must have a transactionId, so that a repeat
-        is recognised.
+        """Push items in the format of the HTTP API. Each needs a `transactionId`, so that a retry
+        is not stored twice.
         """
         for item in items:
             check_payload(item.get("payload"))
@@ -224,10 +224,11 @@ class QueueClient:
         renew: bool = True,
         patience: float | None = None,
     ) -> list[Message]:
-        """Take up to `batch` messages; an empty list when there are none within `wait` seconds.
+        """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
-        They are leased to the caller, and the lease is kept alive until they are acknowledged
-        (`renew`). Without an address the messages come from any queue of the namespace or task.
+        The messages are leased to this client. The lease is extended in the background until they
+        are acknowledged, unless you pass `renew=False`. Without an address, messages come from any
+        queue of the namespace or task.
         """
         where = Address.parse(address) if address is not None else None
         if where is None and not (namespace or task):
@@ -274,11 +275,11 @@ class QueueClient:
         subscription_from: datetime | str | None = None,
         auto_ack: Literal[False] = False,
     ) -> list[Message]:
-        """Answer messages of the address's group and take the next ones, in one request; what
-        became of the answers is reported to `acked`.
+        """Acknowledge messages of the address's group and fetch the next ones, in one request.
+        `acked` is called with the results of the acknowledgements.
 
-        Nothing is tried again here: after an error answer the messages once more, which changes
-        nothing where it was done.
+        This request is not retried. After an error, acknowledge the messages again; repeating an
+        ack is safe.
         """
         where = Address.parse(address)
         if self._separate_acks:  # a broker that does not have it
@@ -355,19 +356,19 @@ class QueueClient:
         subscription_from: datetime | str | None = None,
         prefetch: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Messages one by one, for ever; `async for message in client.take("orders@billing")`.
+        """Iterate over messages: `async for message in client.take("orders@billing")`.
 
-        With `prefetch` the next `batch` is fetched, under its lease, while the loop works on the
-        one before, so that a loop that takes longer than a round trip does not wait for it.
+        The loop runs until you leave it. It also ends after `limit` messages, or when no message
+        arrives for `idle` seconds (0: as soon as the queue is empty). Acknowledge each message.
 
-        It ends when nothing came for `idle` seconds (0: as soon as nothing is there), or after
-        `limit` messages. Acknowledge each message, unless `auto_ack` has the broker count it as
-        done the moment it is handed out: then a message that was fetched and not processed is lost,
-        also when the broker died with it in its hands. Messages fetched and not yet given to the
-        loop when it ends go back at once.
+        With `auto_ack`, the broker acknowledges messages when it hands them out. A message that was
+        fetched but not processed is then lost, also if the broker dies while it sends it.
 
-        Brokers may be restarted meanwhile; `Unavailable` is raised when none answered for the
-        client's `patience`.
+        With `prefetch`, the next batch is fetched and leased while you work on the current one.
+        When the loop ends, messages it has not seen yet are returned to the queue.
+
+        The loop continues when brokers restart. It raises `Unavailable` if no broker answers for
+        the client's `patience`.
         """
         if prefetch and auto_ack:
             raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
@@ -458,11 +459,11 @@ class QueueClient:
         delay: float = 0.0,
         group: str | None = None,
     ) -> list[Acked]:
-        """Answer one or several messages: "completed", "failed", "retry" or "dlq".
+        """Acknowledge one or more messages as "completed", "failed", "retry" or "dlq".
 
-        Raises `AckRefused` when the broker did not take some of them, because the lease was lost:
-        those messages are or will be delivered again. With "retry" they are delivered again after
-        `delay` seconds: until then this client holds their lease, and there are no results yet.
+        Raises `AckRefused` if the broker rejected some of them because their lease was lost; those
+        messages are delivered again. With "retry" and a `delay`, this client keeps the messages
+        leased for `delay` seconds and then returns them; the list of results is empty.
         """
         messages = [message] if isinstance(message, Received) else list(message)
         if delay:
@@ -476,7 +477,7 @@ class QueueClient:
     async def ack_each(
         self, answers: Sequence[tuple[Received, dict[str, str]]], *, group: str | None = None
     ) -> list[Acked]:
-        """Answer each message in its own way: `{"status": ..., "error": ...}`."""
+        """Acknowledge each message with its own status: `{"status": ..., "error": ...}`."""
         by_group: dict[str, list[tuple[Received, dict[str, str]]]] = {}
         for message, answer in answers:
             by_group.setdefault(group or message.consumer_group, []).append((message, answer))
@@ -524,8 +525,8 @@ class QueueClient:
         task.add_done_callback(lambda task: self._parked.pop(task, None))
 
     async def give_back(self, messages: Sequence[Received]) -> None:
-        """Return messages that were not worked on; no attempt is counted. Failing that, their lease
-        ends.
+        """Return unprocessed messages to the queue without counting an attempt. If that fails, they
+        are delivered again when their lease expires.
         """
         try:
             await self.ack(messages, "retry")
@@ -533,12 +534,12 @@ class QueueClient:
             self._leases.drop(messages)
 
     async def extend(self, message: Received, seconds: int = 60) -> bool:
-        """Extend the message's lease by hand; False when it is lost."""
+        """Lease the message for `seconds` from now. Returns False if the lease is lost."""
         return await self._leases.extend(message.lease_id, seconds)
 
     def transaction(self) -> Transaction:
-        """`async with client.transaction() as tx`: pushes and acks that happen together or not at
-        all.
+        """Create a transaction: `async with client.transaction() as tx`. All its pushes and acks
+        take effect, or none.
         """
         return Transaction(self._brokers, self._leases)
 
@@ -550,7 +551,7 @@ class QueueClient:
         event_type: str = "info",
         names: Sequence[str] = (),
     ) -> str:
-        """Attach an event to a message's life line; the trace's id."""
+        """Attach a trace event to a message. Returns the id of the trace."""
         check_payload(data)
         body = {
             "transactionId": message.transaction_id,

@@ -55,20 +55,22 @@ Start = int | datetime | Literal["earliest", "latest"]
 
 
 class ReaderOptions(TypedDict, total=False):
-    """The options of a reader, as `Reader` takes them."""
+    """The options of `Topic.reader`."""
 
-    group: str | None
-    member: str | None
-    max_bytes: int
-    max_records: int
-    wait: float
-    follow: bool
-    on_lost: Literal["fail", "earliest"]
-    timeout: float
+    group: str | None  # read as a member of this consumer group
+    member: str | None  # name in the group; default: process id and a random part
+    max_bytes: int  # of one fetch; default 1 MiB
+    max_records: int  # of one leased range, in a group; default 10,000
+    wait: float  # seconds the broker waits for new records per fetch; default 10
+    follow: bool  # False: end at the end of the topic; default True
+    on_lost: Literal["fail", "earliest"]  # if retention deleted the next records; default "fail"
+    timeout: float  # seconds to retry while no broker answers; default 60
 
 
 class Reader:
-    """Made by `Topic.reader`; iterate over it for records, over `batches()` for batches."""
+    """Reads a topic. Create it with `Topic.reader`. Iterate over it for records, or over
+    `batches()`.
+    """
 
     def __init__(  # noqa: PLR0913 public, by keyword
         self,
@@ -114,7 +116,7 @@ class Reader:
         await self.close()
 
     async def close(self) -> None:
-        """Give leased ranges back and close the connection."""
+        """Release leased ranges and close the connection."""
         self._forget_ahead()
         if self.group is not None:
             with contextlib.suppress(
@@ -131,7 +133,7 @@ class Reader:
                 yield record
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
-        """Batches in order; ends at the end of the log unless the reader follows it."""
+        """Iterate over batches, in order. Ends at the end of the topic if `follow` is False."""
         source = self._owned() if self.group is None else self._leased()
         async for batch in source:
             yield batch
@@ -277,8 +279,8 @@ class Reader:
                 )
 
     async def complete(self) -> None:
-        """Count the leased range as done if all of it was handed out; asking for the next batch
-        does it, too.
+        """Complete the leased range if all of it was handed out. Asking for the next batch does
+        this, too.
         """
         lease, self._lease = self._lease, None
         if (

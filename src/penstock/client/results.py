@@ -16,20 +16,20 @@ class Result(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class Counts(Result, kw_only=True):
-    """The messages of a queue or a partition, by what became of them."""
+    """The messages of a queue or a partition, by state."""
 
     total: int
     pending: int
     processing: int
     completed: int
-    failed: int | None = None  # attempts; None: it is not counted per partition
+    failed: int | None = None  # failed attempts; None for a partition
     dead_letter: int
     dropped: int = 0
     scheduled: int = 0
 
 
 class QueueSettings(TypedDict, total=False):
-    """The options of `Client.configure`: those of `QueueOptions`, each may be missing."""
+    """The options of `Client.configure`. `QueueOptions` has their defaults and meanings."""
 
     lease_time: int
     retry_limit: int
@@ -51,7 +51,7 @@ class QueueSettings(TypedDict, total=False):
 
 
 class Configured(Result, kw_only=True):
-    """A queue as it is configured now."""
+    """The configuration of a queue after a change."""
 
     configured: bool
     queue: str
@@ -63,7 +63,7 @@ class Configured(Result, kw_only=True):
 
 
 class QueueSummary(Result, kw_only=True):
-    """One queue of `Client.queues`."""
+    """A queue, as listed by `Client.queues`."""
 
     id: str
     name: str
@@ -75,7 +75,7 @@ class QueueSummary(Result, kw_only=True):
 
 
 class QueueAbout(Result, kw_only=True):
-    """What a queue is: its names and options."""
+    """The names and options of a queue."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class QueueAbout(Result, kw_only=True):
 
 
 class PartitionSummary(Result, kw_only=True):
-    """One partition of a queue."""
+    """A partition of a queue."""
 
     id: str
     name: str
@@ -107,7 +107,7 @@ class QueueDescription(Result, kw_only=True):
 
 
 class GroupSummary(Result, kw_only=True):
-    """One group on one queue."""
+    """A consumer group on one queue."""
 
     name: str
     queue_name: str
@@ -116,7 +116,7 @@ class GroupSummary(Result, kw_only=True):
     total_lag: int
     max_time_lag: float
     state: str
-    subscription_mode: str | None = None  # of a group that never subscribed
+    subscription_mode: str | None = None  # None: the group never subscribed
     subscription_timestamp: datetime | None = None
     leased: int = 0
     completed: int = 0
@@ -127,7 +127,7 @@ class GroupSummary(Result, kw_only=True):
 
 
 class GroupPartition(Result, kw_only=True):
-    """How far a group is in one partition."""
+    """The position and lag of a consumer group in one partition."""
 
     queue: str = ""
     partition: str
@@ -140,7 +140,7 @@ class GroupPartition(Result, kw_only=True):
 
 
 class Seek(Result, kw_only=True):
-    """A group that was moved, or under `dry_run` what moving it would do."""
+    """The result of moving a consumer group, or of the dry run."""
 
     consumer_group: str
     queue_name: str
@@ -148,12 +148,12 @@ class Seek(Result, kw_only=True):
     dry_run: bool = False
     seek_to_end: bool = False
     target_timestamp: datetime | None = None
-    redelivered: int | None = None  # counted by a dry run only
-    skipped: int | None = None
+    redelivered: int | None = None  # only in a dry run
+    skipped: int | None = None  # only in a dry run
 
 
 class DeadLetterMessage(Result, kw_only=True):
-    """A message that was put aside, with the reason."""
+    """A dead letter: a message that failed for good, with the reason."""
 
     dlq_id: int
     id: str
@@ -166,7 +166,7 @@ class DeadLetterMessage(Result, kw_only=True):
     retry_count: int
     attempts: int
     data: Any = None
-    data_omitted: bool = False  # the page was large enough already: ask for less
+    data_omitted: bool = False  # the page is too large: use a smaller limit
     headers: dict[str, str] = {}
     producer_sub: str | None = None
     created_at: datetime
@@ -174,14 +174,14 @@ class DeadLetterMessage(Result, kw_only=True):
 
 
 class DeadLetters(Result, kw_only=True):
-    """A page of dead letters, the newest first; `total` is how many match in all."""
+    """A page of dead letters, newest first. `total` counts all that match."""
 
     messages: list[DeadLetterMessage]
     total: int
 
 
 class RouteQueue(Result, kw_only=True):
-    """What a route has not sent yet."""
+    """The send queue of a route: records not delivered yet."""
 
     batches: int
     records: int
@@ -191,7 +191,9 @@ class RouteQueue(Result, kw_only=True):
 
 
 class RouteStatus(Result, kw_only=True):
-    """An export route and how it is; of one that could not start only `state` and `last_error`."""
+    """The status of an export route. If the route could not start, only `state` and `last_error`
+    are set.
+    """
 
     name: str
     state: str
@@ -205,16 +207,16 @@ class RouteStatus(Result, kw_only=True):
 
 
 class RoutePushed(Result, kw_only=True):
-    """What became of records that were pushed to a route."""
+    """The result of pushing records to a route."""
 
     accepted: int
     dropped: int
 
 
 class BrokerStatus(msgspec.Struct, kw_only=True):
-    """How a broker is; its `/health`."""
+    """The health of a broker, as reported by `/health`."""
 
-    status: str  # healthy, degraded (the topics' disk is full), unhealthy (no database)
+    status: str  # healthy, degraded (the disk of topics is full) or unhealthy (database down)
     database: str
     server: str
     version: str
@@ -226,7 +228,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
 
 
 class TransactionStep(Result, kw_only=True):
-    """What became of one push or ack of a transaction."""
+    """The result of one push or ack in a transaction."""
 
     type: str
     index: int
@@ -240,7 +242,7 @@ class TransactionStep(Result, kw_only=True):
 
 
 class ScheduledMessage(Result, kw_only=True):
-    """A message that is not due yet."""
+    """A delayed message that is not due yet."""
 
     transaction_id: str
     queue: str
@@ -255,8 +257,8 @@ class ScheduledMessage(Result, kw_only=True):
 
 
 class ScheduledMessages(Result, kw_only=True):
-    """A page of messages that are not due yet, the next one first; `next` is the `cursor` of the
-    following page.
+    """A page of delayed messages, next due first. Pass `next` as `cursor` to get the following
+    page.
     """
 
     messages: list[ScheduledMessage]
@@ -264,7 +266,7 @@ class ScheduledMessages(Result, kw_only=True):
 
 
 class ScheduleRun(Result, kw_only=True):
-    """One message a schedule made, or why it made none."""
+    """One run of a schedule: the message it pushed, or why it pushed none."""
 
     due_at: datetime
     fired_at: datetime
@@ -275,7 +277,7 @@ class ScheduleRun(Result, kw_only=True):
 
 
 class Schedule(Result, kw_only=True):
-    """A message that is pushed again and again, by cron's calendar."""
+    """A schedule: a message that is pushed at the times of a cron expression."""
 
     name: str
     cron: str
@@ -293,7 +295,7 @@ class Schedule(Result, kw_only=True):
 
 
 class ConsumerHealth(Result, kw_only=True):
-    """A consumer, as it says itself."""
+    """The status of a running consumer, as it last reported."""
 
     id: str
     name: str
@@ -303,11 +305,11 @@ class ConsumerHealth(Result, kw_only=True):
     pid: int = 0
     concurrency: int = 1
     in_flight: int = 0
-    waiting: int = 0  # for their next attempt
+    waiting: int = 0  # messages waiting for their next attempt
     handled: int = 0
     failed: int = 0
     last_error: str | None = None
     last_error_at: datetime | None = None
     started_at: datetime | None = None
-    ended: bool = False
-    seen_at: datetime | None = None  # by the broker's clock
+    ended: bool = False  # the last report of a consumer that has stopped
+    seen_at: datetime | None = None  # time of the last report, by the broker's clock

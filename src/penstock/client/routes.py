@@ -20,17 +20,17 @@ class _Count(Result):
 
 
 class Routes:
-    """The broker's export routes, by their names."""
+    """The export routes of the broker."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
     async def list(self) -> list[RouteStatus]:
-        """All routes with their status."""
+        """Return all routes with their status."""
         return (await self._brokers.decoded(_All, "GET", BASE, again=True)).routes
 
     async def get(self, name: str) -> RouteStatus:
-        """How a route is; `NotFound`."""
+        """Return the status of a route. Raises `NotFound` if it does not exist."""
         return await self._brokers.decoded(RouteStatus, "GET", _path(name), again=True)
 
     async def create(
@@ -42,39 +42,41 @@ class Routes:
         batch: Mapping[str, Any] | None = None,
         queue: Mapping[str, Any] | None = None,
     ) -> RouteStatus:
-        """Make a route; its parts as in the configuration file (docs/reference/export.md)."""
+        """Create a route. `destination`, `source`, `batch` and `queue` are those of the
+        configuration file; see "Export" in the reference.
+        """
         given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
         body = {"name": name} | {part: value for part, value in given.items() if value is not None}
         return await self._brokers.decoded(RouteStatus, "POST", BASE, body)
 
     async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
-        """Queue records, anything JSON can say, for the route's destination."""
+        """Add records to the route's send queue. A record is anything that JSON can express."""
         check_payload(records)
         body = {"records": list(records)}
         return await self._brokers.decoded(RoutePushed, "POST", f"{_path(name)}/push", body)
 
     async def pause(self, name: str) -> RouteStatus:
-        """Stop sending."""
+        """Pause sending."""
         return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/pause", again=True)
 
     async def resume(self, name: str) -> RouteStatus:
-        """Send again."""
+        """Resume sending. It also ends a drain."""
         return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/resume", again=True)
 
     async def drain(self, name: str) -> RouteStatus:
-        """Take nothing new and deliver what there is."""
+        """Accept no new records and deliver the queued ones."""
         return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/drain", again=True)
 
     async def purge(self, name: str) -> int:
-        """Drop what is queued; how many records that were."""
+        """Drop all queued records. Returns how many."""
         return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/purge")).records
 
     async def replay(self, name: str) -> int:
-        """Queue the route's dead letters again; how many."""
+        """Put the route's dead letters back into its send queue. Returns how many."""
         return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/replay")).records
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """Stop and remove the route; with `force` also what it has not delivered."""
+        """Stop and delete the route. With `force`, drop undelivered records with it."""
         query = "?force=true" if force else ""
         await self._brokers.json("DELETE", f"{_path(name)}{query}", again=False)
 

@@ -20,17 +20,17 @@ class _All(Result):
 
 
 class Schedules:
-    """The broker's schedules, by their names."""
+    """The schedules of the broker."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
     async def list(self) -> list[Schedule]:
-        """All schedules, by name."""
+        """Return all schedules, sorted by name."""
         return (await self._brokers.decoded(_All, "GET", BASE, again=True)).schedules
 
     async def get(self, name: str) -> Schedule:
-        """One schedule with its next and last runs; `NotFound`."""
+        """Return a schedule with its next and last runs. Raises `NotFound` if it does not exist."""
         return await self._brokers.decoded(Schedule, "GET", _path(name), again=True)
 
     async def create(
@@ -45,9 +45,9 @@ class Schedules:
         catch_up: Literal["none", "one", "all"] = "one",
         paused: bool = False,
     ) -> Schedule:
-        """Make a schedule, or replace the one of this name: at each time of `cron` in `timezone`
-        the payload is pushed to `queue`. `catch_up` says what is pushed for times that passed while
-        no broker ran.
+        """Create a schedule, or replace the one with this name. The payload is pushed to `queue` at
+        the times of `cron` in `timezone`. `catch_up` decides what happens to times that passed
+        while no broker was running: push nothing, one message, or all of them.
         """
         where = Address.parse(queue)
         if where.group is not None:
@@ -68,19 +68,19 @@ class Schedules:
         return await self._brokers.decoded(Schedule, "PUT", _path(name), body, again=True)
 
     async def pause(self, name: str) -> Schedule:
-        """Push nothing until `resume`."""
+        """Pause the schedule until `resume`."""
         return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/pause", again=True)
 
     async def resume(self, name: str) -> Schedule:
-        """Go on from now; what was due while it was paused is not made up for."""
+        """Resume the schedule. Runs that were due while it was paused are skipped."""
         return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/resume", again=True)
 
     async def run(self, name: str) -> ScheduleRun:
-        """Push its message now; the next runs do not change."""
+        """Push the message now. The next runs do not change."""
         return await self._brokers.decoded(ScheduleRun, "POST", f"{_path(name)}/run")
 
     async def delete(self, name: str) -> None:
-        """Delete the schedule; what it pushed stays."""
+        """Delete the schedule. Messages it has pushed are kept."""
         await self._brokers.json("DELETE", _path(name))
 
 

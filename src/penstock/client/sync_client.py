@@ -34,22 +34,24 @@ from penstock.net.addresses import Token
 
 
 class SyncMessage(Received):
-    """A message taken by `SyncClient`, to be answered by one of its methods."""
+    """A message received through `SyncClient`. Answer it with one of its methods."""
 
     def ack(self) -> None:
-        """The work is done; `AckRefused` when the lease was lost and the message comes again."""
+        """Acknowledge the message. Raises `AckRefused` if the lease was lost; the message is then
+        delivered again.
+        """
         client_of(self).ack(self)
 
     def retry(self, *, delay: float = 0.0) -> None:
-        """Deliver it again after `delay` seconds; no attempt is counted."""
+        """Have the message delivered again after `delay` seconds, without counting an attempt."""
         client_of(self).ack(self, "retry", delay=delay)
 
     def dead_letter(self, reason: str) -> None:
-        """Put it aside for a person to look at: it cannot succeed."""
+        """Move the message to the dead letters."""
         client_of(self).ack(self, "dlq", error=reason)
 
     def extend(self, seconds: int = 60) -> bool:
-        """Lease it for `seconds` from now; False when the lease is lost."""
+        """Lease the message for `seconds` from now. Returns False if the lease is lost."""
         return bool(client_of(self).extend(self, seconds))
 
 
@@ -59,8 +61,8 @@ class _Popped(msgspec.Struct, rename="camel"):
 
 
 class SyncPushBuffer(ClosingFacade[PushBuffer]):
-    """A `PushBuffer` for plain code; `push` waits only while the buffer is full. Leaving a `with`
-    block sends the rest, and raises when it cannot be sent.
+    """`PushBuffer` without async. `push` waits only while the buffer is full. Leaving a `with`
+    block sends the remaining messages, and raises if they cannot be sent.
     """
 
     push = blocking(PushBuffer.push)
@@ -73,13 +75,13 @@ class SyncPushBuffer(ClosingFacade[PushBuffer]):
 
     @property
     def refused(self) -> list[Refusal]:
-        """As `PushBuffer.refused`."""
+        """Same as `PushBuffer.refused`."""
         return self._async.refused
 
 
 class SyncTransaction(Facade[Transaction]):
-    """A `Transaction` for plain code: leaving the `with` block commits, an exception in it
-    discards.
+    """`Transaction` without async. Leaving the `with` block commits; an exception in it discards
+    the transaction.
     """
 
     commit = blocking(Transaction.commit)
@@ -90,12 +92,12 @@ class SyncTransaction(Facade[Transaction]):
 
     @property
     def results(self) -> list[TransactionStep]:
-        """What became of each step, after the commit."""
+        """The result of each step, after the commit."""
         return self._async.results
 
 
 class SyncSchedules(Facade[Schedules]):
-    """`Schedules` for plain code."""
+    """`Schedules` without async."""
 
     list = blocking(Schedules.list)
     get = blocking(Schedules.get)
@@ -107,7 +109,7 @@ class SyncSchedules(Facade[Schedules]):
 
 
 class SyncRoutes(Facade[Routes]):
-    """`Routes` for plain code."""
+    """`Routes` without async."""
 
     list = blocking(Routes.list)
     get = blocking(Routes.get)
@@ -122,7 +124,8 @@ class SyncRoutes(Facade[Routes]):
 
 
 class SyncClient(ClosingFacade[Client]):
-    """`penstock.Client` for plain code: the same methods, without await.
+    """`Client` without async: the same methods, called without `await`. It may be used from any
+    thread.
 
     with SyncClient("http://broker:6632") as client:
         client.push("orders", {"id": 1})
@@ -142,7 +145,7 @@ class SyncClient(ClosingFacade[Client]):
         tls: ssl.SSLContext | None = None,
         topics: str | None = None,
     ) -> None:
-        """As `penstock.Client`."""
+        """Same as `Client`."""
 
         def make() -> Client:
             client = Client(
@@ -172,7 +175,7 @@ class SyncClient(ClosingFacade[Client]):
 
     @classmethod
     def from_env(cls) -> Self:
-        """As `Client.from_env`."""
+        """Same as `Client.from_env`."""
         return cls(**limits_from_env())
 
     push = blocking(Client.push)
@@ -210,7 +213,7 @@ class SyncClient(ClosingFacade[Client]):
     cancel = blocking(Client.cancel)
 
     def run(self, *, handle_signals: bool = True) -> None:
-        """As `Client.run`."""
+        """Same as `Client.run`."""
         ours = (
             handle_signals
             and threading.current_thread() is threading.main_thread()
@@ -225,11 +228,11 @@ class SyncClient(ClosingFacade[Client]):
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def stop(self) -> None:
-        """End `run`; from another thread or from a handler."""
+        """Stop `run`, from another thread or from a consumer."""
         self._portal.make(self._async.stop)
 
     def close(self, timeout: float = 10.0) -> list[Item]:
-        """As `Client.close`: what the buffers could not send within `timeout` seconds."""
+        """Same as `Client.close`. Returns the messages that could not be sent in time."""
         if self._closed:
             return []
         self._closed = True

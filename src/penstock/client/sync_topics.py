@@ -15,9 +15,9 @@ from penstock.protocol.record_batch import Batch, Record
 
 
 class SyncProducer(ClosingFacade[Producer]):
-    """A `Producer` for plain code; `send` waits only while the buffer is full.
+    """`Producer` without async. `send` waits only while the buffer is full.
 
-    with client.producer("orders") as producer:
+    with client.topic("orders").producer() as producer:
         producer.send_many(lines)
     """
 
@@ -27,33 +27,33 @@ class SyncProducer(ClosingFacade[Producer]):
     close = blocking(Producer.close)
 
     def offset(self, delivery: Delivery) -> int:
-        """Wait until the record is stored; its offset, or the error that it failed with."""
+        """Wait until the record is stored and return its offset. Raises the error if it failed."""
         return self._portal.call(_result, delivery)
 
     @property
     def failure(self) -> PenstockError | None:
-        """The first error that a record failed with; `flush` and `close` raise it."""
+        """The first failure that neither `flush` nor `close` has raised yet."""
         return self._async.failure
 
     @property
     def stored(self) -> tuple[int, int | None, int | None]:
-        """How many records are stored, and the offsets of the first and the last one."""
+        """The number of stored records, and the offsets of the first and the last one."""
         return self._async.records, self._async.first_offset, self._async.last_offset
 
     def abort(self) -> None:
-        """Stop at once; what has no answer yet fails."""
+        """Stop at once. Records without an answer fail; the broker may have stored them."""
         self._portal.make(self._async.abort)
 
 
 class SyncReader(ClosingFacade[Reader]):
-    """A `Reader` for plain code: iterate over it for records, or over `batches()`."""
+    """`Reader` without async. Iterate over it for records, or over `batches()`."""
 
     complete = blocking(Reader.complete)
     close = blocking(Reader.close)
 
     @property
     def position(self) -> int | None:
-        """The offset after the last record that was given out; None before the first one."""
+        """The offset after the last record handed out; None before the first one."""
         return self._async.position
 
     def __iter__(self) -> Iterator[Record]:
@@ -61,12 +61,12 @@ class SyncReader(ClosingFacade[Reader]):
             yield from batch
 
     def batches(self) -> Iterator[Batch]:
-        """As `Reader.batches`."""
+        """Same as `Reader.batches`."""
         return self._portal.iterate(self._async.batches())
 
 
 class SyncTopicGroup(Facade[TopicGroup]):
-    """A `TopicGroup` for plain code."""
+    """`TopicGroup` without async."""
 
     take = iterating(TopicGroup.take, Batch)
     commit = blocking(TopicGroup.commit)
@@ -74,7 +74,7 @@ class SyncTopicGroup(Facade[TopicGroup]):
 
 
 class SyncTopic(Facade[Topic]):
-    """A `Topic` for plain code: the same methods, without await."""
+    """`Topic` without async: the same methods, called without `await`."""
 
     create = blocking(Topic.create)
     delete = blocking(Topic.delete)
@@ -91,8 +91,8 @@ class SyncTopic(Facade[Topic]):
 
 
 class SyncTopicClient(ClosingFacade[TopicClient]):
-    """`TopicClient` for plain code. `penstock.SyncClient(...).topic(name)` is the way now; this
-    stays for one release.
+    """`TopicClient` without async. Deprecated: use `SyncClient(...).topic(name)`. It
+    remains for one more release.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SyncTopicClient(ClosingFacade[TopicClient]):
         ca: str | Path | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """As `TopicClient`."""
+        """Same as `TopicClient`."""
         portal = Portal()
         try:
             client = portal.make(
@@ -137,7 +137,7 @@ class SyncTopicClient(ClosingFacade[TopicClient]):
     reader = wrapping(SyncReader, TopicClient.reader)
 
     def close(self) -> None:
-        """As `TopicClient.close`; ends the thread too."""
+        """Same as `TopicClient.close`. It also ends the background thread."""
         self._portal.call(self._async.close)
         self._portal.close()
 

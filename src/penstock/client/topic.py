@@ -24,43 +24,51 @@ from penstock.protocol.record_batch import Batch, Record
 
 
 class Topic:
-    """A topic of the broker: append records, read them from any offset on, or as a group."""
+    """A topic: append records, read them from any offset, or consume them as a group."""
 
     def __init__(self, topics: Topics, name: str) -> None:
         self._topics = topics
         self.name = name
 
     async def create(self) -> None:
-        """Make the topic; fine if it exists."""
+        """Create the topic. Does nothing if it exists."""
         await self._topics.create(self.name)
 
     async def delete(self) -> None:
-        """Delete the topic and its records for good; `NotFound` if it does not exist."""
+        """Delete the topic and all its records. Raises `NotFound` if it does not exist."""
         await self._topics.delete(self.name)
 
     async def info(self) -> Info:
-        """Offsets, records, bytes, segments; `NotFound` if it does not exist."""
+        """Return offsets, number of records, bytes and segments. Raises `NotFound` if the topic
+        does not exist.
+        """
         return await self._topics.info(self.name)
 
     async def next_offset(self) -> int:
-        """The offset the next record will get; 0 for a topic that does not exist."""
+        """Return the offset that the next record will get; 0 if the topic does not exist."""
         return await self._topics.next_offset(self.name)
 
     async def offset_at(self, at: datetime) -> int:
-        """The first record appended at or after `at`; the next offset if there is none."""
+        """Return the offset of the first record appended at or after `at`, or the next offset if
+        there is none.
+        """
         return await self._topics.offset_at(self.name, at)
 
     async def produce(self, *payloads: Bytes) -> int:
-        """Append the payloads as one batch, all or none, stored once; the first one's offset."""
+        """Append the payloads as one batch: all of them or none, and once even if the request is
+        retried. Returns the offset of the first one.
+        """
         return await self._topics.produce(self.name, *payloads)
 
     async def consume(self, start: int = 0, max_records: int = 100) -> list[Record]:
-        """Up to `max_records` records from `start` on; empty at the end."""
+        """Return up to `max_records` records from offset `start`. The list is empty at the end of
+        the topic.
+        """
         return await self._topics.consume(self.name, start, max_records)
 
     async def tail(self, from_: Start = "latest") -> AsyncGenerator[Record, None]:
-        """Records as they are appended, for ever, beginning at an offset, a time, "earliest" or
-        "latest".
+        """Iterate over records and keep waiting for new ones. `from_` is an offset, a time,
+        "earliest" or "latest".
         """
         async with self.reader(from_) as reader, aclosing(reader.batches()) as batches:
             async for batch in batches:
@@ -68,7 +76,7 @@ class Topic:
                     yield record
 
     async def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
-        """Records that are there now, from `from_` to the end."""
+        """Iterate over the existing records, from `from_` to the end of the topic."""
         async with (
             self.reader(from_, follow=False) as reader,
             aclosing(reader.batches()) as batches,
@@ -78,22 +86,20 @@ class Topic:
                     yield record
 
     def group(self, name: str) -> "TopicGroup":
-        """The group `name` on this topic: its members share the records among them."""
+        """Return a consumer group on this topic. Its members share the records."""
         return TopicGroup(self._topics, self.name, name)
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
-        """A batching producer with a connection of its own; the options are those of `Producer`."""
+        """Create a producer that sends records in batches, over a connection of its own."""
         return self._topics.producer(self.name, **options)
 
     def reader(self, from_: Start = "earliest", **options: Unpack[ReaderOptions]) -> Reader:
-        """A reader with a connection of its own, for batches and positions; the options are those
-        of `Reader`.
-        """
+        """Create a reader for batches and positions, over a connection of its own."""
         return self._topics.reader(self.name, from_, **options)
 
 
 class TopicGroup:
-    """A group on a topic."""
+    """A consumer group on a topic."""
 
     def __init__(self, topics: Topics, topic: str, name: str) -> None:
         self._topics = topics
@@ -106,8 +112,9 @@ class TopicGroup:
         follow: bool = True,
         member: str | None = None,
     ) -> AsyncGenerator[Batch, None]:
-        """Batches that no other member gets, for ever, or with `follow=False` to the end of the
-        topic. A batch counts as done when the next one is asked for.
+        """Iterate over batches that no other member of the group gets, without end or, with
+        `follow=False`, up to the end of the topic. A batch is completed when you ask for the next
+        one.
         """
         reader = self._topics.reader(
             self.topic, group=self.name, max_records=max_records, follow=follow, member=member
@@ -117,11 +124,11 @@ class TopicGroup:
                 yield batch
 
     async def commit(self, offset: int) -> None:
-        """Set the group's position: everything before `offset` counts as read."""
+        """Set the committed offset: all records before `offset` count as read."""
         await self._topics.commit(self.topic, self.name, offset)
 
     async def committed(self) -> tuple[int, int]:
-        """The group's committed offset and its lag in records."""
+        """Return the committed offset and the lag in records."""
         return await self._topics.committed(self.topic, self.name)
 
 

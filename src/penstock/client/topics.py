@@ -74,35 +74,37 @@ class Topics:
         await self.close()
 
     async def close(self) -> None:
-        """Close the shared connection. Producers and readers have their own: close them first."""
+        """Close the shared connection. Producers and readers have their own; close them first."""
         self._link.close()
 
     # Topics
 
     async def create(self, topic: str) -> None:
-        """Make the topic; fine if it exists."""
+        """Create the topic. Does nothing if it exists."""
         await self._ask(Command.CREATE_TOPIC, frames.name(topic))
 
     async def delete(self, topic: str) -> None:
-        """Delete the topic and its records for good; `NotFound` if it does not exist."""
+        """Delete the topic and all its records. Raises `NotFound` if it does not exist."""
         await self._ask(Command.DELETE_TOPIC, frames.name(topic))
 
     async def names(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return frames.read_names(await self._ask(Command.LIST_TOPICS))
 
     async def info(self, topic: str) -> Info:
-        """Offsets, records, bytes, segments, incarnation, policy; `NotFound` if it does not
-        exist.
+        """Return offsets, number of records, bytes, segments, incarnation and policy. Raises
+        `NotFound` if the topic does not exist.
         """
         return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(topic)))
 
     async def next_offset(self, topic: str) -> int:
-        """The offset the next record will get; 0 for a topic that does not exist."""
+        """Return the offset that the next record will get; 0 if the topic does not exist."""
         return int(Body(await self._ask(Command.NEXT_OFFSET, frames.name(topic))).take(U64)[0])
 
     async def offset_at(self, topic: str, at: datetime) -> int:
-        """The first record appended at or after `at`; the next offset if there is none."""
+        """Return the offset of the first record appended at or after `at`, or the next offset if
+        there is none.
+        """
         milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
         return int(
             Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0]
@@ -111,7 +113,9 @@ class Topics:
     # Records
 
     async def produce(self, topic: str, *payloads: Bytes) -> int:
-        """Append the payloads as one batch, all or none, stored once; the first one's offset."""
+        """Append the payloads as one batch: all of them or none, and once even if the request is
+        retried. Returns the offset of the first one.
+        """
         if not payloads:
             raise InvalidRequest("nothing to produce")
         # One at a time per topic: a retried batch must not be overtaken by a later one of the same
@@ -125,34 +129,34 @@ class Topics:
             )
 
     async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
-        """Up to `max_records` records from `start` on; empty at the end, or when there is no such
-        topic.
+        """Return up to `max_records` records from offset `start`. The list is empty at the end of
+        the topic, or if there is no such topic.
         """
         body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
         return [Record(*record) for record in frames.read_consumed(body)]
 
     def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> Producer:
-        """A batching producer with a connection of its own; the options are those of `Producer`."""
+        """Create a producer that sends records in batches, over a connection of its own."""
         return Producer(self._new_link(), topic, **options)
 
     def reader(
         self, topic: str, start: Start = "earliest", **options: Unpack[ReaderOptions]
     ) -> Reader:
-        """A reader with a connection of its own, from an offset, a time, "earliest" or "latest", or
-        of a `group`.
+        """Create a reader over a connection of its own. It starts at an offset, a time, "earliest"
+        or "latest", or reads as a member of a `group`.
         """
         return Reader(self._new_link(), topic, start, **options)
 
     # Groups
 
     async def commit(self, topic: str, group: str, offset: int) -> None:
-        """Set the group's position: everything before `offset` counts as read."""
+        """Set the committed offset: all records before `offset` count as read."""
         await self._ask(
             Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)
         )
 
     async def committed(self, topic: str, group: str) -> tuple[int, int]:
-        """The group's committed offset and its lag in records."""
+        """Return the committed offset and the lag in records."""
         body = await self._ask(Command.GROUP_FETCH, frames.name(topic), frames.name(group))
         offset, lag = Body(body).take(FETCHED_ANSWER)
         return offset, lag
@@ -162,8 +166,8 @@ class Topics:
 
 
 class TopicClient(Topics):
-    """One broker's topics by their address. `penstock.Client(...).topic(name)` is the way now; this
-    stays for one release.
+    """A client of topics only. Deprecated: use `Client(...).topic(name)`. It remains for one
+    more release.
     """
 
     def __init__(
@@ -176,9 +180,10 @@ class TopicClient(Topics):
         ca: str | Path | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`token` (default: PENSTOCK_TOKEN) is for brokers that ask for one. With
-        `tls://host:port`, `ca` is the CA to believe (a PEM file or its text, default:
-        PENSTOCK_CA_FILE, or the system's), or `tls` a context of yours."""
+        """`token` (default: PENSTOCK_TOKEN) authenticates the client. For `tls://host:port`, `ca`
+        is the CA certificate to trust, as a PEM file or its text (default: PENSTOCK_CA_FILE, or the
+        system's), or `tls` is an `ssl.SSLContext`.
+        """
         context = (tls or client_context(ca)) if wants_tls(addresses) else None
         super().__init__(
             Endpoint(parse_addresses(addresses), context),

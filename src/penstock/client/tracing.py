@@ -99,7 +99,7 @@ def received(messages: Sequence[Received], started: int) -> None:
 
 @contextmanager
 def processing(*messages: Received) -> Iterator[None]:
-    """A `process` span around the work on messages; consumers make it themselves.
+    """Start a `process` span for the work on messages. Consumers do this for you.
 
     async for message in client.take("orders@billing"):
         with processing(message):

@@ -22,12 +22,12 @@ class _Committed(Result, kw_only=True):
 
 
 class Transaction:
-    """Collects pushes and acks; leaving the `async with` block commits them, an exception in it
-    discards them.
+    """A set of pushes and acks that take effect together or not at all. Leaving the `async with`
+    block commits it; an exception in the block discards it.
 
-    When the answer to the commit is lost, `Unavailable` is raised and the outcome is unknown: if it
-    was not done, the acknowledged messages are delivered again when their lease ends. So they are
-    after a `Conflict`, unless they are answered before.
+    If the connection breaks before the commit is answered, `Unavailable` is raised and the outcome
+    is unknown. If it was not applied, the acknowledged messages are delivered again when their
+    lease expires. The same holds after a `Conflict`, unless you acknowledge them before.
     """
 
     def __init__(self, brokers: Brokers, leases: LeaseKeeper) -> None:
@@ -48,8 +48,8 @@ class Transaction:
         transaction_id: str | None = None,
         trace_id: str | None = None,
     ) -> Self:
-        """Push a message when the transaction is committed, as `Client.push` does;
-        `InvalidRequest` for a payload that JSON cannot say.
+        """Add a push, with the parameters of `Client.push`. Raises `InvalidRequest` for a payload
+        that JSON cannot express.
         """
         check_payload(payload)
         about = Envelope(
@@ -71,7 +71,7 @@ class Transaction:
         *,
         error: str | None = None,
     ) -> Self:
-        """Acknowledge messages when the transaction is committed, as `Client.ack` does."""
+        """Add an ack, with the statuses of `Client.ack`."""
         for one in [message] if isinstance(message, Received) else message:
             operation = {
                 "type": "ack",
@@ -86,8 +86,8 @@ class Transaction:
         return self
 
     async def commit(self) -> list[TransactionStep]:
-        """Send the transaction; `Conflict` when it could not be applied, and then nothing of it
-        was.
+        """Commit the transaction. Raises `Conflict` if it could not be applied; nothing of it has
+        taken effect then.
         """
         if not self._operations:
             return []

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Outbox:
-    """The outbox of the brokers whose tables are in `schema` (`database.db_schema`)."""
+    """The outbox of brokers whose tables are in `schema` (the setting `database.db_schema`)."""
 
     def __init__(self, schema: str = "penstock") -> None:
         self.schema = schema
@@ -56,9 +56,9 @@ class Outbox:
         deliver_at: datetime | None = None,
         trace_id: str | None = None,
     ) -> str:
-        """Push a message when the connection's transaction commits; its transaction id.
+        """Push a message when the connection's transaction commits. Returns its transaction id.
 
-        The commit fails when the queue is full by then (`maxSize`, SQLSTATE PQ002).
+        The commit fails if the queue is full by then (`maxSize`, SQLSTATE PQ002).
         """
         call = calls.push(
             queue,
@@ -78,27 +78,27 @@ class Outbox:
         partition: str = DEFAULT_PARTITION,
         headers: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Push messages, in order, when the transaction commits; their transaction ids."""
+        """Push messages, in order, when the transaction commits. Returns their transaction ids."""
         call = calls.push_many(queue, payloads, partition, headers)
         return list(await fetch(connection, self.schema, call))
 
     async def ack(self, connection: Any, message: LeasedMessage) -> None:
         """Acknowledge a message when the transaction commits.
 
-        `LeaseLost` when somebody else may have it by now: leave the transaction. When the lease is
-        lost between this call and the commit, the commit fails (`is_lease_lost` knows the error).
+        Raises `LeaseLost` if another consumer may have the message by now: roll back. If the lease
+        is lost between this call and the commit, the commit fails; `is_lease_lost` recognises the
+        error.
         """
         await self._answer(connection, calls.ack(message, "completed"), message)
 
     async def retry(
         self, connection: Any, message: LeasedMessage, error: str | None = None
     ) -> None:
-        """Have a message delivered again, as soon as the transaction has committed. No attempt is
-        counted."""
+        """Have a message delivered again when the transaction commits. No attempt is counted."""
         await self._answer(connection, calls.ack(message, "retry", error), message)
 
     async def dead_letter(self, connection: Any, message: LeasedMessage, error: str) -> None:
-        """Put a message aside when the transaction commits: it can never succeed."""
+        """Move a message to the dead letters when the transaction commits."""
         await self._answer(connection, calls.ack(message, "dlq", error), message)
 
     async def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:

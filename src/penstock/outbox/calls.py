@@ -18,7 +18,7 @@ Argument = tuple[str, str | None]  # the type in SQL, and the value as text
 
 
 class LeasedMessage(Protocol):
-    """What an acknowledgement needs of a message; `penstock.Message` has it."""
+    """The fields of a message that an acknowledgement needs; `penstock.Message` has them."""
 
     @property
     def transaction_id(self) -> str: ...

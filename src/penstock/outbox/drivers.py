@@ -19,7 +19,7 @@ NO_TRANSACTION = (
 
 
 class LeaseLost(Conflict):
-    """The message's lease is lost: it is or will be somebody else's. Roll back."""
+    """The message's lease is lost: another consumer has the message or will get it. Roll back."""
 
 
 ERRORS: dict[str, type[PenstockError]] = {
@@ -32,7 +32,7 @@ ERRORS: dict[str, type[PenstockError]] = {
 
 
 def is_lease_lost(error: BaseException) -> bool:
-    """Whether a commit failed because a message that it acknowledges was lost to somebody else."""
+    """Whether a commit failed because the lease of a message it acknowledges was lost."""
     return isinstance(error, LeaseLost) or _sqlstate(error) == "PQ001"
 
 

@@ -17,15 +17,16 @@ importlib.import_module("penstock.pipeline.session")
 
 
 def register(spark: Any) -> None:
-    """Make `format("penstock")` known to a session."""
+    """Register the data source `format("penstock")` with a Spark session."""
     from penstock.pipeline.sources.data_source import register
 
     register(spark)
 
 
 def watch(spark: Any, url: str | None = None, token: str | None = None) -> Any:
-    """Log where the session's streaming queries stand, in words, and show them on the broker at
-    `url`. Returns the listener, for `spark.streams.removeListener`."""
+    """Log the progress of the session's streaming queries, and report it to the broker at `url`.
+    Returns the listener, for `spark.streams.removeListener`.
+    """
     from penstock.pipeline.query_listener import QueryListener
 
     listener = QueryListener(spark, url, token)
@@ -34,15 +35,15 @@ def watch(spark: Any, url: str | None = None, token: str | None = None) -> Any:
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong, in a line or two, of an error that Spark raised."""
+    """Return the cause of an error that Spark raised, in one or two lines."""
     from penstock.pipeline.failure import cause
 
     return cause(error)
 
 
 def session(name: str = "penstock", master: str = "local[*]", **settings: str) -> "SparkSession":
-    """A Spark session set up for pipelines, with our source registered. Settings use `__` for the
-    dots.
+    """Create a Spark session for pipelines, with the data source registered. In the names of
+    settings, write `__` for dots.
     """
     from penstock.pipeline.session import build
 
@@ -50,11 +51,12 @@ def session(name: str = "penstock", master: str = "local[*]", **settings: str) -
 
 
 def table(spark: Any, name: str, archive: str | None = None, **options: str) -> Any:
-    """All records of a topic, archived or not, as one frame: `offset`, `timestamp`, `payload`,
-    `date`.
+    """Return all records of a topic, archived or not, as one data frame with the columns `offset`,
+    `timestamp`, `payload` and `date`.
 
-    `archive` is where `penstock pipeline run archive` writes (default: PENSTOCK_ARCHIVE), `broker`
-    the broker's TCP address (default: PENSTOCK_BROKER). Other options are those of the source.
+    `archive` is the directory that `penstock pipeline run archive` writes (default:
+    PENSTOCK_ARCHIVE), `broker` the broker's TCP address (default: PENSTOCK_BROKER). Other options
+    are passed to the data source.
     """
     from penstock.pipeline.lake.frames import table_frame
 
@@ -62,7 +64,9 @@ def table(spark: Any, name: str, archive: str | None = None, **options: str) -> 
 
 
 def queue_table(spark: Any, name: str, archive: str | None = None, **options: str) -> Any:
-    """The same of a queue's messages; `database` is the queues' PostgreSQL."""
+    """Return all messages of a queue, archived or not, as one data frame. `database` is the URL of
+    the queues' PostgreSQL.
+    """
     from penstock.pipeline.lake.frames import table_frame
 
     return table_frame(spark, "queue", name, archive, options)

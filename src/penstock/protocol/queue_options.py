@@ -17,7 +17,7 @@ def _whole(meaning: str, least: int = 0) -> Meta:
 
 
 class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """The options of one queue, as configured."""
+    """The options of a queue."""
 
     lease_time: Annotated[int, _whole("length of a lease in seconds; 0 means 60")] = 300
     retry_limit: Annotated[int, _whole("retries after the first attempt")] = 3

@@ -63,7 +63,7 @@ def payload_array(raw: memoryview, starts: "npt.NDArray[np.int64]") -> "pa.Array
 
 
 class Batch:
-    """Records of one topic in order, as fetched. Nothing is split or copied before it is needed."""
+    """Records of one topic, in order. Payloads are not split or copied until you ask for them."""
 
     __slots__ = (
         "_offsets",
@@ -131,7 +131,7 @@ class Batch:
         return self.count
 
     def offsets(self) -> "npt.NDArray[np.int64]":
-        """The records' offsets, in order; an `array.array` where numpy is not installed."""
+        """Return the offsets of the records, in order. Without numpy it is an `array.array`."""
         if self._offsets is not None:
             return self._offsets
         if np is None:
@@ -140,11 +140,11 @@ class Batch:
         return np.arange(self.first_offset, self.next_offset, dtype=np.int64)
 
     def payload_array(self) -> "pa.Array":
-        """The payloads as an Arrow `binary` array."""
+        """Return the payloads as an Arrow `binary` array."""
         return payload_array(self.raw, self._starts)
 
     def to_arrow(self) -> "pa.RecordBatch":
-        """Columns `offset` (int64) and `payload` (binary)."""
+        """Return an Arrow record batch with the columns `offset` (int64) and `payload` (binary)."""
         import pyarrow as pa
 
         # From buffers: `pa.array` of a numpy array would import pandas, which takes a second.
@@ -156,7 +156,7 @@ class Batch:
         )
 
     def payloads(self) -> list[bytes]:
-        """The records' payloads, in order."""
+        """Return the payloads, in order."""
         raw = self.raw
         starts = self._starts.tolist()
         return [bytes(raw[start + HEADER_SIZE : end]) for start, end in pairwise(starts)]
@@ -165,7 +165,7 @@ class Batch:
         return map(Record, self.offsets().tolist(), self.payloads())
 
     def until(self, offset: int) -> "Batch":
-        """Without the records from `offset` on."""
+        """Return the batch without the records from `offset` on."""
         if offset >= self.next_offset:
             return self
         keep = bisect_left(self.offsets(), offset)
