@@ -212,7 +212,7 @@ def test_a_message_has_a_life_line_and_is_found_by_its_content(page, broker):
     ack(broker, "mail", pop(broker, "lives", "mail", 1), "dlq", "no such street")
     visit(page, broker, "queues/lives?tab=messages")
     page.get_by_text("Read on a standby, up to date.").wait_for()
-    page.get_by_label("In the payload: text, or order.id=7").fill("order.id=1")
+    page.get_by_label("Search payloads: text, or order.id=7").fill("order.id=1")
     page.get_by_text("2 messages searched").wait_for()
     assert page.locator("tbody tr").count() == 1
     page.locator("tbody tr").click()
@@ -240,7 +240,7 @@ def test_partitions_come_by_lag_and_only_changed_options_are_sent(page, broker):
     page.on("request", lambda request: request.method == "PATCH" and sent.append(request.post_data))
     page.get_by_role("button", name="Change options").click()
     page.get_by_label("retryLimit").fill("7")
-    page.get_by_role("button", name="Save what changed").click()
+    page.get_by_role("button", name="Save changes").click()
     page.get_by_text("Changed: retryLimit = 7.").wait_for()
     assert sent == ['{"retryLimit":7}']
 
@@ -312,7 +312,7 @@ def test_dead_letters_of_a_route_are_replayed_and_it_is_purged_and_drained(page,
         assert (books()["queued"], sum(books()["dropped"].values())) == (0, 2)
         page.get_by_role("button", name="Drain").click()
         page.get_by_role("dialog").get_by_role("button", name="Drain").click()
-        page.get_by_text("It sends what it has and takes nothing new.").wait_for()
+        page.get_by_text("Draining: queued records are sent").wait_for()
         assert ask.get(carrier).json()["state"] in ("draining", "drained")
         ask.delete(carrier, params={"force": True}).raise_for_status()
 
@@ -346,7 +346,7 @@ def test_a_buffer_file_that_was_refused_is_shown_with_its_reason(page, broker):
     page.locator("tr", has_text="failed").get_by_text(re.compile("full")).wait_for()
     ask.delete("/queues/tight/clear").raise_for_status()
     ask.post("/buffers/retry-failed").raise_for_status()
-    page.get_by_text("No event waits in a file.").wait_for()
+    page.get_by_text("No buffered events.").wait_for()
 
 
 def test_a_pipeline_that_failed_needs_somebody_until_it_is_forgotten(page, broker):
@@ -363,8 +363,8 @@ def test_a_pipeline_that_failed_needs_somebody_until_it_is_forgotten(page, broke
     minutes = httpx.get(f"{broker.url}/api/v1/pipelines/minutely").json()["minutes"]
     assert sum(minute["rows"] for minute in minutes) == 30
     page.get_by_role("heading", name="Runs").wait_for()
-    row.get_by_role("button", name="Forget").click()
-    page.get_by_role("button", name="Forget minutely").click()
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("button", name="Remove minutely").click()
     row.wait_for(state="detached")
 
 
@@ -377,7 +377,7 @@ def test_a_group_on_a_topic_is_reset_after_a_preview(page, broker):
     page.get_by_role("button", name="Reset").click()
     page.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name="Read 4 records again").click()
-    page.get_by_text("g goes on at 0.").wait_for()
+    page.get_by_text("g continues at offset 0.").wait_for()
     assert httpx.get(group).json()["lag"] == 4
     httpx.post(f"{broker.url}/api/v1/tier/flush").raise_for_status()
     until(lambda: httpx.get(f"{broker.url}/topics/clicks").json()["tier_offset"] == 4, 60)
@@ -393,7 +393,7 @@ def test_what_seek_previews_is_what_comes_again(page, broker):
     page.get_by_role("button", name="Seek").click()
     page.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name="Deliver 9 messages again").click()
-    page.get_by_text("goes on from beginning").wait_for()
+    page.get_by_text("continues from beginning").wait_for()
     assert len(pop(broker, "again", "bill", 20)) == 9
 
 
@@ -432,7 +432,7 @@ def test_a_record_that_is_no_text_is_shown_harmlessly(page, broker):
 
 
 VIEWS = {  # address -> what is there when it has loaded
-    "overview": "Where everything is",
+    "overview": "Messages by outcome",
     "queues": "shown",
     "queues/shown": "Group",
     "queues/shown?tab=partitions": "Default",
@@ -446,7 +446,7 @@ VIEWS = {  # address -> what is there when it has loaded
     "topics": "shown-topic",
     "topics/shown-topic": "Records",
     "routes": "shown-route",
-    "routes/shown-route": "Books",
+    "routes/shown-route": "Records by outcome",
     "schedules": "shown-schedule",
     "buffers": "Failover",
     "pipelines": "shown-pipeline",
@@ -514,7 +514,7 @@ def test_a_message_for_later_is_pushed_with_headers_shown_and_cancelled(page, br
     page.keyboard.press("Escape")
     page.locator("tbody").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Cancel 1 message").click()
-    page.get_by_text("No message waits for its time.").wait_for()
+    page.get_by_text("No delayed message.").wait_for()
     assert httpx.get(f"{broker.url}/api/v1/scheduled?queue=reminders").json()["messages"] == []
 
 
@@ -546,7 +546,7 @@ def test_a_schedule_is_created_run_paused_and_deleted(page, broker):
     page.get_by_role("button", name="Create", exact=True).click()
     row = page.locator("tr[data-key='nightly']")
     row.get_by_role("button", name="Run now").click()
-    row.get_by_text("queued by hand").wait_for()
+    row.get_by_text("queued, run manually").wait_for()
     assert len(pop(broker, "at-night", "g", 9)) == 1
     row.get_by_role("button", name="Pause").click()
     row.get_by_text("paused").wait_for()
@@ -609,7 +609,7 @@ def test_it_says_when_the_broker_is_away_and_goes_on_when_it_is_back(page, broke
     visit(page, broker, "overview")
     page.get_by_text("● live").wait_for()
     broker.kill()
-    page.get_by_text("broker away").wait_for()
+    page.get_by_text("broker unreachable").wait_for()
     broker.start()
     page.get_by_text("● live").wait_for()
     push(broker, "after", 1)

@@ -135,7 +135,7 @@ const NAVIGATION = [
 
 const STATES = {
   live: "live", connecting: "connecting", paused: "paused", refused: "no access",
-  away: "broker away, trying again",
+  away: "broker unreachable, retrying",
 };
 
 function navigation() {
@@ -150,7 +150,7 @@ function navigation() {
 function problems() {
   const list = live.now?.problems ?? [];
   if (!list.length) return "";
-  return html`<section class="problems" aria-label="Things that need you"><b>! ${plural(list.length, "thing")} ${list.length === 1 ? "needs" : "need"} you</b>
+  return html`<section class="problems" aria-label="Problems"><b>! ${plural(list.length, "problem")}</b>
     <ul>${list.slice(0, 5).map((problem) => html`<li class="${problem.level}"><a href="#${problem.path}">${problem.text}</a>
       ${problem.since ? html`<small title="since ${moment(problem.since)}">for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}</li>`)}
       ${list.length > 5 ? html`<li>and ${count(list.length - 5)} more</li>` : ""}</ul></section>`;
@@ -202,7 +202,7 @@ function signIn(problem = "") {
       <input name="token" type="password" autocomplete="off" required autofocus></label>
       <p class="problem" role="alert">${problem}</p>
       <button class="primary">Sign in</button>
-      <p><small>This broker asks for a token (JWT). It is kept in this tab only.</small></p></form></main>`);
+      <p><small>This broker requires a token (JWT). It is kept in this tab only.</small></p></form></main>`);
 }
 
 on(document, "submit", "form[data-form='sign-in']", (event, form) => {

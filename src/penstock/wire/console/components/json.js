@@ -21,7 +21,7 @@ export function visible(text) {
 
 function cut(text) {
   if (text.length <= LONGEST_TEXT) return visible(text);
-  return `${visible(text.slice(0, LONGEST_TEXT))} … (${count(text.length)} characters in all)`;
+  return `${visible(text.slice(0, LONGEST_TEXT))} … (${count(text.length)} characters)`;
 }
 
 function leaf(value) {

@@ -6,7 +6,7 @@ import { visible } from "./json.js";
 const KINDS = {
   "dead letter": "bad", failed: "bad", waiting: "note", trace: "note", leased: "note", retry: "warn", requeued: "warn",
 };
-const TITLES = { leased: "taken, not answered yet", retry: "to be tried again" };
+const TITLES = { leased: "leased, not acknowledged yet", retry: "waiting for retry" };
 
 /** What is worth saying about an event besides its name. */
 function about(event) {
@@ -20,7 +20,7 @@ function about(event) {
 /** A requeued message had died of something before. */
 function died(text) {
   try {
-    return `had died of: ${visible(JSON.parse(text).error)}`;
+    return `had failed with: ${visible(JSON.parse(text).error)}`;
   } catch {
     return visible(text);
   }
@@ -28,7 +28,7 @@ function died(text) {
 
 /** @param {{at: number|null, kind: string, group: string, who: string, why: string}[]} events */
 export function timeline(events) {
-  return html`<ol class="timeline" aria-label="Life line">${events.map((event, i) => html`<li class="${KINDS[event.kind] ?? ""}" data-key="${i}">
+  return html`<ol class="timeline" aria-label="History">${events.map((event, i) => html`<li class="${KINDS[event.kind] ?? ""}" data-key="${i}">
     <b>${TITLES[event.kind] ?? event.kind}</b>${event.group ? html` <span class="badge">${event.group}</span>` : ""}
     <div><small title="${moment(event.at)}">${event.at ? when(event.at) : "time not recorded"}</small></div>
     ${about(event)}</li>`)}</ol>`;

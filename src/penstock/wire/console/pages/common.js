@@ -43,11 +43,11 @@ export const teach = (sentence, command) => html`<p>${sentence}</p><pre>${comman
 /** Pages of a list by offset; the server says how many there are. */
 export function pager(query, total, shown, context) {
   const offset = Number(query.offset ?? 0);
-  if (total <= shown && !offset) return html`<div class="pager">${count(total)} in all</div>`;
+  if (total <= shown && !offset) return html`<div class="pager">${count(total)} total</div>`;
   const limit = Number(query.limit ?? 50);
   return html`<div class="pager">${count(offset + 1)} to ${count(offset + shown)} of ${count(total)}
-    ${offset ? html`<a href="${context.withQuery({ offset: Math.max(0, offset - limit) || "" })}">← before</a>` : ""}
-    ${offset + shown < total ? html`<a href="${context.withQuery({ offset: offset + limit })}">after →</a>` : ""}</div>`;
+    ${offset ? html`<a href="${context.withQuery({ offset: Math.max(0, offset - limit) || "" })}">← previous</a>` : ""}
+    ${offset + shown < total ? html`<a href="${context.withQuery({ offset: offset + limit })}">next →</a>` : ""}</div>`;
 }
 
 /** A button that is greyed out, with the reason, when the role does not allow it. */

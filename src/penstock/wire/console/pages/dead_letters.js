@@ -26,7 +26,7 @@ const COLUMNS = [
 ];
 
 const LETTERS = [
-  { name: "failedAt", title: "Died", card: true, cell: (m) => since(Date.parse(m.failedAt)) },
+  { name: "failedAt", title: "Failed", card: true, cell: (m) => since(Date.parse(m.failedAt)) },
   { name: "message", title: "Message", kind: "text", card: true, cell: (m) => html`<a href="#/messages/${encodeURIComponent(m.partitionId)}/${encodeURIComponent(m.transactionId)}">${m.queue} / ${m.partition}</a><br><small class="mono">${m.transactionId}</small>` },
   { name: "attempts", title: "Attempts", number: true, cell: (m) => count(m.attempts) },
   { name: "error", title: "Error", kind: "text", card: true, cell: (m) => html`<span class="bad">${visible(m.errorMessage)}</span>` },
@@ -66,13 +66,13 @@ export const deadLetters = {
         ${narrow ? html`<a href="#/dead-letters">show all</a>` : ""}</div>
       ${table({ columns: COLUMNS, rows: data.errors, key: (row) => `${row.queue}/${row.group}/${row.error}`, caption: "Dead letters by error", href: linkTo,
         empty: narrow ? "No dead letter matches." : teach("No message has failed for good. When one does, it is listed here and by", "penstock queue dlq list") })}
-      ${data.samples.length ? html`<h2>The newest</h2>${table({ columns: [...LETTERS, { name: "actions", title: "", kind: "actions", cell: (m) => button(context, "read_write", "requeue-one", "Requeue", { data: { id: m.dlqId, to: `${m.queue} / ${m.partition}`, group: m.consumerGroup } }) }], rows: data.samples, key: (m) => m.dlqId, caption: "The newest dead letters that match" })}` : ""}`;
+      ${data.samples.length ? html`<h2>Newest</h2>${table({ columns: [...LETTERS, { name: "actions", title: "", kind: "actions", cell: (m) => button(context, "read_write", "requeue-one", "Requeue", { data: { id: m.dlqId, to: `${m.queue} / ${m.partition}`, group: m.consumerGroup } }) }], rows: data.samples, key: (m) => m.dlqId, caption: "The newest dead letters that match" })}` : ""}`;
   },
   actions: {
     "cancel-task": cancelTask,
     async "requeue-one"(element, { say, refresh }) {
       const { id, to, group } = element.dataset;
-      const text = html`<p>1 message goes to ${to}; consumers of ${groupName(group)} will see it again.</p>`;
+      const text = html`<p>1 message in ${to} will be delivered to ${groupName(group)} again.</p>`;
       if (!(await confirm({ title: "Requeue a dead letter", text, button: "Requeue 1 message", danger: false }))) return;
       await ask("POST", "/api/v1/dlq/requeue", { query: { id } });
       say("It will be delivered again.");
@@ -81,7 +81,7 @@ export const deadLetters = {
     async requeue(_, { query, data, say, refresh }) {
       const oldest = Math.min(...data.errors.map((row) => row.oldest));
       const text = html`<p>${plural(data.total, "message")} ${inWords(query)} will be delivered again. The oldest was pushed ${ago(oldest)}. Consumers see them as new deliveries.</p>
-        ${bars(destinations(data), count, "Destinations")}<p><small>The broker does it in the background; you may leave this page.</small></p>`;
+        ${bars(destinations(data), count, "Destinations")}<p><small>The broker does this in the background; you can leave this page.</small></p>`;
       if (!(await confirm({ title: "Requeue dead letters", text, button: `Requeue ${plural(data.total, "message")}`, danger: false }))) return;
       const task = await ask("POST", "/api/v1/tasks/requeue", { query: which(query) });
       say(`${plural(task.total, "message")} are being requeued.`);
@@ -89,7 +89,7 @@ export const deadLetters = {
     },
     async purge(_, { query, data, say, refresh }) {
       const typed = query.queue || "all queues";
-      const text = html`<p>${plural(data.total, "dead letter")} ${inWords(query)} will be deleted for good. Nothing else has a copy of them.</p>${bars(destinations(data), count, "Where they are")}`;
+      const text = html`<p>${plural(data.total, "dead letter")} ${inWords(query)} will be deleted. This cannot be undone.</p>${bars(destinations(data), count, "Where they are")}`;
       if (!(await confirm({ title: "Purge dead letters", text, button: `Delete ${plural(data.total, "dead letter")}`, typed }))) return;
       const task = await ask("POST", "/api/v1/tasks/purge", { query: which(query) });
       say(`${plural(task.total, "dead letter")} are being deleted.`);

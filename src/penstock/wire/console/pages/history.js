@@ -47,8 +47,8 @@ function worst(points) {
 export function rolledUp(minutes) {
   if (!minutes?.points.length) return "";
   const { times, lag, latency } = worst(minutes.points);
-  return html`<div class="cards"><div class="card"><h2>Lag <small>per minute, as rolled up</small></h2>${lines({ times, series: lag, title: "Lag per minute", format: count })}</div>
-    <div class="card"><h2>From push to ack <small>per minute, as rolled up</small></h2>${lines({ times, series: latency, title: "From push to ack, per minute", format: (ms) => duration(ms / 1000) })}</div></div>`;
+  return html`<div class="cards"><div class="card"><h2>Lag <small>per minute, from the rollup</small></h2>${lines({ times, series: lag, title: "Lag per minute", format: count })}</div>
+    <div class="card"><h2>Latency from push to ack <small>per minute, from the rollup</small></h2>${lines({ times, series: latency, title: "From push to ack, per minute", format: (ms) => duration(ms / 1000) })}</div></div>`;
 }
 
 /** The tab of a queue: its minutes, and what the rollup pipeline knows besides. */

@@ -38,14 +38,14 @@ export function messages(data, context) {
   const { query } = context;
   const { list } = data;
   const narrow = query.partition || query.from || query.search || query.id;
-  return html`<div class="tools">${filter(query, "In the payload: text, or order.id=7", "search")}${filter(query, "Transaction id", "id")}${filter(query, "Partition", "partition")}
+  return html`<div class="tools">${filter(query, "Search payloads: text, or order.id=7", "search")}${filter(query, "Transaction id", "id")}${filter(query, "Partition", "partition")}
       <label class="beside">since <input type="datetime-local" data-choice="from" value="${query.from ?? ""}"></label></div>
-    ${query.search ? html`<p><small>${count(list.searched)} messages searched, the newest first${list.complete ? ": all that there are" : ""}.</small></p>` : ""}
+    ${query.search ? html`<p><small>${count(list.searched)} messages searched, newest first${list.complete ? "; these are all" : ""}.</small></p>` : ""}
     ${standby(list.behindSeconds)}
     ${table({ columns: COLUMNS, rows: list.messages, key: (m) => `${m.partitionId}/${m.transactionId}`, href: linkTo, caption: "Messages, the newest first",
       empty: narrow ? "No message matches." : teach("There is no message yet.", `penstock queue push ${data.name} '{"id": 7}'`) })}
     <div class="pager">${query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← newest</a>` : ""}
-      ${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">${query.search ? "search on" : "older"} →</a>` : ""}</div>`;
+      ${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">${query.search ? "search older" : "older"} →</a>` : ""}</div>`;
 }
 
 export const message = {
@@ -81,14 +81,14 @@ export const message = {
       say(`${pushed.status}: ${pushed.transaction_id}`);
     },
     async requeue(_, { params, data, say, refresh }) {
-      const text = html`<p>The message is delivered again to the groups that are done with it, from its place in ${data.queue} / ${data.partition}.</p>`;
+      const text = html`<p>The message will be delivered again to the groups that have finished it. It keeps its position in ${data.queue} / ${data.partition}.</p>`;
       if (!(await confirm({ title: "Deliver again", text, button: "Deliver again", danger: false }))) return;
       await ask("POST", path`/api/v1/messages/${params.partition}/${params.id}/retry`);
       say("It will be delivered again.");
       refresh();
     },
     async remove(_, { params, data, say, go }) {
-      const text = html`<p>The message is deleted from ${data.queue} for all groups.</p>`;
+      const text = html`<p>The message will be deleted from ${data.queue} for all groups.</p>`;
       if (!(await confirm({ title: "Delete the message", text, button: "Delete 1 message" }))) return;
       await ask("DELETE", path`/api/v1/messages/${params.partition}/${params.id}`);
       say("Deleted.");

@@ -10,8 +10,8 @@ import { age, bad, badge, button, figure, since, teach } from "./common.js";
 
 const kindName = (kind) => (kind === "qos0" ? "QoS 0" : "Failover");
 const MODES = {
-  direct: "Pushes go to PostgreSQL.", failover: "PostgreSQL is away: pushes go to files and are replayed, in order, when it is back.",
-  maintenance: "Maintenance: pushes go to files until it is switched off.",
+  direct: "Pushes go to PostgreSQL.", failover: "PostgreSQL is down: pushes go to files and are replayed, in order, when it is back.",
+  maintenance: "Maintenance mode: pushes go to files until it is switched off.",
 };
 
 const KINDS = [
@@ -45,20 +45,20 @@ export const buffers = {
       <div class="figures">${figure("waiting events", count(data.pending))}${figure("replayed in", data.pending ? duration(data.drainSeconds) : "–")}
         ${figure("replay", `${rate(data.replayRate)}/s`)}${figure("failed", bad(data.failed))}${figure("in quarantine", bad(data.quarantined))}</div>
       ${table({ columns: KINDS, rows: ["failover", "qos0"].map((kind) => ({ kind, ...data[kind] })), key: (k) => k.kind, caption: "Buffers by kind", empty: "" })}
-      <h2>Files</h2>${table({ columns: FILES, rows: data.files, key: (f) => f.name, caption: "Buffer files", empty: html`<p>No event waits in a file. Files appear while PostgreSQL is away, and for pushes with QoS 0.</p>` })}`;
+      <h2>Files</h2>${table({ columns: FILES, rows: data.files, key: (f) => f.name, caption: "Buffer files", empty: html`<p>No buffered events. Files appear while PostgreSQL is down, and for pushes with QoS 0.</p>` })}`;
   },
   actions: {
     async maintenance(element, { data, say, refresh }) {
       const on = element.dataset.on === "true";
-      const text = on ? "Pushes of all brokers go to files on disk until you switch it off; pops still work on what is stored." : `${plural(data.pending, "event")} are replayed into PostgreSQL, in order.`;
+      const text = on ? "Pushes of all brokers go to files on disk until you switch it off; pops still deliver stored messages." : `${plural(data.pending, "event")} are replayed into PostgreSQL, in order.`;
       if (!(await confirm({ title: on ? "Maintenance on" : "Maintenance off", text, button: on ? "Send pushes to the buffer" : "Replay the buffer", danger: on }))) return;
       await ask("POST", "/api/v1/system/maintenance", { body: { enabled: on } });
-      say(on ? "Pushes go to the buffer." : "The buffer drains.");
+      say(on ? "Pushes go to the buffer." : "The buffer is being replayed.");
       refresh();
     },
     async retry(_, { say, refresh }) {
       const done = await ask("POST", "/api/v1/buffers/retry-failed");
-      say(`${plural(done.failed, "event")} left in failed.`);
+      say(`${plural(done.failed, "failed event")} left.`);
       refresh();
     },
   },
@@ -94,7 +94,7 @@ const RUNS = [
   { name: "pipeline", title: "Pipeline", card: true, cell: (r) => r.pipeline },
   { name: "state", title: "State", card: true, cell: (r) => badge(r.state) },
   { name: "started", title: "Started", number: true, cell: (r) => since(r.started_at * 1000) },
-  { name: "lasted", title: "Lasted", number: true, cell: (r) => duration(r.reported_at - r.started_at) },
+  { name: "lasted", title: "Duration", number: true, cell: (r) => duration(r.reported_at - r.started_at) },
   { name: "rows", title: "Rows", number: true, card: true, cell: (r) => count(r.rows) },
   { name: "error", title: "Error", kind: "text", cell: (r) => (r.error ? html`<span class="bad">${visible(String(r.error))}</span>` : "") },
 ];
@@ -102,8 +102,8 @@ const RUNS = [
 /** What the rollup pipeline wrote down of all queues and topics, per minute. */
 function rolledUp({ upto, times, series }) {
   if (!upto) return "";
-  return html`<h2>Rolled up <small>up to ${since(upto)}; per queue and topic it stands in their charts</small></h2>
-    <div class="cards"><div class="card">${lines({ times, series: Object.entries(series).map(([name, values]) => ({ name: name === "produced" ? "records" : name, values })), title: "Messages and records per minute, as rolled up", format: count })}</div></div>`;
+  return html`<h2>Rollup <small>up to ${since(upto)}; queues and topics show their own in their charts</small></h2>
+    <div class="cards"><div class="card">${lines({ times, series: Object.entries(series).map(([name, values]) => ({ name: name === "produced" ? "records" : name, values })), title: "Messages and records per minute, from the rollup", format: count })}</div></div>`;
 }
 
 export const pipelines = {
@@ -115,7 +115,7 @@ export const pipelines = {
   },
   view(data, context) {
     const shown = (column) => column.name !== "position" || data.pipelines.some((p) => p.position);
-    const columns = [...PIPELINES.filter(shown), { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Forget", { data: { name: p.name } }) : "") }];
+    const columns = [...PIPELINES.filter(shown), { name: "actions", title: "", kind: "actions", cell: (p) => (["running", "idle"].includes(p.state) && !p.stopping ? button(context, "admin", "stop", "Stop", { data: { name: p.name } }) : ["failed", "finished", "lost"].includes(p.state) ? button(context, "admin", "forget", "Remove", { data: { name: p.name } }) : "") }];
     const runs = data.pipelines.flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name }))).toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
       ${rolledUp(data.rollup)}
@@ -124,16 +124,16 @@ export const pipelines = {
   actions: {
     async stop(element, { say, refresh }) {
       const { name } = element.dataset;
-      if (!(await confirm({ title: "Stop the pipeline", text: html`<p>${name} ends after its current batch and can be started again from its checkpoint.</p>`, button: `Stop ${name}`, danger: false }))) return;
+      if (!(await confirm({ title: "Stop the pipeline", text: html`<p>${name} stops after its current batch. It can be started again from its checkpoint.</p>`, button: `Stop ${name}`, danger: false }))) return;
       await ask("POST", path`/api/v1/pipelines/${name}/stop`);
       say(`${name} was asked to stop.`);
       refresh();
     },
     async forget(element, { say, refresh }) {
       const { name } = element.dataset;
-      if (!(await confirm({ title: "Forget the pipeline", text: html`<p>The last report and the runs of ${name} are dropped. It is shown again when it reports.</p>`, button: `Forget ${name}`, danger: false }))) return;
+      if (!(await confirm({ title: "Remove the pipeline", text: html`<p>The last report and the runs of ${name} are removed from this list. It appears again when it reports.</p>`, button: `Remove ${name}`, danger: false }))) return;
       await ask("DELETE", path`/api/v1/pipelines/${name}`);
-      say(`${name} is forgotten.`);
+      say(`${name} was removed.`);
       refresh();
     },
   },

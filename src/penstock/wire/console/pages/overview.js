@@ -8,18 +8,18 @@ import { loadHistory, ranges } from "./history.js";
 
 const tail = (name) => (live.history.series[name] ?? []).slice(-60);
 
-const PARTS = { queues: "queues (once per group)", routes: "routes", topics: "topics" };
-const TERMS = [["delivered", "delivered"], ["dead", "dead"], ["dropped", "dropped"], ["waiting", "waiting"], ["skipped", "before the group, or skipped"],
-  ["kept", "kept"], ["removed", "removed by retention"], ["compacted", "compacted away"]];
+const PARTS = { queues: "queues (per group)", routes: "routes", topics: "topics" };
+const TERMS = [["delivered", "delivered"], ["dead", "dead"], ["dropped", "dropped"], ["waiting", "waiting"], ["skipped", "skipped, or older than the group"],
+  ["kept", "kept"], ["removed", "removed by retention"], ["compacted", "removed by compaction"]];
 const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when there are any
 
 /** accepted = delivered + dead + dropped + waiting (+ skipped), per part (of topics: kept + removed + compacted), and whether it is so. */
 function ledger(rows) {
-  return html`<div class="card"><h2>Where everything is</h2>${rows.map((row) => html`<div class="ledger" data-key="${row.part}">
+  return html`<div class="card"><h2>Messages by outcome</h2>${rows.map((row) => html`<div class="ledger" data-key="${row.part}">
     <div class="sum"><b>${count(row.accepted)}</b> accepted by ${PARTS[row.part] ?? row.part} ${row.agrees ? html`<span class="good">✓ all accounted for</span>` : row.agrees === false ? html`<span class="bad">✗ the figures do not add up</span>` : ""}</div>
     ${bars(TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name))).map(([name, label]) => ({ label, value: row[name] })), count, `Where the messages of ${row.part} are`)}
-    ${row.skipped ? html`<p><small>Skipped is what the other figures leave over, not a figure that is counted: with it this sum is no check.</small></p>` : ""}</div>`)}
-    ${rows.length ? "" : html`<p>Nothing was accepted for a group, a route or a topic yet.</p>`}</div>`;
+    ${row.skipped ? html`<p><small>“Skipped” is not counted but computed as the remainder, so this total cannot reveal a loss.</small></p>` : ""}</div>`)}
+    ${rows.length ? "" : html`<p>No group, route or topic has accepted anything yet.</p>`}</div>`;
 }
 
 function database(card) {
@@ -60,13 +60,13 @@ export const overview = {
     const latency = now.latency;
     const groups = now.groups ?? [];
     return html`<h1 class="hidden">Overview</h1>
-      ${now.problems?.length ? "" : html`<p class="well">✓ Nothing needs you.</p>`}
+      ${now.problems?.length ? "" : html`<p class="well">✓ No problems.</p>`}
       <div class="figures">
         ${figure("pushed/s", rate(sample.pushed), sparkline(tail("pushed"), "pushed", "pushed per second"))}
         ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
         ${figure("waiting", count(sample.waiting), sparkline(tail("waiting"), "waiting", "waiting messages"))}
         ${figure("oldest waiting", age(now.oldest))}
-        ${figure("push → ack p50", latency ? duration(latency.p50) : "–", latency ? html`<small title="99 of 100 take no longer">p99 ${duration(latency.p99)}</small>` : "")}
+        ${figure("push → ack p50", latency ? duration(latency.p50) : "–", latency ? html`<small title="99 % of messages take no longer">p99 ${duration(latency.p99)}</small>` : "")}
       </div>
       <div class="cards"><div class="card"><h2>In and out, messages per second ${ranges(context, "15m")}</h2>
         ${lines({ times, series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })), title: "Messages per second", format: rate })}</div>

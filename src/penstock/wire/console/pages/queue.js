@@ -27,14 +27,14 @@ function groups(data, context) {
       ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.lag } })}` },
   ];
   return table({ columns, rows: data.groups, key: (g) => g.name, caption: "Groups",
-    empty: teach("Nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`) });
+    empty: teach("No consumer has read from this queue yet.", `penstock queue pop ${data.name}@billing`) });
 }
 
 const CONSUMERS = [
   { name: "name", title: "Consumer", card: true, cell: (c) => html`<b>${c.name}</b>` },
   { name: "group", title: "Group", card: true, cell: (c) => title(c.group) },
   { name: "hand", title: "In flight", number: true, card: true, cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}` },
-  { name: "waiting", title: "Wait for a retry", number: true, cell: (c) => count(c.waiting) },
+  { name: "waiting", title: "Waiting for retry", number: true, cell: (c) => count(c.waiting) },
   { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
   { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
   { name: "error", title: "Last error", kind: "text", cell: (c) => c.lastError ? html`${visible(c.lastError)} <small>${since(Date.parse(c.lastErrorAt))}</small>` : "" },
@@ -42,7 +42,7 @@ const CONSUMERS = [
 ];
 
 const consumers = (data) => table({ columns: CONSUMERS, rows: data.list.consumers, key: (c) => c.id, caption: "Consumers",
-  empty: teach("No consumer reports from this queue. Those of the Python client do.", "penstock worker shop.consumers:client") });
+  empty: teach("No consumer of this queue reports its status. Consumers of the Python client do.", "penstock worker shop.consumers:client") });
 
 const PARTITIONS = [
   { name: "name", title: "Partition", card: true, cell: (p) => html`<b>${p.name}</b>` },
@@ -59,7 +59,7 @@ const chosenGroup = (data, query) => query.group ?? data.groups.toSorted((a, b) 
 
 function partitions(data, context) {
   const { query } = context;
-  if (!data.groups.length) return html`<div class="empty">${teach("Lag is counted per group, and nobody has consumed from this queue yet.", `penstock queue pop ${data.name}@billing`)}</div>`;
+  if (!data.groups.length) return html`<div class="empty">${teach("Lag is counted per group, and no consumer has read from this queue yet.", `penstock queue pop ${data.name}@billing`)}</div>`;
   return html`<div class="tools">${filter(query, "Filter by name")}<select data-choice="group" aria-label="Group">${data.groups.map((g) => html`<option value="${g.name || QUEUE_MODE}"
       ${g.name === chosenGroup(data, query) || query.group === (g.name || QUEUE_MODE) ? html`selected` : ""}>${title(g.name)}</option>`)}</select></div>
     ${table({ columns: PARTITIONS, rows: data.list.partitions, key: (p) => p.id, caption: "Partitions by lag", href: (p) => `${linkTo(data.name)}?tab=messages&partition=${encodeURIComponent(p.name)}`, empty: "No partition matches." })}
@@ -73,7 +73,7 @@ function options(data, context) {
       { name: "name", title: "Option", card: true, cell: (o) => html`<code>${o.name}</code>` },
       { name: "value", title: "Value", number: true, card: true, cell: (o) => (values[o.name] === o.default ? String(o.default) : html`<b>${String(values[o.name])}</b>`) },
       { name: "default", title: "Default", number: true, cell: (o) => String(o.default) },
-      { name: "meaning", title: "What it does", kind: "text", cell: (o) => o.meaning }], rows: about, key: (o) => o.name, caption: "Options" })}`;
+      { name: "meaning", title: "Meaning", kind: "text", cell: (o) => o.meaning }], rows: about, key: (o) => o.name, caption: "Options" })}`;
 }
 
 const TABS = [
@@ -115,7 +115,7 @@ export const queue = {
         fields: [{ name: "payload", label: "Payload (JSON)", kind: "json", value: "{}" }, { name: "partition", label: "Partition", value: "Default" },
           { name: "transactionId", label: "Transaction id", help: "a message with the same id in the same partition is stored once" },
           { name: "delay", label: "Deliver in", kind: "number", value: "0", help: "seconds; 0: now" },
-          { name: "headers", label: "Headers (JSON)", value: "{}", help: "names and texts" }],
+          { name: "headers", label: "Headers (JSON)", value: "{}", help: "an object of strings" }],
         check: async ({ payload, partition, transactionId, delay, headers }) => {
           try {
             const item = { queue: params.queue, partition: partition || "Default", payload: JSON.parse(payload) };
@@ -137,11 +137,11 @@ export const queue = {
         .map((o) => [o.name, o.name === "ordering" ? values[o.name] : JSON.parse(values[o.name] || "null")]));
       let sent = {};
       const values = await form({
-        title: `Options of ${params.queue}`, button: "Save what changed", text: "Only what you change is sent.",
+        title: `Options of ${params.queue}`, button: "Save changes", text: "Options that you do not change keep their values.",
         fields: about.map((o) => ({ name: o.name, label: o.name, value: String(now[o.name]), help: o.meaning, ...kind(o) })),
         check: async (given) => {
           sent = changed(given);
-          if (!Object.keys(sent).length) return "Nothing is different.";
+          if (!Object.keys(sent).length) return "Nothing has changed.";
           try { await ask("PATCH", path`/api/v1/queues/${params.queue}/options`, { body: sent }); } catch (error) { return error.message; }
           return "";
         },
@@ -149,14 +149,14 @@ export const queue = {
       if (values) { say(`Changed: ${Object.entries(sent).map(([name, value]) => `${name} = ${value}`).join(", ")}.`); refresh(); }
     },
     async clear(_, { params, data, say, refresh }) {
-      const text = html`<p>${plural(data.stored, "message")} of ${params.queue} will be deleted for all groups, ${count(data.waiting)} of them not consumed yet. This cannot be undone.</p>`;
+      const text = html`<p>${plural(data.stored, "message")} of ${params.queue} will be deleted for all groups; ${count(data.waiting)} of them are not consumed yet. This cannot be undone.</p>`;
       if (!(await confirm({ title: "Clear the queue", text, button: `Delete ${plural(data.stored, "message")}`, typed: params.queue }))) return;
       await ask("DELETE", path`/api/v1/queues/${params.queue}/clear`);
       say(`${params.queue} is empty.`);
       refresh();
     },
     async delete(_, { params, data, say, go }) {
-      const text = html`<p>The queue ${params.queue}, its ${plural(data.stored, "message")}, ${plural(data.groups.length, "group")} and ${plural(data.deadLetters ?? 0, "dead letter")} will be gone.</p>`;
+      const text = html`<p>The queue ${params.queue}, its ${plural(data.stored, "message")}, ${plural(data.groups.length, "group")} and ${plural(data.deadLetters ?? 0, "dead letter")} will be deleted.</p>`;
       if (!(await confirm({ title: "Delete the queue", text, button: `Delete ${params.queue}`, typed: params.queue }))) return;
       await ask("DELETE", path`/api/v1/resources/queues/${params.queue}`);
       say(`${params.queue} was deleted.`);
@@ -164,7 +164,7 @@ export const queue = {
     },
     async forget(element, { params, say, refresh }) {
       const { group, lag } = element.dataset;
-      const text = html`<p>The group ${title(group)} of ${params.queue} will be forgotten with its position; ${count(Number(lag))} messages that it has not consumed are not delivered to it any more.</p>`;
+      const text = html`<p>The group ${title(group)} of ${params.queue} will be deleted with its position. The ${count(Number(lag))} messages it has not consumed will not be delivered to it.</p>`;
       if (!(await confirm({ title: "Delete the group", text, button: `Delete ${title(group)}`, typed: title(group) }))) return;
       await ask("DELETE", path`/api/v1/consumer-groups/${group || QUEUE_MODE}/queues/${params.queue}`);
       say(`The group ${title(group)} was deleted.`);
@@ -174,7 +174,7 @@ export const queue = {
       const { group } = element.dataset;
       const url = path`/api/v1/consumer-groups/${group || QUEUE_MODE}/queues/${params.queue}/seek`;
       const values = await form({
-        title: `Where should ${title(group)} go on?`, button: "Preview",
+        title: `Seek ${title(group)}`, button: "Preview",
         fields: [{ name: "to", label: "To", choices: ["beginning", "end", "time"], value: "beginning" }, { name: "time", label: "Time", kind: "datetime-local", help: "only for “time”" }],
         check: ({ to, time }) => (to === "time" && !time ? "Choose a time." : ""),
       });
@@ -185,7 +185,7 @@ export const queue = {
       const text = html`<p>${plural(preview.redelivered, "message")} will be delivered to ${title(group)} again; ${plural(preview.skipped, "message")} that it has not consumed will be skipped.</p>`;
       if (!(await confirm({ title: "Seek", text, button: `Deliver ${plural(preview.redelivered, "message")} again`, danger: preview.skipped > 0 }))) return;
       await ask("POST", url, { body });
-      say(`${title(group)} goes on from ${values.to}.`);
+      say(`${title(group)} continues from ${values.to}.`);
       refresh();
     },
   },

@@ -30,7 +30,7 @@ export const queues = {
     return html`<h1>Queues</h1>
       <div class="tools">${filter(query, "Filter by name")}${button(context, "read_write", "create", "Create a queue", { primary: true })}</div>
       ${table({ columns: COLUMNS, rows: data.queues, key: (q) => q.name, href: (q) => linkTo(q.name), sort: query.sort ?? "-waiting", caption: "Queues",
-        empty: query.filter ? html`No queue matches “${query.filter}”.` : teach("There is no queue yet. A push makes one:", `penstock queue push orders '{"id": 7}'`) })}
+        empty: query.filter ? html`No queue matches “${query.filter}”.` : teach("There is no queue yet. The first push creates one:", `penstock queue push orders '{"id": 7}'`) })}
       ${pager(query, data.total, data.queues.length, context)}`;
   },
   actions: {
@@ -50,7 +50,7 @@ export const queues = {
           return "";
         },
       });
-      if (values) { context.say(`Queue ${values.queue.trim()} is there.`); context.go(linkTo(values.queue.trim())); }
+      if (values) { context.say(`Queue ${values.queue.trim()} was created.`); context.go(linkTo(values.queue.trim())); }
     },
   },
 };

@@ -12,7 +12,7 @@ const source = (r) => (!r.source ? "could not start" : typeof r.source === "stri
 /** The broker says -1 for "never, at this rate". */
 const eta = (seconds) => (seconds === null || seconds === undefined || seconds < 0 ? "–" : duration(seconds));
 const problem = (r) => r.lastError ?? (r.triesAgainSeconds === null ? null : r.paused) ?? r.sourceError;
-const BOOKS = { accepted: "accepted", delivered: "delivered", deadLettered: "dead letters", dropped: "dropped", queued: "waiting" };
+const OUTCOMES = { accepted: "accepted", delivered: "delivered", deadLettered: "dead letters", dropped: "dropped", queued: "waiting" };
 /** A route that sends nothing because its breaker is open does not run well, whatever its state says. */
 const state = (r) => badge(r.triesAgainSeconds !== null && r.paused ? "denied" : r.state === "running" && r.breaker?.state === "open" ? "failing" : r.state);
 
@@ -37,13 +37,13 @@ export const routes = {
     const rows = data.routes.filter((route) => route.name.toLowerCase().includes(words));
     return html`<h1>Routes</h1><div class="tools">${filter(context.query, "Filter by name")}${button(context, "admin", "create", "Create a route", { primary: true })}</div>
       ${table({ columns: ROUTES, rows, key: (r) => r.name, href: (r) => linkTo(r.name), caption: "Routes",
-        empty: words ? "No route matches." : teach("There is no route yet. A route sends a topic or a queue on to another place.", `curl -X POST ${location.origin}/api/v1/routes -H 'Content-Type: application/json' -d '{"name": "lake", "source": {"topic": "orders"}, "destination": {"type": "http", "url": "https://example.com/in"}}'`) })}`;
+        empty: words ? "No route matches." : teach("There is no route yet. A route sends the records of a topic or a queue to another system.", `curl -X POST ${location.origin}/api/v1/routes -H 'Content-Type: application/json' -d '{"name": "lake", "source": {"topic": "orders"}, "destination": {"type": "http", "url": "https://example.com/in"}}'`) })}`;
   },
   actions: {
     async create(_, context) {
       const example = { name: "lake", source: { topic: "orders" }, destination: { type: "http", url: "https://example.com/in" } };
       const values = await form({
-        title: "Create a route", button: "Create", fields: [{ name: "definition", label: "Definition (JSON)", kind: "json", value: JSON.stringify(example, null, 2), help: "as in the configuration: source, destination, batch, queue" }],
+        title: "Create a route", button: "Create", fields: [{ name: "definition", label: "Definition (JSON)", kind: "json", value: JSON.stringify(example, null, 2), help: "source, destination, batch and queue, as in the configuration file" }],
         check: async ({ definition }) => {
           try { await ask("POST", "/api/v1/routes", { body: JSON.parse(definition) }); } catch (error) { return error.message; }
           return "";
@@ -67,7 +67,7 @@ const act = (action, done) => async (_, { params, say, refresh }) => {
   refresh();
 };
 
-/** Whether the books add up. */
+/** Whether the records of all outcomes add up to those accepted. */
 function balance({ accepted, delivered, deadLettered, dropped, queued }) {
   const known = delivered + deadLettered + queued + Object.values(dropped).reduce((sum, n) => sum + n, 0);
   return known === accepted ? html`<p class="good">✓ all accounted for</p>` : html`<p class="bad">✗ the figures do not add up</p>`;
@@ -89,35 +89,35 @@ export const route = {
       <div class="tools">${data.paused ? button(context, "admin", "resume", "Resume", { primary: true }) : button(context, "admin", "pause", "Pause")}
         ${button(context, "admin", "drain", "Drain")}${data.deadLetters ? button(context, "admin", "replay", `Replay ${plural(data.deadLetters, "dead letter")}`) : ""}
         ${button(context, "admin", "purge", "Purge", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}</div>
-      ${problem(data) ? html`<p class="problem">${visible(String(problem(data)))}${data.failingSince ? html` <small title="since ${moment(data.failingSince * 1000)}">for ${duration(Date.now() / 1000 - data.failingSince)}</small>` : ""}${data.triesAgainSeconds === null ? "" : html` <small>tries again in ${duration(data.triesAgainSeconds)}</small>`}</p>` : ""}
+      ${problem(data) ? html`<p class="problem">${visible(String(problem(data)))}${data.failingSince ? html` <small title="since ${moment(data.failingSince * 1000)}">for ${duration(Date.now() / 1000 - data.failingSince)}</small>` : ""}${data.triesAgainSeconds === null ? "" : html` <small>next attempt in ${duration(data.triesAgainSeconds)}</small>`}</p>` : ""}
       <div class="figures">${figure("waiting records", count(waiting))}${figure("oldest", queue.records ? age(queue.oldestAgeSeconds) : "–")}${figure("batches/s out", rate(queue.batchesOutPerSecond))}
         ${figure("drained in", eta(queue.drainEtaSeconds))}${figure("full in", eta(queue.timeToFullSeconds))}${figure("dead letters", bad(data.deadLetters))}</div>
-      <div class="cards"><div class="card"><h2>Books</h2>${pairs(Object.entries(queue.accounting ?? {}).map(([name, value]) => [BOOKS[name] ?? name, typeof value === "object" ? Object.entries(value).map(([why, n]) => `${why} ${count(n)}`).join(", ") || "0" : count(value)]))}${balance(queue.accounting)}</div>
-        <div class="card"><h2>Sending</h2>${pairs([["breaker", html`${badge(data.breaker.state)} <small>${plural(data.breaker.failures, "failure")}</small>`], ["pause after failures", duration(data.backoffSeconds)],
+      <div class="cards"><div class="card"><h2>Records by outcome</h2>${pairs(Object.entries(queue.accounting ?? {}).map(([name, value]) => [OUTCOMES[name] ?? name, typeof value === "object" ? Object.entries(value).map(([why, n]) => `${why} ${count(n)}`).join(", ") || "0" : count(value)]))}${balance(queue.accounting)}</div>
+        <div class="card"><h2>Sending</h2>${pairs([["breaker", html`${badge(data.breaker.state)} <small>${plural(data.breaker.failures, "failure")}</small>`], ["backoff", duration(data.backoffSeconds)],
     ["workers", `${count(workers.active)} of ${count(workers.total)} active`], ["in flight", count(workers.inflight)], ["latency", duration(workers.latencySeconds)],
-    ["on disk", size(queue.diskBytes)], ["behind the source", data.lag === null ? "–" : plural(data.lag, "record")]])}</div></div>
+    ["on disk", size(queue.diskBytes)], ["source lag", data.lag === null ? "–" : plural(data.lag, "record")]])}</div></div>
       ${data.letters.length ? html`<h2>Dead letters</h2>${table({ columns: LETTERS, rows: data.letters, key: (l) => `${l.sequence}.${l.index}`, caption: "Dead letters" })}` : ""}`;
   },
   actions: {
     pause: act("pause", () => "Paused."),
     resume: act("resume", () => "Resumed."),
     async drain(_, context) {
-      const text = html`<p>${context.params.route} sends the ${count(context.data.queue.records)} records it holds and takes nothing new from ${source(context.data)} until it is resumed.</p>`;
-      if (await confirm({ title: "Drain the route", text, button: "Drain", danger: false })) await act("drain", () => "It sends what it has and takes nothing new.")(null, context);
+      const text = html`<p>${context.params.route} sends its ${count(context.data.queue.records)} queued records and accepts no new ones from ${source(context.data)} until it is resumed.</p>`;
+      if (await confirm({ title: "Drain the route", text, button: "Drain", danger: false })) await act("drain", () => "Draining: queued records are sent, new ones are not accepted.")(null, context);
     },
     async replay(_, context) {
       const text = html`<p>${plural(context.data.deadLetters, "record")} will be sent to the destination of ${context.params.route} again.</p>`;
       if (await confirm({ title: "Replay dead letters", text, button: `Replay ${plural(context.data.deadLetters, "record")}`, danger: false })) await act("replay", ({ records }) => `${plural(records ?? 0, "dead letter")} queued again.`)(null, context);
     },
     async purge(_, { params, data, say, refresh }) {
-      const text = html`<p>${plural(data.queue.records, "record")} that wait in ${params.route} are dropped and never sent.</p>`;
+      const text = html`<p>${plural(data.queue.records, "record")} in the send queue of ${params.route} will be dropped and never sent.</p>`;
       if (!(await confirm({ title: "Purge the route", text, button: `Drop ${plural(data.queue.records, "record")}`, typed: params.route }))) return;
       const done = await ask("POST", path`/api/v1/routes/${params.route}/purge`);
       say(`${plural(done?.records ?? 0, "record")} dropped.`);
       refresh();
     },
     async delete(_, { params, data, say, go }) {
-      const text = html`<p>The route ${params.route} ends. The ${plural(data.queue.records, "record")} it still holds must be drained or purged before.</p>`;
+      const text = html`<p>The route ${params.route} will be deleted. Drain or purge its ${plural(data.queue.records, "queued record")} first.</p>`;
       if (!(await confirm({ title: "Delete the route", text, button: `Delete ${params.route}`, typed: params.route }))) return;
       await ask("DELETE", path`/api/v1/routes/${params.route}`);
       say(`${params.route} was deleted.`);

@@ -27,7 +27,7 @@ export function scheduled(data, context) {
   const { list } = data;
   return html`<div class="tools">${filter(context.query, "Partition", "partition")}</div>
     ${table({ columns: columns(context), rows: list.messages, key: (m) => `${m.partition}/${m.transactionId}`, caption: "Delayed messages, the next due first",
-      empty: context.query.partition ? "No message waits for its time in this partition." : teach("No message waits for its time. A push with a delay makes one:", `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({ items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }] })}'`) })}
+      empty: context.query.partition ? "No delayed message in this partition." : teach("No delayed message. Push one with a delay:", `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({ items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }] })}'`) })}
     <div class="pager">${context.query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← next due</a>` : ""}${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">later →</a>` : ""}</div>`;
 }
 
@@ -41,7 +41,7 @@ export const actions = {
   },
   async "cancel-scheduled"(element, { params, say, refresh }) {
     const one = of(element, params);
-    const text = html`<p>The message <code>${one.transactionId}</code> is removed before its time and never delivered to anybody.</p>`;
+    const text = html`<p>The message <code>${one.transactionId}</code> will be removed and never delivered.</p>`;
     if (!(await confirm({ title: "Cancel the message", text, button: "Cancel 1 message" }))) return;
     await ask("DELETE", address(one));
     say("It was cancelled.");

@@ -9,7 +9,7 @@ import { badge, button, filter, since, teach } from "./common.js";
 
 const time = (text) => new Date(text).getTime();
 const until = (text) => html`<time title="${moment(time(text))}">in ${duration(Math.max(0, (time(text) - Date.now()) / 1000))}</time>`;
-const outcome = (run) => html`<span class="${["full", "refused"].includes(run.result) ? "bad" : run.result === "skipped" ? "warn" : ""}">${run.result}${run.manual ? " by hand" : ""}</span>`;
+const outcome = (run) => html`<span class="${["full", "refused"].includes(run.result) ? "bad" : run.result === "skipped" ? "warn" : ""}">${run.result}${run.manual ? ", run manually" : ""}</span>`;
 
 const RUNS = [
   { name: "due", title: "Due", card: true, cell: (r) => moment(time(r.dueAt)) },
@@ -45,12 +45,12 @@ export const schedules = {
     const rows = data.schedules.filter((s) => `${s.name} ${s.queue}`.toLowerCase().includes(words));
     return html`<h1>Schedules</h1><div class="tools">${filter(context.query, "Filter by name or queue")}${button(context, "read_write", "create", "Create a schedule", { primary: true })}</div>
       ${table({ columns: columns(context), rows, key: (s) => s.name, caption: "Schedules",
-        empty: words ? "No schedule matches." : teach("There is no schedule yet. A schedule pushes a message at the times you say.", "penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports --payload '{}'") })}`;
+        empty: words ? "No schedule matches." : teach("There is no schedule yet. A schedule pushes a message at the times of a cron expression.", "penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports --payload '{}'") })}`;
   },
   actions: {
     run: act("run", (name, run) => `${name}: ${run.result}.`),
     pause: act("pause", (name) => `${name} is paused.`),
-    resume: act("resume", (name) => `${name} goes on from now.`),
+    resume: act("resume", (name) => `${name} was resumed.`),
     async runs(element, { data }) {
       const schedule = data.schedules.find((s) => s.name === element.dataset.name);
       await show({ title: schedule.name, content: html`<h3>Next</h3><ul>${schedule.nextRuns.map((at) => html`<li>${moment(time(at))}</li>`)}</ul>
@@ -61,7 +61,7 @@ export const schedules = {
         { name: "name", label: "Name" }, { name: "cron", label: "Cron", value: "0 3 * * *", help: "minute, hour, day of month, month, day of week" },
         { name: "timezone", label: "Time zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone ?? "UTC" }, { name: "queue", label: "Queue" },
         { name: "partition", label: "Partition", value: "Default" }, { name: "payload", label: "Payload (JSON)", kind: "json", value: "{}" },
-        { name: "catchUp", label: "Missed times", value: "one", choices: ["none", "one", "all"], help: "what is pushed for times that passed while no broker ran" },
+        { name: "catchUp", label: "Missed times", value: "one", choices: ["none", "one", "all"], help: "messages to push for times that passed while no broker was running" },
       ];
       const check = async ({ name, payload, ...rest }) => {
         if (!name) return "A schedule needs a name.";
@@ -75,7 +75,7 @@ export const schedules = {
     },
     async delete(element, { say, refresh }) {
       const { name } = element.dataset;
-      if (!(await confirm({ title: "Delete the schedule", text: html`<p>${name} pushes nothing any more. Messages it has pushed stay.</p>`, button: `Delete ${name}`, typed: name }))) return;
+      if (!(await confirm({ title: "Delete the schedule", text: html`<p>${name} will push no more messages. Messages it has pushed are kept.</p>`, button: `Delete ${name}`, typed: name }))) return;
       await ask("DELETE", path`/api/v1/schedules/${name}`);
       say(`${name} was deleted.`);
       refresh();

@@ -13,21 +13,21 @@ const LOG = [
   { name: "at", title: "When", card: true, cell: (l) => since(l.at) },
   { name: "level", title: "Level", cell: (l) => html`<span class="badge ${l.level === "error" ? "bad" : l.level === "warning" ? "warn" : ""}">${l.level}</span>` },
   { name: "message", title: "Message", kind: "text", card: true, cell: (l) => visible(l.message) },
-  { name: "logger", title: "Part", cell: (l) => html`<small>${l.logger}</small>` },
+  { name: "logger", title: "Logger", cell: (l) => html`<small>${l.logger}</small>` },
 ];
 
 const AUDIT = [
   { name: "at", title: "When", card: true, cell: (e) => since(e.at) },
   { name: "who", title: "Who", card: true, cell: (e) => visible(e.who) },
-  { name: "action", title: "Did", kind: "whole", cell: (e) => html`<code>${e.action}</code>` },
-  { name: "object", title: "To", card: true, kind: "whole", cell: (e) => html`<b>${visible(e.object)}</b>` },
+  { name: "action", title: "Action", kind: "whole", cell: (e) => html`<code>${e.action}</code>` },
+  { name: "object", title: "Object", card: true, kind: "whole", cell: (e) => html`<b>${visible(e.object)}</b>` },
   { name: "detail", title: "Detail", kind: "text", cell: (e) => Object.entries(e.detail).map(([name, value]) => html`<span class="badge">${name}: ${visible(String(value))}</span> `) },
 ];
 
 const KEYS = [
   { name: "key", title: "Key", card: true, cell: (k) => html`<code>${k.key}</code>` },
   { name: "value", title: "Value", card: true, cell: (k) => (k.default ? visible(k.value) : html`<b>${visible(k.value)}</b>`) },
-  { name: "origin", title: "From", cell: (k) => html`<small>${k.origin}</small>` },
+  { name: "origin", title: "Source", cell: (k) => html`<small>${k.origin}</small>` },
 ];
 
 const BROKERS = [
@@ -48,17 +48,17 @@ const about = ({ health }) => html`<div class="cards"><div class="card"><h2>This
 
 const log = (data, { query }) => html`<div class="tools"><select data-choice="level" aria-label="Level">${LEVELS.map((level) => html`<option ${level === (query.level ?? "warning") ? html`selected` : ""}>${level}</option>`)}</select>
   <small>of this process, since it started</small></div>
-  ${table({ columns: LOG, rows: data.lines, key: (l) => `${l.at}${l.message}`, caption: "Recent log lines", empty: "No such line since the broker started." })}`;
+  ${table({ columns: LOG, rows: data.lines, key: (l) => `${l.at}${l.message}`, caption: "Recent log lines", empty: "No line of this level since the broker started." })}`;
 
 const audit = (data, context) => html`<div class="tools">${filter(context.query, "Filter by who, what or object")}</div>
-  ${table({ columns: AUDIT, rows: data.entries, key: (e) => `${e.at}${e.action}${e.object}`, caption: "Who changed what", empty: context.query.filter ? "No entry matches." : "Nobody has changed anything yet. Creating, configuring, deleting, seeking, requeueing and the like are recorded here." })}
+  ${table({ columns: AUDIT, rows: data.entries, key: (e) => `${e.at}${e.action}${e.object}`, caption: "Who changed what", empty: context.query.filter ? "No entry matches." : "No changes yet. Creating, configuring, deleting, seeking, requeueing and similar actions are recorded here." })}
   <div class="pager">${context.query.before ? html`<a href="${context.withQuery({ before: "" })}">← newest</a>` : ""}${data.next ? html`<a href="${context.withQuery({ before: data.next })}">older →</a>` : ""}</div>`;
 
 function config(data, { query }) {
   const words = (query.filter ?? "").toLowerCase();
   const rows = data.keys.filter((k) => (words || !k.default || query.all) && `${k.key} ${k.value} ${k.origin}`.toLowerCase().includes(words));
-  return html`<div class="tools">${filter(query, "Filter by key, value or origin")}<small>${words ? "" : `what was given; a filter looks in all ${data.keys.length} keys`}</small></div>
-    ${table({ columns: KEYS, rows, key: (k) => k.key, caption: "Configuration", empty: "Everything is at its default." })}`;
+  return html`<div class="tools">${filter(query, "Filter by key, value or origin")}<small>${words ? "" : `only keys that were set; a filter searches all ${data.keys.length}`}</small></div>
+    ${table({ columns: KEYS, rows, key: (k) => k.key, caption: "Configuration", empty: "All keys have their defaults." })}`;
 }
 
 const TABS = [

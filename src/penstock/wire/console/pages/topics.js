@@ -17,7 +17,7 @@ const COLUMNS = [
   { name: "records", title: "Records", number: true, card: true, sort: true, cell: (t) => count(t.records) },
   { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => size(t.bytes) },
   { name: "rate", title: "Records/s", number: true, sort: true, cell: (t) => rate(t.rate) },
-  { name: "history", title: "Records/s, while you look", cell: (t) => sparkline(t.history, "produced", `records per second of ${t.name}`) },
+  { name: "history", title: "Trend", cell: (t) => sparkline(t.history, "produced", `records per second of ${t.name}`) },
   { name: "groups", title: "Groups", number: true, sort: true, cell: (t) => count(t.groups) },
   { name: "worstLag", title: "Largest lag", number: true, sort: true, cell: (t) => count(t.worstLag) },
   { name: "segments", title: "Segments", number: true, sort: true, cell: (t) => count(t.segments) },
@@ -31,16 +31,16 @@ export const topics = {
   load: (_, query, signal) => get("/topics", { details: true, filter: query.filter, sort: query.sort ?? "name", limit: query.limit ?? 50, offset: query.offset }, signal),
   view(data, context) {
     const { query } = context;
-    return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "admin", "scrub", "Check all segments")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
+    return html`<h1>Topics</h1><div class="tools">${filter(query, "Filter by name")}${button(context, "admin", "scrub", "Verify all segments")}${button(context, "read_write", "create", "Create a topic", { primary: true })}</div>
       ${table({ columns: COLUMNS, rows: data.topics, key: (t) => t.name, href: (t) => linkTo(t.name), sort: query.sort ?? "name", caption: "Topics",
         empty: query.filter ? "No topic matches." : teach("There is no topic yet.", "echo hello | penstock topic produce greetings") })}
       ${pager(query, data.total, data.topics.length, context)}`;
   },
   actions: {
     async scrub(_, { say }) {
-      if (!(await confirm({ title: "Check all segments", text: html`<p>The broker reads every sealed segment again and compares its checksums, slowly enough that others do not notice. Damage appears in the list and in the log.</p>`, button: "Check now", danger: false }))) return;
+      if (!(await confirm({ title: "Verify all segments", text: html`<p>The broker reads every sealed segment and verifies its checksums, at a limited rate. Damage is reported in this list and in the log.</p>`, button: "Verify now", danger: false }))) return;
       await ask("POST", "/api/v1/scrub");
-      say("The check has begun.");
+      say("Verification has started.");
     },
     async create(_, context) {
       const values = await form({
@@ -92,7 +92,7 @@ const SEGMENTS = [
 function retention({ policy, retention: { bytes, age: seconds } }) {
   if (policy === "compact") return "compacted: the latest record of each key is kept";
   const bounds = [bytes && size(bytes), seconds && duration(seconds)].filter(Boolean);
-  return bounds.length ? `kept up to ${bounds.join(" and ")}, in whole segments` : "kept for ever";
+  return bounds.length ? `kept up to ${bounds.join(" and ")}, in whole segments` : "kept forever";
 }
 
 export const topic = {
@@ -113,8 +113,8 @@ export const topic = {
     return html`<h1>${info.topic} <small>${retention(info)}</small></h1>
       <div class="tools">${button(context, "read_write", "produce", "Produce a record", { primary: true })}${button(context, "admin", "policy", "Policy")}
         ${button(context, "admin", "delete", "Delete", { danger: true })}</div>
-      <div class="figures">${figure("records/s", rate(info.rate), sparkline(info.history, "produced", "records per second while you look"))}${figure("records", count(info.records))}${figure("size", size(info.bytes))}
-        ${figure("offsets", html`${count(info.first_offset)} <small>to ${count(info.next_offset)}</small>`)}${figure("damaged places", bad(info.damage.length))}
+      <div class="figures">${figure("records/s", rate(info.rate), sparkline(info.history, "produced", "records per second"))}${figure("records", count(info.records))}${figure("size", size(info.bytes))}
+        ${figure("offsets", html`${count(info.first_offset)} <small>to ${count(info.next_offset)}</small>`)}${figure("damaged ranges", bad(info.damage.length))}
         ${info.tier_offset === null ? "" : figure("in the tier", html`${size(info.tier_bytes)} <small>up to ${count(info.tier_offset)}, local from ${count(info.local_offset)}</small>`)}</div>
       <h2>Groups</h2>
       ${table({ columns: [
@@ -122,7 +122,7 @@ export const topic = {
         { name: "committed", title: "Committed", number: true, card: true, cell: (g) => count(g.committed) },
         { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
         { name: "behind", title: "Behind", number: true, card: true, cell: (g) => age(g.lag_seconds) },
-        { name: "members", title: "Members", cell: (g) => [...new Set(g.leases.map((lease) => lease.member))].join(", ") || html`<small>none holds a range</small>` },
+        { name: "members", title: "Members", cell: (g) => [...new Set(g.leases.map((lease) => lease.member))].join(", ") || html`<small>no active lease</small>` },
         { name: "actions", title: "", kind: "actions", cell: (g) => button(context, "read_write", "reset", "Reset", { data: { group: g.group } }) }],
       rows: groups, key: (g) => g.group, caption: "Groups", empty: teach("No group reads this topic.", `penstock topic consume ${context.params.topic} --group billing`) })}
       ${rolledUp(minutes)}
@@ -130,8 +130,8 @@ export const topic = {
         ${table({ columns: SEGMENTS, rows: info.segments.slice(-100).toReversed(), key: (one) => one.base, caption: "Segments, the newest first", empty: "" })}</details>
       <h2>Records</h2>
       <div class="tools"><label class="beside">offset <input type="number" min="0" data-choice="offset" value="${query.offset ?? from}"></label>
-        <label class="beside">time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only what contains", "contains")}
-        <button data-action="tail" aria-pressed="${Boolean(state.tail)}">${state.tail ? "Stop the tail" : "Live tail"}</button></div>
+        <label class="beside">time <input type="datetime-local" data-choice="time" value="${query.time ?? ""}"></label>${filter(query, "Tail only records that contain", "contains")}
+        <button data-action="tail" aria-pressed="${Boolean(state.tail)}">${state.tail ? "Stop live tail" : "Live tail"}</button></div>
       ${table({ columns: [...RECORDS, state.tail && { name: "seen", title: "Seen", number: true, cell: (r) => clock(r.seen, true) }], rows: list, key: (r) => r.offset, caption: "Records", empty: state.tail ? "Waiting for records …" : "No record here." })}`;
   },
   actions: {
@@ -168,23 +168,23 @@ export const topic = {
       const { group } = element.dataset;
       const url = path`/topics/${params.topic}/groups/${group}/reset`;
       const values = await form({
-        title: `Where should ${group} go on?`, button: "Preview",
+        title: `Reset ${group}`, button: "Preview",
         fields: [{ name: "to", label: "To", choices: ["beginning", "end", "offset", "time"], value: "beginning" }, { name: "offset", label: "Offset", kind: "number", help: "only for “offset”" },
           { name: "time", label: "Time", kind: "datetime-local", help: "only for “time”" }],
-        check: ({ to, offset, time }) => (to === "time" && !time ? "Choose a time." : to === "offset" && !offset ? "Which offset?" : ""),
+        check: ({ to, offset, time }) => (to === "time" && !time ? "Choose a time." : to === "offset" && !offset ? "Enter an offset." : ""),
       });
       if (!values) return;
       const body = { offset: { offset: Number(values.offset) }, time: { at: values.time && new Date(values.time).toISOString() } }[values.to] ?? { to: values.to };
       const preview = await ask("POST", url, { body: { ...body, dryRun: true } });
       const change = preview.lag - preview.lagBefore;
-      const text = html`<p>${group} goes from offset ${count(preview.before)} to ${count(preview.committed)}: ${change >= 0 ? html`${plural(change, "record")} come again` : html`${plural(-change, "record")} are skipped`}; ${plural(preview.lag, "record")} will be before it.</p>`;
+      const text = html`<p>${group} moves from offset ${count(preview.before)} to ${count(preview.committed)}: ${change >= 0 ? html`${plural(change, "record")} will be read again` : html`${plural(-change, "record")} will be skipped`}. Its lag will be ${plural(preview.lag, "record")}.</p>`;
       if (!(await confirm({ title: "Reset the group", text, button: change >= 0 ? `Read ${plural(change, "record")} again` : `Skip ${plural(-change, "record")}`, danger: change < 0 }))) return;
       await ask("POST", url, { body });
-      say(`${group} goes on at ${count(preview.committed)}.`);
+      say(`${group} continues at offset ${count(preview.committed)}.`);
       refresh();
     },
     async delete(_, { params, data, say, go }) {
-      const text = html`<p>${count(data.info.records)} records (${size(data.info.bytes)}) of ${params.topic} will be gone.</p>`;
+      const text = html`<p>${count(data.info.records)} records (${size(data.info.bytes)}) of ${params.topic} will be deleted.</p>`;
       if (!(await confirm({ title: "Delete the topic", text, button: `Delete ${params.topic}`, typed: params.topic }))) return;
       await ask("DELETE", path`/topics/${params.topic}`);
       say(`${params.topic} was deleted.`);
