@@ -49,6 +49,17 @@ def test_push_take_ack_as_the_seeds_write_it(broker, queue):
     run(body)
 
 
+def test_a_delayed_push_is_answered_with_its_time(broker, queue):
+    async def body() -> None:
+        async with Client(broker.url) as client:
+            at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+            pushed = await client.push(queue, 1, deliver_at=at)
+            assert (pushed.status, pushed.deliver_at) == ("scheduled", at)
+            assert (await client.push(queue, 2)).deliver_at is None
+
+    run(body)
+
+
 def test_a_taken_batch_goes_back_when_the_loop_is_left(broker, queue):
     async def body() -> None:
         async with Client(broker.url) as client:

@@ -135,8 +135,8 @@ class Popped(msgspec.Struct, rename="camel"):
 
 
 class Pushed(msgspec.Struct, eq=False):
-    """The result of pushing one message. `status` is `queued`, `scheduled` (delayed), `duplicate`
-    (its transaction id is already stored), `buffered` or `failed`.
+    """The result of pushing one message. `status` is `queued`, `scheduled` (until
+    `deliver_at`), `duplicate` (its transaction id is already stored), `buffered` or `failed`.
     """
 
     status: str
@@ -146,6 +146,7 @@ class Pushed(msgspec.Struct, eq=False):
     partition_id: str | None = None
     trace_id: str | None = None
     error: str | None = None
+    deliver_at: datetime | None = msgspec.field(name="deliverAt", default=None)
 
 
 class Acked(msgspec.Struct, rename="camel", eq=False):
