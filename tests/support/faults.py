@@ -23,7 +23,7 @@ It implements `penstock.log.fs.Fs`, so topics, buffers and send queues run on it
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -178,6 +178,7 @@ class FaultyFs:
         self._code = 0
         self._forever = False
         self._only: frozenset[str] | None = None
+        self._then: Callable[[], None] | None = None
         self.failed = 0  # how many calls were made to fail
 
     # Faults
@@ -189,10 +190,12 @@ class FaultyFs:
         *,
         forever: bool = False,
         only: Iterable[str] | None = None,
+        then: Callable[[], None] | None = None,
     ) -> None:
         """Fail the n-th call from now (of the kinds in `only`; CHANGES: those that change the
-        disk).
+        disk). `then` is called right after it, to set the next fault before any other call.
         """
+        self._then = then
         self.calls, self._at, self._code, self._forever = 0, n, code, forever
         self._only = None if only is None else frozenset(only)
 
@@ -205,7 +208,10 @@ class FaultyFs:
         self.calls += 1
         if self._at and (self.calls == self._at or (self._forever and self.calls > self._at)):
             self.failed += 1
-            return OSError(self._code, os.strerror(self._code))
+            error = OSError(self._code, os.strerror(self._code))
+            if self._then is not None:
+                self._then()
+            return error
         return None
 
     def check(self, kind: str, path: Path) -> None:

@@ -3,10 +3,12 @@ once.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -14,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Damaged, PenstockError
+from penstock.errors import Damaged, PenstockError, StorageError
+from penstock.log.layout import BATCHES, DATA
 from penstock.log.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
@@ -211,6 +214,53 @@ def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_knows_of(
                 raise AssertionError(f"power lost at call {n}: {error}") from error
 
     run(body())
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["sealed", "replaced"])
+@pytest.mark.parametrize("policy", ["group", "interval"])
+def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_the_repair(
+    policy: str, begun: bool
+) -> None:
+    """The segment's data did not reach the disk, and is on its way from memory to a new one. The old
+    one is sealed, or replaced if nothing of it is durable.
+    """
+    settings = {"fsync": policy, "fsync_interval": 3600.0}
+
+    async def attempt(n: int, how: How) -> bool:
+        fs, ledger = FaultyFs(), Ledger()
+        async with running(ROOT, fs=fs, **settings) as store:
+            topic = await store.create("t")
+            if begun:
+                await ledger.append(topic, [2, 1], True)
+        durable = list(ledger.acked.items())
+        async with running(ROOT, fs=fs, **settings) as store:
+            topic = store.require("t")
+            for sizes in ([3], [1, 2], [1]):
+                await ledger.append(topic, sizes, True)
+            power_loss = partial(fs.fail, n, forever=True, only=CHANGES)
+            fs.fail(3, only={"sync"}, then=power_loss)  # after sidecar and index: the data
+            with pytest.raises(StorageError):
+                await topic.seal()
+            with contextlib.suppress(StorageError):
+                await topic.rest()
+            over = fs.failed == 1
+        after = fs.crash(Random(n), how)
+        names = {path.name for path in after.files}
+        written = b"".join(
+            bytes(after.files[ROOT / "t" / name].data) for name in names if "data" in name
+        )
+        # Until the new segment takes the old one's place, this is a power loss before an fsync.
+        undone = {DATA, f"{BATCHES}.new"} <= names
+        on_disk = all(payload in written for payload in ledger.acked.values())
+        finished = policy == "group" or (on_disk and not undone)
+        assert finished or not over
+        await reopen(after, ledger, finished, fsync=policy)
+        async with running(ROOT, fs=after, **settings) as store:
+            assert readable(store.require("t"))[: len(durable)] == durable
+        return over
+
+    for how in HOWS:
+        run(at_every_call(partial(attempt, how=how), 15))
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])

@@ -159,10 +159,11 @@ class Writer:
 
     def _prepare(self, old: Segment, base: int, carried: list[Write]) -> list[tuple[Path, Path]]:
         moved = rebase(carried)
+        for kind in reversed(KINDS):
+            # of an attempt that failed; new data without a new sidecar is one that recovery ends
+            self.fs.remove(self.directory / f"{kind}.new")
         for kind in KINDS:
-            path = self.directory / f"{kind}.new"
-            self.fs.remove(path)
-            file = self.fs.open(path, create=True)
+            file = self.fs.open(self.directory / f"{kind}.new", create=True)
             chunks = [chunk for job in moved for chunk in getattr(job, kind.split(".")[0])]
             if chunks:
                 file.append(chunks)

@@ -1,5 +1,5 @@
-"""Finishing or undoing a roll or a swap that a crash interrupted, before anything of the topic is
-looked at.
+"""Finishing or undoing a roll, a repair or a swap that a crash interrupted, before anything of the
+topic is looked at.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ def finish_interrupted(directory: TopicDirectory) -> None:
         if name.startswith(SWAP_PREFIX):
             finish_swap(directory.fs, directory.path, name)
     directory.names = set(directory.fs.list_dir(directory.path))
-    for name in sorted(directory.names):
+    _finish_switch(directory)
+    for name in sorted(directory.names, reverse=True):  # the sidecar last, see `_switch_began`
         if name.endswith((".new", ".swap")):
             directory.fs.remove(directory.path / name)
             directory.names.discard(name)
@@ -50,6 +51,35 @@ def finish_interrupted(directory: TopicDirectory) -> None:
             orphan.end = max(orphan.end, _end_of_orphan(directory, kind, sealed))
             orphan.names.append(sealed)
         directory.names.discard(sealed)
+
+
+def _finish_switch(directory: TopicDirectory) -> None:
+    """Give a new segment its name when the old one has lost its own: it may be the only one that
+    holds what was answered (`Writer.switch`).
+    """
+    names = directory.names
+    if f"{DATA}.new" not in names or not _switch_began(directory):
+        return
+    for kind in KINDS:
+        if f"{kind}.new" in names:
+            directory.fs.rename(directory.path / f"{kind}.new", directory.path / kind)
+            names.discard(f"{kind}.new")
+            names.add(kind)
+    directory.fs.sync_dir(directory.path)
+
+
+def _switch_began(directory: TopicDirectory) -> bool:
+    """Whether the old data has its sealed name; or, when all of it is replaced, the new sidecar has
+    its name and the new data, which is created after it and removed before it, has not.
+    """
+    names = directory.names
+    if DATA not in names:
+        return any(kind == DATA for kind, _ in directory.sealed_files())
+    if f"{BATCHES}.new" in names or BATCHES not in names:
+        return False
+    rows, _ = parse_batches(directory.fs.read(directory.path / BATCHES))
+    end = int(rows["end"][-1]) if len(rows) else 0
+    return end == directory.fs.size(directory.path / f"{DATA}.new")
 
 
 def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
