@@ -69,6 +69,8 @@ def run(settings: Settings) -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if os.environ.get(CHILD):
+        # Python matches bytecode by size and second: a file saved twice within one would be missed
+        sys.dont_write_bytecode = sys.dont_write_bytecode or settings.reload
         return _consume(settings.target, settings.directory)
     return Supervisor(settings).run()
 

@@ -89,12 +89,14 @@ def test_consumers_run_in_processes_that_are_started_again_and_drained(broker, q
 
 
 def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
+    second = int(time.time())  # both are saved within it, and as long as each other
     write(tmp_path, queue)
+    os.utime(tmp_path / "shop.py", ns=(second * 10**9, second * 10**9))
     with SyncClient(broker.url) as client, working(tmp_path, broker.url, "--reload") as worker:
         client.push(queue, 1)
         until(lambda: worker.lines("v1"), 60, "the first version works")
         write(tmp_path, queue, version="v2")
-        os.utime(tmp_path / "shop.py", ns=(time.time_ns(), time.time_ns()))
+        os.utime(tmp_path / "shop.py", ns=(second * 10**9 + 1, second * 10**9 + 1))
 
         def renewed() -> bool:
             client.push(queue, 4)

@@ -867,7 +867,7 @@ def test_validation_by_spark_says_what_a_run_says(
         ),
         ("SELECT id FROM orders WHERE at > now()", queue, r"and now\(\) would"),
         ("SELECT id, v AS id FROM orders", topic, "two columns are named 'id'"),
-        ("SELECT id AS payload FROM orders", queue, "needs a column payload, string or binary"),
+        ("SELECT id AS payload FROM orders", queue, "needs a column payload, binary or string"),
         ("SELECT id AS payload FROM orders", topic, "needs a column payload, binary or string"),
         ("SELECT id AS partition, v FROM orders", queue, "the column partition must be a string"),
     ]

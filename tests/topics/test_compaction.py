@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import (
@@ -85,6 +85,7 @@ Step = st.one_of(
 
 
 @given(st.lists(Step, min_size=3, max_size=25))
+@example([[(0, False)], "roll", [(0, False), (0, False)], "roll", [(0, False)], 1])
 @settings(max_examples=400 if SOAK else 40, deadline=None)
 def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: list[Any]) -> None:
     """Against a dict: offset -> (payload, time), with superseded records and old tombstones taken

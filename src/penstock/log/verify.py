@@ -215,7 +215,8 @@ class _Verifier:
             self._batches(name, batches_name, data, size, batches)
         finally:
             data.close()
-        return first if first is not None else base, end, compacted
+        # what compaction removed may be its first records: then it begins where its name says
+        return base if first is None or (compacted and base is not None) else first, end, compacted
 
     def _records(
         self, name: str, data: File, size: int, base: int | None, gaps: bool
