@@ -141,7 +141,7 @@ def test_an_owner_that_was_frozen_comes_back_to_a_tier_that_is_not_its_own(
     """It is stopped in the middle of an upload; meanwhile another machine starts from the tier."""
     env, faults = store
     settings = {
-        "topics__tier": f"s3://{BUCKET}/tier",
+        "topics__tier": f"s3://{BUCKET}/frozen",
         "topics__segment_bytes": 8_000,
         "topics__tier_delay": 0,
         "topics__tier_interval": "100ms",
