@@ -48,7 +48,7 @@ from penstock.pipeline.lake.commits import (
 from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
 from penstock.pipeline.lake.storage import Storage
 
-CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log, as Spark's Delta has it
+CHECKPOINT_INTERVAL = 50  # commits between checkpoints of the Delta log
 LOG_RETENTION = "interval 7 days"
 MAINTENANCE = "penstock:maintenance"
 MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
