@@ -156,6 +156,6 @@ def figures() -> Iterator[Figure]:
         against=f"the first {SOME}",
         against_value=first,
         ratio=last / first,
-        note="with the checkpoint of the Delta log after every 50th; no files are merged here",
+        note="with the checkpoint of the Delta log after every tenth; no files are merged here",
         detail={"seconds": [round(one, 5) for one in times]},
     )

@@ -29,13 +29,13 @@ from penstock.pipeline.jobs import archive_watch
 from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
-from penstock.pipeline.lake import data_files, maintenance
+from penstock.pipeline.lake import commits, data_files, maintenance
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import TOPIC as TOPIC_KIND
 from penstock.pipeline.lake.data_files import FileWriter, read_range
 from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
-from penstock.pipeline.lake.table import SETTINGS, LakeTable, Superseded, folder
+from penstock.pipeline.lake.table import LakeTable, Superseded, folder
 from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
 from penstock.pipeline.report import Report
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
@@ -255,11 +255,8 @@ def test_new_columns_are_added_once_and_are_null_in_the_rows_before(tmp_path: Pa
     assert (rows.num_rows, rows.column("amount").null_count) == (20, 20)
 
 
-def test_commits_stay_fast_however_many_there_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
-) -> None:
+def test_commits_stay_fast_however_many_there_were(tmp_path: Path, soak: bool) -> None:
     """By the commits since the last checkpoint, which a commit reads, not by the clock."""
-    monkeypatch.setitem(SETTINGS, "delta.checkpointInterval", "10")
     table = made(tmp_path)
     for i in range(2000 if soak else 35):
         add(table, i, 1)
@@ -348,6 +345,7 @@ def test_two_archivers_a_compaction_and_readers_at_once(
     topics, root = tmp_path / "topics", tmp_path / "lake"
     monkeypatch.setattr(archive_job, "RECORDS_PER_STEP", 25)
     monkeypatch.setattr(maintenance, "MERGED_FILES", 4)
+    monkeypatch.setattr(commits, "CHECKPOINT_INTERVAL", 3)  # so that there are many beside commits
     rounds = 60 if soak else 6
     produced, ended = 100 * rounds, threading.Event()
     outcomes: Counter[str] = Counter()

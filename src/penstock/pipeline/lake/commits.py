@@ -14,6 +14,7 @@ from typing import Any
 from penstock.pipeline.lake.storage import Storage
 
 MAX_ATTEMPTS = 20  # of a commit that others' commits refused
+CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log
 HISTORY = 100  # commits that are looked at beyond those since the snapshot
 RUN = "penstockRun"
 
@@ -34,7 +35,7 @@ def commit(
     notes: dict[str, Any] | None = None,
 ) -> bool:
     """Commit on top of the version that `delta` has; whether it was accepted."""
-    from deltalake import CommitProperties
+    from deltalake import CommitProperties, PostCommitHookProperties
     from deltalake.exceptions import CommitFailedError
 
     properties = CommitProperties(
@@ -49,6 +50,11 @@ def commit(
             delta.schema(),
             partition_by=list(partition_by) or None,
             commit_properties=properties,
+            # deltalake would write the checkpoint from what this writer has seen, which lacks the
+            # commits of others that it was put behind: `sync_commits` does it from the log
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
         )
     except CommitFailedError:
         return False
@@ -61,7 +67,13 @@ def is_committed(delta: Any, run: str, base: int) -> bool:
     return any(one.get(RUN) == run for one in commits if one["version"] > base)
 
 
-def sync_commits(storage: Storage, base: int, version: int) -> None:
-    """Make the commits after version `base` durable."""
+def sync_commits(storage: Storage, base: int, delta: Any) -> None:
+    """Make the commits after version `base` durable, up to that of `delta`, which was just opened;
+    and write a checkpoint of it when one is due.
+    """
+    version = delta.version()
     for number in range(base + 1, version + 1):
         storage.sync(f"_delta_log/{number:020}.json")
+    if version // CHECKPOINT_INTERVAL > base // CHECKPOINT_INTERVAL:
+        delta.create_checkpoint()
+        delta.cleanup_metadata()

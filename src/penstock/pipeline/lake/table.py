@@ -39,6 +39,7 @@ import pyarrow as pa
 
 from penstock.errors import Conflict, NotFound, Unavailable
 from penstock.pipeline.lake.commits import (
+    CHECKPOINT_INTERVAL,
     MAX_ATTEMPTS,
     commit,
     is_committed,
@@ -48,7 +49,6 @@ from penstock.pipeline.lake.commits import (
 from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
 from penstock.pipeline.lake.storage import Storage
 
-CHECKPOINT_INTERVAL = 50  # commits between checkpoints of the Delta log
 LOG_RETENTION = "interval 7 days"
 MAINTENANCE = "penstock:maintenance"
 MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
@@ -297,7 +297,7 @@ class LakeTable:
     def _committed(self, base: Snapshot) -> Snapshot:
         """The table after a commit, which is durable then."""
         snapshot = self.require_version(base)
-        sync_commits(self.storage, base.version, snapshot.version)
+        sync_commits(self.storage, base.version, snapshot.delta)
         return snapshot
 
     def _has(self, newer: Snapshot, base: Snapshot, run: str) -> bool:

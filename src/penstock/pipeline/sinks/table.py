@@ -90,7 +90,7 @@ class TableSink:
             if accepted or self._has(table, app, number):
                 if not accepted and not is_committed(table, run, base):
                     return False
-                sync_commits(self._storage, base, table.version())
+                sync_commits(self._storage, base, table)
                 return True
         raise Unavailable(
             f"{self._storage.uri}: others commit faster than this batch can be added; run it again"
