@@ -1,7 +1,7 @@
 # The commands: make run, make test. The others serve people who change the code.
 #   make run      set everything up and start the broker with its embedded defaults
 #   make test     set everything up and run all tests (T=path or K=word narrows, ARGS= passes through)
-#   make test-fast  the tests that need no JVM, kill nothing and are short
+#   make test-fast  the tests that need no JVM and no browser, kill nothing and are short
 #   make check    format, lint, types, architecture, generated pages
 #   make bench    run the benchmarks, print the table, write bench/results.json and docs/explanation/benchmarks.md (B=name narrows)
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
@@ -54,9 +54,9 @@ test: $(VENV)/.dev java chromium
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 # These tests wait for servers more than they compute: more of them than cores.
-test-fast: WORKERS := 4
+test-fast: WORKERS := 3
 test-fast: $(VENV)/.dev
-	@$(PYTEST) -m 'not spark and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
+	@TEST_FORM=short $(PYTEST) -m 'not spark and not browser and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 soak: $(VENV)/.dev java chromium
 	@PENSTOCK_SOAK=1 $(PYTEST) --timeout 7200 $(T) $(if $(K),-k '$(K)') $(ARGS)

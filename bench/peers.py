@@ -3,7 +3,7 @@ client.
 
 Two parts. *Topics*: single records appended to a log, 1, 16, 64 and 256 in flight, beside Redis
 Streams, NATS JetStream and RabbitMQ quorum queues; once with an fsync before the answer, once
-without. *Queues*: push and pop with acknowledgement, 1, 10 and 100 per request, beside pgmq,
+without. A bare server that only appends and answers is the floor. *Queues*: push and pop with acknowledgement, 1, 10 and 100 per request, beside pgmq,
 procrastinate and pgqueuer on the same PostgreSQL.
 
 Payloads have 300 bytes in topics, 120 in queues. Rounds alternate, medians count, servers and load
@@ -36,6 +36,7 @@ BATCHES = (1, 10, 100)
 CONNECTIONS = {1: 16, 10: 16, 100: 8}
 STOCK = {1: 20_000, 10: 40_000, 100: 120_000}  # messages there are to take in a round
 TARGETS = {1: 1.0, 16: 1.0, 64: 1.5, 256: 2.5}  # topics against Redis
+FLOOR = "a bare server on the same event loop (floor)"
 FSYNC, NO_WAIT = "topics, fsync before the answer", "topics, no fsync before the answer"
 
 Peer = tuple[str, Callable[[], AbstractContextManager[Log]]]
@@ -46,6 +47,7 @@ LOGS: dict[str, tuple[str, list[Peer]]] = {
         [
             ("Redis Streams, appendfsync always", partial(logs.redis, "always")),
             ("RabbitMQ quorum queue, publisher confirms", logs.rabbitmq),
+            (FLOOR, partial(logs.bare, "group")),
         ],
     ),
     NO_WAIT: (
@@ -53,6 +55,7 @@ LOGS: dict[str, tuple[str, list[Peer]]] = {
         [
             ("Redis Streams, appendfsync everysec", partial(logs.redis, "everysec")),
             ("NATS JetStream on disk, default sync", logs.nats),
+            (FLOOR, partial(logs.bare, "interval")),
         ],
     ),
 }

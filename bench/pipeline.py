@@ -271,6 +271,7 @@ def contests() -> Iterator[Contest | Figure]:
         setup.close()
     queues = QueueSetup()
     try:
+        queues.start()
         yield from queues.contests()
     finally:
         queues.close()
@@ -289,13 +290,18 @@ class QueueSetup:
             port = probe.getsockname()[1]
         settings = {"listen_addresses": "127.0.0.1", "port": str(port)}
         self.server = EmbeddedPostgres(self.directory / "postgres", settings, access=TRUST)
-        self.server.start()
         self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        self.broker = BrokerProcess(self.directory / "data", database_url=self.url).start()
-        asyncio.run(self._fill())
-        self.spark = build("bench-queues", "local[2]", SPARK)
+        self.broker = BrokerProcess(self.directory / "data", database_url=self.url)
+        self.spark: Any = None
         self.port = port
         self.runs = 0
+
+    def start(self) -> None:
+        """Whatever of it fails, `close` stops what runs."""
+        self.server.start()
+        self.broker.start()
+        asyncio.run(self._fill())
+        self.spark = build("bench-queues", "local[2]", SPARK)
 
     async def _fill(self) -> None:
         connection = await asyncpg.connect(self.url, server_settings={"search_path": "penstock"})
@@ -468,7 +474,9 @@ class QueueSetup:
         return count / (time.perf_counter() - began)
 
     def close(self) -> None:
-        self.spark.stop()
-        self.broker.stop()
+        if self.spark is not None:
+            self.spark.stop()
+        if self.broker.process is not None:
+            self.broker.stop()
         self.server.stop("immediate")
         shutil.rmtree(self.directory, ignore_errors=True)

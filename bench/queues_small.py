@@ -12,10 +12,11 @@ import asyncio
 import os
 import shutil
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,17 +234,22 @@ def at_rest() -> Iterator[Figure]:
             server = directory / "data" / ".penstock" / "postgres" / "data" / "postmaster.pid"
             roots = [broker.process.pid, int(server.read_text().split()[0])]
             time.sleep(REST_SECONDS)
-            everyone = [*roots, *(int(p) for p in _numbers() if _parent(int(p)) in roots)]
+            everyone = _family(roots)
             switches, used = _switches(everyone), sum(map(_used, everyone))
             time.sleep(WATCHED_SECONDS)
             switched = (_switches(everyone) - switches) / WATCHED_SECONDS
             share = (sum(map(_used, everyone)) - used) / WATCHED_SECONDS / 1e4
-            memory = sum(map(_pss, everyone)) / 1024
+            memory = _memory(_family(roots))  # connections may have been opened meanwhile
             yield Figure("at rest: wake-ups", switched, "per s", "< 20", switched < 20)
             yield Figure("at rest: CPU", share, "% of a core", "< 0.3", share < 0.3)
-            yield Figure("at rest: memory (PSS)", memory, "MiB", "< 90", memory < 90)
+            yield Figure("at rest: memory", memory, "MiB", "< 90", memory < 90)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _family(roots: list[int]) -> list[int]:
+    """These processes and their children, now."""
+    return [*roots, *(int(p) for p in _numbers() if _parent(int(p)) in roots)]
 
 
 def _numbers() -> list[str]:
@@ -258,6 +264,34 @@ def _switches(pids: list[int]) -> int:
             line = next(x for x in status.read_text().splitlines() if x.startswith("voluntary"))
             total += int(line.split()[1])
     return total
+
+
+def _memory(pids: list[int]) -> float:
+    """MiB of the pages that these processes use, each counted once. PSS would be less where others
+    (a second broker, this benchmark) share some; only root may see which pages they are.
+    """
+    frames: set[int] = set()
+    for pid in pids:
+        with suppress(ProcessLookupError, FileNotFoundError):  # it ended meanwhile
+            frames |= _frames(pid)
+    if frames - {0}:
+        return len(frames) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    return sum(map(_pss, pids)) / 1024
+
+
+def _frames(pid: int) -> set[int]:
+    """The numbers of the page frames that a process has mapped (proc_pid_pagemap(5))."""
+    size, frames = os.sysconf("SC_PAGE_SIZE"), set()
+    with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            start, end = (int(text, 16) for text in line.split()[0].split("-"))
+            if end > 1 << 47:  # the kernel's own
+                continue
+            pagemap.seek(start // size * 8)
+            entries = pagemap.read((end - start) // size * 8)
+            present = (one for (one,) in struct.iter_unpack("<Q", entries) if one >> 63)
+            frames |= {one & ((1 << 55) - 1) for one in present}
+    return frames
 
 
 def _pss(pid: int) -> int:

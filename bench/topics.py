@@ -506,34 +506,118 @@ def batch_figures() -> Iterable[Figure]:
     )
 
 
-def consume_figures() -> Iterable[Figure]:
-    """CONSUME, the command of the original's clients: 100 records of 300 bytes per request."""
-    most, size, count = 100, 300, 100_000
+CONSUMED, CONSUME_RECORDS, CONSUME_SIZE = 100_000, 100, 300  # in all, per request, bytes each
+READS_IN_FLIGHT = 4
+# A server of the bare socket: for each read of requests, their answers' worth of bytes.
+BARE_SERVER = """
+import socket, sys
+answer = bytes(int(sys.argv[2]))
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+connection, _ = listener.accept()
+while connection.recv(1 << 16):
+    connection.sendall(answer)
+"""
+
+
+def read_rate(connection: socket.socket, requests: list[bytes], answer_size: int) -> float:
+    """Records per second, four requests in flight; every answer has `answer_size` bytes."""
+    started = time.perf_counter()
+    for place in range(0, len(requests), READS_IN_FLIGHT):
+        connection.sendall(b"".join(requests[place : place + READS_IN_FLIGHT]))
+        receive(connection, READS_IN_FLIGHT * answer_size)
+    return CONSUMED / (time.perf_counter() - started)
+
+
+@contextmanager
+def consuming() -> Iterator[Callable[[], float]]:
+    """CONSUME, the command of the original's clients."""
     with penstock("never") as ports, connect(ports["tcp"]) as connection:
-        frame = b"".join(frames.produce_batch("bench", [bytes(size)] * BATCH))
-        rounds_of(connection, frame, 18, count // BATCH, WINDOW)
+        frame = b"".join(frames.produce_batch("bench", [bytes(CONSUME_SIZE)] * BATCH))
+        rounds_of(connection, frame, 18, CONSUMED // BATCH, WINDOW)
         requests = [
             frames.request(
                 frames.Command.CONSUME,
-                frames.name("bench") + frames.CONSUME_REQUEST.pack(offset, most),
+                frames.name("bench") + frames.CONSUME_REQUEST.pack(offset, CONSUME_RECORDS),
             )
-            for offset in range(0, count, most)
+            for offset in range(0, CONSUMED, CONSUME_RECORDS)
         ]
-        answer_size = 10 + most * (12 + size)
-        rates = []
-        for _ in range(5):
-            started = time.perf_counter()
-            for place in range(0, len(requests), 4):
-                connection.sendall(b"".join(requests[place : place + 4]))
-                checked(receive(connection, 4 * answer_size), 0x82)
-            rates.append(count / (time.perf_counter() - started))
-    yield Figure(
-        "CONSUME, 100 records of 300 bytes per request, 4 in flight",
-        statistics.median(rates),
-        "records/s",
-        spread=spread(rates),
-        detail={"rates": rates},
-    )
+        size = 10 + CONSUME_RECORDS * (12 + CONSUME_SIZE)
+        connection.sendall(requests[0])
+        checked(receive(connection, size), 0x82)
+        yield lambda: read_rate(connection, requests, size)
+
+
+@contextmanager
+def redis_reading() -> Iterator[Callable[[], float]]:
+    """XRANGE of a stream with the same records, from an id that is known."""
+    program, port = install("redis-server", "redis-server"), free_port()
+    if program is None:
+        raise FileNotFoundError("redis-server")
+    options = ["--port", str(port), "--appendonly", "no", "--save", ""]
+    with (
+        scratch() as directory,
+        process(program, *options, "--dir", str(directory), stdout=subprocess.DEVNULL),
+        connect(port) as connection,
+    ):
+        first = 1_000_000  # ids of one length, so that answers have one
+        for offset in range(first, first + CONSUMED, BATCH):
+            adds = (
+                _resp(b"XADD", b"bench", b"%d-0" % number, b"p", bytes(CONSUME_SIZE))
+                for number in range(offset, offset + BATCH)
+            )
+            connection.sendall(b"".join(adds))
+            receive(connection, BATCH * 15)  # $9, the id, line ends
+        requests = [
+            _resp(b"XRANGE", b"bench", b"%d-0" % offset, b"+", b"COUNT", b"%d" % CONSUME_RECORDS)
+            for offset in range(first, first + CONSUMED, CONSUME_RECORDS)
+        ]
+        record = b"*2\r\n$9\r\n1000000-0\r\n*2\r\n$1\r\np\r\n$%d\r\n\r\n" % CONSUME_SIZE
+        size = len(b"*%d\r\n" % CONSUME_RECORDS) + CONSUME_RECORDS * (len(record) + CONSUME_SIZE)
+        yield lambda: read_rate(connection, requests, size)
+
+
+@contextmanager
+def bare_reading() -> Iterator[Callable[[], float]]:
+    """As many bytes from a program that does nothing else: the floor of one connection."""
+    port, size = free_port(), 10 + CONSUME_RECORDS * (12 + CONSUME_SIZE)
+    command = (sys.executable, "-c", BARE_SERVER, str(port), str(READS_IN_FLIGHT * size))
+    with process(*command), connect(port) as connection:
+        requests = [bytes(20)] * (CONSUMED // CONSUME_RECORDS)
+        yield lambda: read_rate(connection, requests, size)
+
+
+def _resp(*parts: bytes) -> bytes:
+    body = b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+    return b"*%d\r\n" % len(parts) + body
+
+
+def consume_figures() -> Iterable[Figure]:
+    sides: dict[str, Any] = {"Redis XRANGE": redis_reading, "a bare socket": bare_reading}
+    with ExitStack() as stack:
+        ours, theirs = stack.enter_context(consuming()), {}
+        for name, side in sides.items():
+            try:
+                theirs[name] = stack.enter_context(side())
+            except FileNotFoundError as missing:
+                print(f"{name} is left out: no {missing}")
+        rates: dict[str, list[float]] = {name: [] for name in ("", *theirs)}
+        for _ in range(7):
+            for name, once in (("", ours), *theirs.items()):
+                rates[name].append(once())
+    value = statistics.median(rates[""])
+    for name in theirs:
+        peer = statistics.median(rates[name])
+        yield Figure(
+            f"CONSUME, {CONSUME_RECORDS} records of {CONSUME_SIZE} bytes per request,"
+            f" {READS_IN_FLIGHT} in flight, against {name}",
+            value,
+            "records/s",
+            against=name,
+            against_value=peer,
+            ratio=value / peer,
+            spread=spread(rates[""]),
+            detail={"rates": rates[""], "theirs": rates[name]},
+        )
 
 
 def figures() -> Iterable[Figure]:

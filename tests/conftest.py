@@ -20,66 +20,87 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
 from tests.support import guard, machine
+from tests.support.form import SHORT, SOAK
 from tests.support.spans import Spans
 
 if other := os.environ.get(
     "PENSTOCK_TEST_POSTGRES"
 ):  # the bin directory of another PostgreSQL than the embedded one
     embedded.BINARIES = Path(other)
-    embedded.SETTINGS.pop("io_method")  # of 18 and later
+    for name in ("io_method", "io_max_concurrency"):  # of 18 and later
+        embedded.SETTINGS.pop(name)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every program that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 IN_MEMORY = not SOAK and machine.files_in_memory()
 machine.cache_bytecode()
+machine.share_certificates()
+if SHORT:
+    import hypothesis  # a narrow run that needs it not should not wait for it
+
+    hypothesis.settings.register_profile("short", max_examples=20)
+    hypothesis.settings.load_profile("short")
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 TESTS = Path(__file__).parent
-# What starts, kills or freezes whole processes, besides whoever asks for `own_postgres`.
-CHAOS = [
-    "*/test_kill.py",
-    "*/test_kills.py",
-    "chaos/*",
-    "client/test_queue_restart.py",
-    "database/test_embedded.py",
-    "e2e/*",
-    "export/test_broker.py",
-    "queues/test_chaos_scores.py",
-]
-# What `make test-fast` leaves out besides: each of these takes as long as a hundred others.
-LONG = [
-    "backup/*",  # whole brokers, dumped and restored
-    "client/test_packages.py",  # builds the wheel, installs it into empty environments
-    "client/test_surface.py",  # mypy and pyright over a program
-    "client/test_testing.py",  # other pytests, each with a broker
-    "client/test_worker.py",  # processes that are started again
-    "database/test_upgrade.py",  # brokers of two releases
-    "deploy/*",  # promtool, kustomize, hadolint
-    "docs/*",  # the site is built, and every page does what it says
-    "examples/*",  # whole applications
-    "queues/test_model.py",  # very many histories
-    "topics/test_scale.py",  # thousands of topics
-    "wire/test_queue_openapi.py",  # schemathesis makes up requests
-]
+# What kind a test is depends on where it lives. Kinds that `make test-fast` leaves out:
+KINDS = {
+    # kills, freezes or restarts whole processes
+    "chaos": [
+        "chaos/*",
+        "client/test_queue_restart.py",
+        "database/test_embedded.py",
+        "e2e/*",
+        "export/test_broker.py",
+        "pipeline/test_kills.py",
+    ],
+    # needs Chromium
+    "browser": ["browser/*"],
+    # takes as long as a hundred others
+    "long": [
+        "backup/*",  # whole brokers, dumped and restored
+        "client/test_packages.py",  # builds the wheel, installs it into empty environments
+        "client/test_surface.py",  # mypy and pyright over a program
+        "client/test_testing.py",  # other pytests, each with a broker
+        "client/test_worker.py",  # processes that are started again
+        "database/test_upgrade.py",  # brokers of two releases
+        "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
+        "docs/test_links.py",  # the site is built
+        "docs/test_pages.py",  # every page does what it says
+        "examples/*",  # whole applications
+        "topics/test_scale.py",  # thousands of topics
+        "wire/test_queue_openapi.py",  # schemathesis makes up requests
+    ],
+}
+
+
+def kinds_of(path: Path) -> list[str]:
+    place = path.relative_to(TESTS)
+    return [kind for kind, places in KINDS.items() if any(map(place.match, places))]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what the marker expression leaves out as a whole."""
+    expression = config.getoption("markexpr")
+    left_out = collection_path.is_file() and any(
+        f"not {kind}" in expression for kind in kinds_of(collection_path)
+    )
+    return left_out or None
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What kind a test is depends on where it lives. Tests that share a module's fixture (a broker,
-    as a rule) run in one worker, so that there is one of it.
+    """Tests that share a module's fixture (a broker, as a rule) run in one worker, so that there is
+    one of it.
     """
     for item in items:
         assert isinstance(item, pytest.Function)
         fixtures = item._fixtureinfo.name2fixturedefs
-        place = item.path.relative_to(TESTS)
-        if "own_postgres" in fixtures or any(map(place.match, CHAOS)):
-            item.add_marker("chaos")
-        if any(map(place.match, LONG)):
-            item.add_marker("long")
+        for kind in kinds_of(item.path):
+            item.add_marker(kind)
         if not item.get_closest_marker("xdist_group") and any(
             of_name[-1].scope in ("module", "package") for of_name in fixtures.values()
         ):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from bench.peer.rounds import Round, cpu_of
@@ -21,6 +21,7 @@ from bench.topics import connect, free_port, install, process, receive, scratch
 from penstock.protocol import frames
 
 PAYLOAD = b"x" * 300
+FRAME = frames.produce("bench", PAYLOAD)
 SECONDS = 1.0
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 START_SECONDS = 180.0  # RabbitMQ on a busy machine
@@ -56,18 +57,26 @@ def program(name: str, package: str) -> str:
     return result
 
 
+def penstock(fsync: str) -> AbstractContextManager[Log]:
+    return _producing("bench.topics", fsync)
+
+
+def bare(fsync: str) -> AbstractContextManager[Log]:
+    """The floor: what the event loop, the socket and three files take by themselves."""
+    return _producing("bench.peer.bare_server", fsync, str(len(FRAME)))
+
+
 @contextmanager
-def penstock(fsync: str) -> Iterator[Log]:
+def _producing(module: str, *arguments: str) -> Iterator[Log]:
     with scratch() as directory, ExitStack() as stack:
-        command = (sys.executable, "-m", "bench.topics", str(directory), fsync)
+        command = (sys.executable, "-m", module, str(directory), *arguments)
         running = stack.enter_context(process(*command, stdout=subprocess.PIPE))
         assert running.stdout is not None
         port = int(running.stdout.readline().split('"tcp": ')[1].split(",")[0])
         connection = stack.enter_context(connect(port))
-        frame = frames.produce("bench", PAYLOAD)
 
         def send(depth: int) -> None:
-            connection.sendall(frame * depth)
+            connection.sendall(FRAME * depth)
             answers = receive(connection, 14 * depth)
             if answers[-14:-12] != b"\x81\x00":
                 raise RuntimeError(f"unexpected answer {answers[:64]!r}")

@@ -5,7 +5,7 @@ may catch, annotate or construct. It is imported when first asked for, so that t
 command line do not load it (type checkers see it in `__init__.pyi`).
 """
 
-import importlib
+import importlib.util
 from typing import Any
 
 __version__ = "0.2.0"
@@ -16,6 +16,9 @@ def _client() -> Any:
 
 
 def __getattr__(name: str) -> Any:
+    # `from penstock import errors` asks here first, and needs no client.
+    if importlib.util.find_spec(f"penstock.{name}"):
+        return importlib.import_module(f"penstock.{name}")
     if not name.startswith("_") and name in _client().__all__:
         return getattr(_client(), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -4,13 +4,23 @@ The command line needs typer and what the extras bring; the client alone does no
 `penstock worker` works all the same, and the other commands say what to install.
 """
 
+import os
 import sys
+
+from penstock.server import ORDER
 
 CLIENT_COMMANDS = ("queue", "topic", "schedule", "export", "status", "top", "buffer", "token")
 
 
 def main() -> None:
     """Run the command line, or as much of it as is installed."""
+    if order := os.environ.pop(ORDER, ""):
+        try:
+            from penstock.server.process import main as serve
+
+            sys.exit(serve(order))
+        except KeyboardInterrupt:
+            sys.exit(130)
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:

@@ -2,8 +2,8 @@
 
 A part owns its instruments as plain attributes and adds to them per batch; nothing is locked
 (everything runs on the event loop) and nothing is formatted before a scrape. `prometheus_client`
-renders the text format: the registry here is one custom collector for it. A gauge may be a
-function, so that state which can be derived is not stored twice.
+renders the text format: `Metrics` is one custom collector for it. It is imported at the first
+scrape (3 MiB). A gauge may be a function, so that state which can be derived is not stored twice.
 
     metrics = Metrics()
     appended = metrics.counter("penstock_topic_records_total", "Records appended", "topic")
@@ -20,16 +20,10 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    UnknownMetricFamily,
-)
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MAX_SERIES = 1000
@@ -38,7 +32,6 @@ FOLDED = frozenset(("queue", "group", "topic"))  # labels whose values users mak
 Labels = tuple[str, ...]
 Merge = Literal["sum", "max"]
 Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
-V = TypeVar("V")
 
 
 class Counter:
@@ -62,10 +55,11 @@ class Counter:
             labels: value for labels, value in self.values.items() if labels[:1] != (first_label,)
         }
 
-    def fold(self, most: int) -> None:
-        self.values = _folded(self.labels, self.values, most, operator.add)
+    combine = staticmethod(operator.add)
 
-    def family(self) -> Metric:
+    def family(self) -> "Metric":
+        from prometheus_client.core import CounterMetricFamily, UnknownMetricFamily
+
         # A seed's name that has not the suffix of its type may stay as it is when it is untyped.
         kind = CounterMetricFamily if self.name.endswith("_total") else UnknownMetricFamily
         family = kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
@@ -102,11 +96,12 @@ class Gauge:
         value = self.read()
         return value if isinstance(value, Mapping) else {(): value}
 
-    def fold(self, most: int) -> None:
-        combine = max if self.merge == "max" else operator.add
-        self.values = _folded(self.labels, self.values, most, combine)
+    def combine(self, one: float, other: float) -> float:
+        return max(one, other) if self.merge == "max" else one + other
 
-    def family(self) -> Metric:
+    def family(self) -> "Metric":
+        from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+
         kind = UnknownMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         family = kind(self.name, self.help, labels=self.labels)
         for labels, value in self.current().items():
@@ -131,10 +126,12 @@ class Histogram:
         row[bisect_left(self.bounds, value)] += count
         row[-1] += value * count
 
-    def fold(self, most: int) -> None:
-        self.values = _folded(self.labels, self.values, most, _added)
+    def combine(self, one: list[float], other: list[float]) -> list[float]:
+        return [a + b for a, b in zip(one, other, strict=True)]
 
-    def family(self) -> Metric:
+    def family(self) -> "Metric":
+        from prometheus_client.core import HistogramMetricFamily
+
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
         for labels, row in self.values.items():
             buckets, running = [], 0.0
@@ -145,23 +142,23 @@ class Histogram:
         return family
 
 
-def _folded(
-    names: Labels, values: dict[Labels, V], most: int, combine: Callable[[V, V], V]
-) -> dict[Labels, V]:
-    """The first `most` values as they are, the others together."""
+def _fold(instrument: Any, most: int) -> None:
+    """Leave the first `most` values as they are, and combine the others."""
+    names, values = instrument.labels, instrument.values
     if len(values) <= most or not FOLDED.intersection(names):
-        return values
-    kept = dict(islice(values.items(), most))
+        return
+    instrument.values = dict(islice(values.items(), most))
     for labels, value in islice(values.items(), most, None):
-        key = tuple(
-            OTHER if name in FOLDED else label for name, label in zip(names, labels, strict=True)
+        pairs = zip(names, labels, strict=True)
+        _combine(
+            instrument, tuple(OTHER if name in FOLDED else label for name, label in pairs), value
         )
-        kept[key] = combine(kept[key], value) if key in kept else value
-    return kept
 
 
-def _added(one: list[float], other: list[float]) -> list[float]:
-    return [a + b for a, b in zip(one, other, strict=True)]
+def _combine(instrument: Any, key: Labels, value: Any) -> None:
+    """Add a value to what the instrument has under these labels."""
+    values = instrument.values
+    values[key] = instrument.combine(values[key], value) if key in values else value
 
 
 class Metrics:
@@ -171,8 +168,6 @@ class Metrics:
         self._max_series = max_series
         self._instruments: dict[str, Counter | Gauge | Histogram] = {}
         self._others: list[State] = []
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return self._register(Counter(name, help, labels))
@@ -209,14 +204,14 @@ class Metrics:
             else {}
         )
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator["Metric"]:
         """Called by prometheus_client at each scrape."""
         merged = Metrics()
         merged.absorb(self.state())
         for other in self._others:
             merged.absorb(other)
         for instrument in merged._instruments.values():
-            instrument.fold(self._max_series)
+            _fold(instrument, self._max_series)
             yield instrument.family()
 
     def state(self) -> "State":
@@ -248,19 +243,17 @@ class Metrics:
                         name, text, *labels, merge="max" if kind == "gauge max" else "sum"
                     )
             for row_labels, values in rows:
-                key = tuple(row_labels)
-                if isinstance(one, Histogram):
-                    mine = one.values.setdefault(key, [0.0] * len(values))
-                    one.values[key] = _added(mine, values)
-                elif isinstance(one, Gauge) and one.merge == "max":
-                    one.values[key] = max(one.values.get(key, values[0]), values[0])
-                else:
-                    one.values[key] = one.values.get(key, 0) + values[0]
+                value = list(values) if kind == "histogram" else values[0]
+                _combine(one, tuple(row_labels), value)
 
     def text(self, others: Iterable["State"] = ()) -> bytes:
         """The Prometheus text format of this process and of `others`."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
         self._others = list(others)
-        return generate_latest(self._registry)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
         """Every sample as plain JSON: name, or name{label="value"}, to number."""

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -116,68 +116,54 @@ class ObjectStore:
         return {item.name for item in self.list()}
 
     def list(self, prefix: str | None = None) -> Iterator[Listed]:
-        try:
+        with self._explained("list", prefix or ""):
             for page in self._obstore.list(self._store, prefix):
                 for item in page:
                     if item["path"] != LOCK:
                         yield Listed(item["path"], item["size"], item["last_modified"])
-        except Exception as error:
-            raise self._failure("list", prefix or "", error) from error
 
     # Reading
 
     def read(self, name: str) -> Iterator[bytes]:
         """The content, in parts."""
-        try:
+        with self._explained("read", name):
             for part in self._obstore.get(self._store, name).stream(min_chunk_size=PART_BYTES):
                 yield bytes(part)
-        except Exception as error:
-            raise self._failure("read", name, error) from error
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         if not length:
             return b""
-        try:
+        with self._explained("read", name):
             if self.directory is not None:
                 with (self.directory / name).open("rb", buffering=0) as file:
                     return os.pread(file.fileno(), length, start)
             return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
-        except Exception as error:
-            raise self._failure("read", name, error) from error
 
     def get(self, name: str) -> tuple[bytes, Version]:
         """A small file, and which version of it that is."""
-        try:
+        with self._explained("read", name):
             answer = self._obstore.get(self._store, name)
             version = Version(answer.meta.get("e_tag"), answer.meta.get("version"))
             return bytes(answer.bytes()), version
-        except Exception as error:
-            raise self._failure("read", name, error) from error
 
     def size_of(self, name: str) -> int | None:
         """None when it is not there."""
-        try:
-            return int(self._obstore.head(self._store, name)["size"])
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._failure("look at", name, error) from error
+        return self._head(name).get("size")
 
     def modified(self, name: str) -> datetime | None:
         """When it was written, by the store's clock; None when it is not there."""
-        try:
-            at: datetime = self._obstore.head(self._store, name)["last_modified"]
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._failure("look at", name, error) from error
-        return at
+        return self._head(name).get("last_modified")
+
+    def _head(self, name: str) -> dict[str, Any]:
+        with suppress(NotFound), self._explained("look at", name):
+            return dict(self._obstore.head(self._store, name))
+        return {}
 
     # Writing
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Any size. In a directory it is durable after `sync`."""
-        try:
+        with self._explained("write", name):
             if self.directory is not None:
                 _write_file(self.directory / name, parts)
                 return
@@ -188,8 +174,6 @@ class ObjectStore:
                 chunk_size=PART_BYTES,
                 max_concurrency=PARTS_IN_FLIGHT,
             )
-        except Exception as error:
-            raise self._failure("write", name, error) from error
 
     def put_if(self, name: str, data: bytes, version: Version | None) -> Version:
         """Replace this version of a small file, or create it (None); `Conflict` when another one
@@ -197,8 +181,8 @@ class ObjectStore:
         exceptions = self._obstore.exceptions
         mode: Any = "create"
         if version is not None:
-            known = {"e_tag": version.e_tag, "version": version.number}
-            mode = {field: value for field, value in known.items() if value is not None}
+            fields = {"e_tag": version.e_tag, "version": version.number}
+            mode = {field: value for field, value in fields.items() if value is not None}
         try:
             if self.directory is not None:
                 return self._put_locked(name, data, version)
@@ -238,12 +222,8 @@ class ObjectStore:
     def delete(self, names: Iterable[str]) -> None:
         """Fine if they are not there."""
         for name in names:
-            try:
+            with suppress(NotFound), self._explained("delete", name):
                 self._obstore.delete(self._store, name)
-            except FileNotFoundError:
-                pass
-            except Exception as error:
-                raise self._failure("delete", name, error) from error
 
     def discard_interrupted(self) -> None:
         """Remove what writers that were killed have left in a directory: nobody lists it. An object
@@ -272,6 +252,14 @@ class ObjectStore:
 
     def _has(self, path: Path) -> bool:
         return self.directory is not None and path.is_relative_to(self.directory)
+
+    @contextmanager
+    def _explained(self, verb: str, name: str) -> Iterator[None]:
+        """Raise what fails in it as the error it means."""
+        try:
+            yield
+        except Exception as error:
+            raise self._failure(verb, name, error) from error
 
     def _failure(self, verb: str, name: str, error: Exception) -> Exception:
         if isinstance(error, FileNotFoundError):

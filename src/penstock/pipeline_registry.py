@@ -27,6 +27,14 @@ ENDED = ("finished", "failed")
 MAX_PIPELINES = 1000
 MAX_RUNS = 20  # of a pipeline that are remembered
 MAX_MINUTES = 15  # of a pipeline that are remembered
+GAUGES = {
+    "lag": "Records or messages of the source that the pipeline has not processed yet",
+    "lag_seconds": "Age of the oldest record or message that the pipeline has not processed yet",
+    "target_lag_seconds": "Target that lag_seconds should stay below",
+    "rows_per_second": "Rows per second of the last batch",
+    "batch_seconds": "Duration of the last batch",
+    "report_age_seconds": "Time since the last report of the pipeline",
+}
 RUN_FIELDS = ("state", "started_at", "rows", "batch", "error", "host")
 
 
@@ -56,35 +64,17 @@ class Pipelines:
             "state",
             read=lambda: {(one["name"], str(one["state"])): 1 for one in self.all()},
         )
-        figures: dict[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
-            "lag": (
-                "Records or messages of the source that the pipeline has not processed yet",
-                lambda one: one.get("lag"),
-            ),
-            "lag_seconds": (
-                "Age of the oldest record or message that the pipeline has not processed yet",
-                lambda one: one.get("lag_seconds"),
-            ),
-            "target_lag_seconds": (
-                "Target that lag_seconds should stay below",
-                lambda one: one.get("target_seconds"),
-            ),
-            "rows_per_second": (
-                "Rows per second of the last batch",
-                lambda one: one.get("rows_per_second"),
-            ),
-            "batch_seconds": (
-                "Duration of the last batch",
-                lambda one: one.get("batch_ms", 0) / 1000,
-            ),
-            "report_age_seconds": (
-                "Time since the last report of the pipeline",
-                lambda one: self._clock() - one["reported_at"],
-            ),
+        figures: dict[str, Callable[[dict[str, Any]], float | None]] = {
+            "lag": lambda one: one.get("lag"),
+            "lag_seconds": lambda one: one.get("lag_seconds"),
+            "target_lag_seconds": lambda one: one.get("target_seconds"),
+            "rows_per_second": lambda one: one.get("rows_per_second"),
+            "batch_seconds": lambda one: one.get("batch_ms", 0) / 1000,
+            "report_age_seconds": lambda one: self._clock() - one["reported_at"],
         }
-        for name, (text, value) in figures.items():
+        for name, value in figures.items():
             read = partial(self._values, value)
-            metrics.gauge(f"penstock_pipeline_{name}", text, "pipeline", read=read)
+            metrics.gauge(f"penstock_pipeline_{name}", GAUGES[name], "pipeline", read=read)
 
     def _values(self, value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str], float]:
         """Of those that run: what has ended has no lag and no rate."""
@@ -113,8 +103,7 @@ class Pipelines:
         """Take a report; whether the pipeline should stop."""
         before = self._reports.get(name, {})
         if name not in self._reports and len(self._reports) >= MAX_PIPELINES:
-            oldest = min(self._reports, key=lambda known: self._reports[known]["reported_at"])
-            del self._reports[oldest]
+            del self._reports[min(self._reports, key=lambda one: self._reports[one]["reported_at"])]
         now = self._clock()
         runs = _runs(before.get("runs", []), report, now)
         facts = {"name": name, "reported_at": now, "runs": runs}
@@ -138,13 +127,9 @@ class Pipelines:
             raise NotFound(f"no pipeline {name!r} has reported here")
         silent = self._clock() - report["reported_at"]
         lost = report.get("state") not in ENDED and silent > LOST_AFTER_SECONDS
-        return {
-            "runs": [],
-            "minutes": [],
-            **report,
-            "state": "lost" if lost else report.get("state"),
-            "stopping": name in self._stops,
-        }
+        state = "lost" if lost else report.get("state")
+        stopping = name in self._stops
+        return {"runs": [], "minutes": [], **report, "state": state, "stopping": stopping}
 
     def ask_to_stop(self, name: str) -> dict[str, Any]:
         """It hears of it with its next report."""

@@ -18,12 +18,10 @@ takes seconds and a test none, since tests share the broker and not the names.
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +33,6 @@ from penstock.client import SyncClient
 
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
-POLL_SECONDS = 0.05
 _ADDRESS = re.compile(r"  (HTTP|TCP|WebSocket) +(\S+)")
 
 
@@ -93,11 +90,10 @@ class ThrowawayBroker:
     def __exit__(self, *failure: object) -> None:
         process, directory = self._process, self._directory
         if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_SECONDS
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-            if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
         if directory is not None:

@@ -37,7 +37,6 @@ FLAGS = [
 PATIENCE_MS = 30_000  # the machine may be busy
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/chromium installs it"),
-    pytest.mark.chaos,
     pytest.mark.xdist_group("browser"),
 ]
 

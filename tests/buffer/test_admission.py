@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.buffer.admission import FIRST, Admission
+from penstock.buffer.admission import FIRST_EVENTS, Admission
 from tests.support.http import run
 
 
@@ -11,7 +11,7 @@ def test_half_of_what_is_committed_is_admitted_in_the_order_of_asking():
         admission = Admission()
         assert await admission.ask(10)  # nothing is being replayed
         admission.begin()
-        assert await admission.ask(FIRST)
+        assert await admission.ask(FIRST_EVENTS)
         first, second = (asyncio.create_task(admission.ask(10)) for _ in range(2))
         await asyncio.sleep(0)
         admission.committed(18)
@@ -52,10 +52,10 @@ def test_a_push_larger_than_the_first_credit_is_not_stuck():
     async def body():
         admission = Admission()
         admission.begin()
-        assert await admission.ask(50 * FIRST)
-        waiting = asyncio.create_task(admission.ask(50 * FIRST))
+        assert await admission.ask(50 * FIRST_EVENTS)
+        waiting = asyncio.create_task(admission.ask(50 * FIRST_EVENTS))
         await asyncio.sleep(0)
-        admission.committed(200 * FIRST)
+        admission.committed(200 * FIRST_EVENTS)
         assert await waiting
 
     run(body)

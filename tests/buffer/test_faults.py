@@ -17,6 +17,7 @@ import pytest
 from penstock.errors import PenstockError
 from tests.support.buffers import Store, items, kill, killable
 from tests.support.faults import CHANGES, HOWS, FaultyFs
+from tests.support.form import pick
 from tests.support.http import run
 from tests.support.wait import eventually
 
@@ -107,9 +108,9 @@ async def started(work) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
-def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, forever, soak):
+def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, forever):
     async def body():
-        for n in itertools.count(1, 1 if soak else 3):
+        for n in itertools.count(1, pick(short=9, usual=3, soak=1)):
             fs, store, ledger = FaultyFs(), Store(), Ledger()
             fs.fail(n, code, forever=forever, only=CHANGES)
             await started(scenario(tmp_path, fs, store, ledger))
@@ -124,9 +125,9 @@ def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, fore
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how, soak):
+def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how):
     async def body():
-        for n in itertools.count(1, 1 if soak else 4):
+        for n in itertools.count(1, pick(short=12, usual=4, soak=1)):
             fs, store, ledger = FaultyFs(), Store(), Ledger()
             fs.fail(n, errno.EIO, forever=True, only=CHANGES)
             await started(scenario(tmp_path, fs, store, ledger))
@@ -138,10 +139,10 @@ def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how, soak):
     run(body, limit=110)
 
 
-def test_killed_at_any_moment_qos0_loses_nothing(tmp_path, soak):
+def test_killed_at_any_moment_qos0_loses_nothing(tmp_path):
     async def body():
         only_on_disk = 0
-        for turns in range(0, 60, 1 if soak else 3):
+        for turns in range(0, 60, pick(short=9, usual=3, soak=1)):
             fs, store, ledger = FaultyFs(), Store(), Ledger()
 
             async def slow(pushed):

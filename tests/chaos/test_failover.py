@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -14,12 +15,14 @@ import pytest
 
 from penstock.errors import StorageFull, Unavailable
 from penstock.queues.types import PopRequest
-from tests.conftest import SOAK
 from tests.support.buffers import Producers, crash, delivered, freeze, items, names, real, thaw
+from tests.support.form import SOAK
 from tests.support.http import run
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("failover")  # they share a server, one after the other
+
+watched = partial(real, acquire_timeout=2.0)  # a database that is frozen is soon down
 
 
 def fsync_latency(directory: Path, share: float = 0.99) -> float:
@@ -48,7 +51,7 @@ async def outage(buffer, take_down, bring_back, *, enough=300) -> Producers:
     await asyncio.to_thread(bring_back)
     await eventually(lambda: buffer._database.healthy)
     queued = producers.statuses["queued"]
-    await eventually(lambda: producers.statuses["queued"] > queued + enough, timeout=20)
+    await eventually(lambda: producers.statuses["queued"] > queued + enough)
     await producers.finish()
     await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
     producers.check(await delivered(buffer._queues, "orders"))
@@ -66,32 +69,32 @@ async def outage(buffer, take_down, bring_back, *, enough=300) -> Producers:
 
 def test_stopped_under_load_and_started_again(server, url, scratch, soak):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             for _ in range(5 if soak else 1):
                 await outage(buffer, server.stop, server.start)
                 await buffer._queues.admin.delete("orders")
 
-    run(body, limit=100)
+    run(body, limit=250)
 
 
 def test_killed_under_load_and_started_again(server, url, scratch):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             await outage(buffer, lambda: crash(server), server.start)
 
-    run(body, limit=60)
+    run(body, limit=250)
 
 
 def test_frozen_under_load_and_thawed(server, url, scratch):
     async def body():
         frozen = []
         try:
-            async with real(url, scratch) as buffer:
+            async with watched(url, scratch) as buffer:
                 await outage(buffer, lambda: frozen.extend(freeze(server)), lambda: thaw(frozen))
         finally:
             thaw(frozen)
 
-    run(body, limit=60)
+    run(body, limit=250)
 
 
 def test_a_database_that_takes_no_writes_counts_as_down(server, url, scratch):
@@ -107,11 +110,11 @@ def test_a_database_that_takes_no_writes_counts_as_down(server, url, scratch):
         asyncio.run(body())
 
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             await outage(buffer, lambda: read_only("on"), lambda: read_only("off"))
 
     try:
-        run(body, limit=60)
+        run(body, limit=250)
     finally:
         read_only("off")
 
@@ -121,7 +124,7 @@ def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
 ):
     async def body():
         frozen = []
-        async with real(url, scratch, events_per_file=200) as buffer:
+        async with watched(url, scratch, events_per_file=200) as buffer:
 
             async def push(pushed):
                 sequence = int(pushed[0].payload)
@@ -157,12 +160,12 @@ def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
             producers.check(await delivered(buffer._queues, "orders"))
             assert producers.errors == []
 
-    run(body, limit=300 if soak else 60)
+    run(body, limit=300 if soak else 250)
 
 
 def test_connections_killed_under_load_cost_nothing(server, url, scratch):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             producers = Producers(buffer.push)
             for _ in range(10):
                 await producers.more(60)
@@ -175,14 +178,14 @@ def test_connections_killed_under_load_cost_nothing(server, url, scratch):
             producers.check(await delivered(buffer._queues, "orders"))
             assert producers.errors == []
 
-    run(body, limit=60)
+    run(body, limit=250)
 
 
 def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterwards(
     server, url, scratch
 ):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             await asyncio.to_thread(server.stop)
             await buffer.push(items(1))
             with pytest.raises(Unavailable):
@@ -204,7 +207,7 @@ def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_afterward
 
 def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(server, url, scratch):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             await buffer._database.fetch(
                 # 7777
                 "ALTER TABLE messages ADD CONSTRAINT no_poison CHECK (payload <> '\\x37373737'::bytea)"
@@ -213,10 +216,8 @@ def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(se
             for start in range(0, 10_000, 500):
                 await buffer.push(items(*range(start, start + 500)))
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer.failed.events == 1, timeout=20)
-            await eventually(
-                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
-            )
+            await eventually(lambda: buffer.failed.events == 1)
+            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
             got = await delivered(buffer._queues, "q")
             assert [int(payload) for payload in got["Default"]] == [
                 n for n in range(10_000) if n != 7777
@@ -230,24 +231,24 @@ def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_reason(se
             await buffer.retry_failed(now=True)
             assert (await delivered(buffer._queues, "q"))["Default"] == [b"7777"]
 
-    run(body, limit=60)
+    run(body, limit=250)
 
 
 def test_ten_thousand_events_are_recovered_at_start_within_two_seconds(server, url, scratch):
     async def body():
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             await asyncio.to_thread(server.stop)
             for start in range(0, 10_000, 1000):
                 await buffer.push(items(*range(start, start + 1000)))
         await asyncio.to_thread(server.start)
         began = time.monotonic()
-        async with real(url, scratch) as buffer:
+        async with watched(url, scratch) as buffer:
             took = time.monotonic() - began
             got = await delivered(buffer._queues, "q")
             assert [int(payload) for payload in got["Default"]] == list(range(10_000))
         assert took < 2.0
 
-    run(body, limit=60)
+    run(body, limit=250)
 
 
 @pytest.mark.skipif(
@@ -259,7 +260,9 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
 
     async def body():
-        async with real(url, scratch, free_space_reserve=64 << 10, events_per_file=100) as buffer:
+        async with watched(
+            url, scratch, free_space_reserve=64 << 10, events_per_file=100
+        ) as buffer:
             await asyncio.to_thread(server.stop)
             accepted, refused = [], []
             for n in range(600):
@@ -273,20 +276,16 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server
             assert len(accepted) > 300
             assert buffer.status.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
-            await eventually(
-                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
-            )
+            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
             got = await delivered(buffer._queues, "q")
             assert [int(payload[-7:-1]) for payload in got["Default"]] == accepted
             await eventually(lambda: names(disk) == [])
             await asyncio.to_thread(server.stop)
             assert (await buffer.push(items(1)))[0].status == "buffered"  # room again, without help
             await asyncio.to_thread(server.start)
-            await eventually(
-                lambda: buffer.status.pending == 0 and not buffer.backlog.held, timeout=20
-            )
+            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
 
     try:
-        run(body, limit=60)
+        run(body, limit=250)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

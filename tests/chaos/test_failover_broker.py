@@ -112,7 +112,7 @@ def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_no
         producers.check(await stored(url, scratch))
         assert producers.statuses["buffered"] >= 400
 
-    run(body, limit=600 if soak else 110)
+    run(body, limit=600 if soak else 250)
 
 
 def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, url, scratch, spans):
@@ -163,7 +163,7 @@ def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, ur
             for broker in brokers:
                 broker.stop()
 
-    run(body, limit=110)
+    run(body, limit=250)
 
 
 def test_what_a_client_sees_of_an_outage(server, url, scratch):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.test_postgres_failover import health, loaded
-from tests.conftest import SOAK
+from tests.support.form import SOAK
 from tests.support.http import run
 from tests.support.patroni import INSTALLED, TTL_SECONDS, Cluster
 from tests.support.wait import eventually

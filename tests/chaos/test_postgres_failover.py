@@ -21,9 +21,9 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.pipeline.options import Options
 from penstock.pipeline.sources.queue import QueueOptions, QueueReader
 from tests.chaos.test_failover_broker import drained, pusher, stored
-from tests.conftest import SOAK
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers
+from tests.support.form import SOAK
 from tests.support.http import run
 from tests.support.postgres import Pair
 from tests.support.wait import eventually, until
@@ -31,7 +31,7 @@ from tests.support.wait import eventually, until
 pytestmark = pytest.mark.xdist_group("postgres_failover")  # they share a pair, one after the other
 
 PUSHES_WITHIN, POPS_WITHIN = 5.0, 15.0
-SETTINGS = {"buffer__free_space_reserve": 0}
+SETTINGS = {"buffer__free_space_reserve": 0, "database__acquire_timeout": 2}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_the_primary_is_killed_and_the_standby_promoted(pair, scratch):
             await asyncio.to_thread(pair.promote)
             await load.on(pair.primary.address)
 
-    run(body, limit=110)
+    run(body, limit=250)
 
 
 def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_back_writable(
@@ -174,7 +174,7 @@ def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_ba
             await load.on(pair.primary.address)
             assert "must be fenced" in load.broker.log
 
-    run(body, limit=110)
+    run(body, limit=250)
 
 
 def test_a_frozen_standby_that_is_named_first_does_not_keep_a_broker_from_starting(pair, scratch):
@@ -211,10 +211,10 @@ def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_sto
             stuck = await asyncio.to_thread(pair.primary.sql, waiting)
             assert 0 < stuck <= 8 + 2  # the calls that were cut off, not one for each probe
             pair.standby.thaw()
-            await eventually(lambda: health(load.broker)["status"] == "healthy", timeout=20)
+            await eventually(lambda: health(load.broker)["status"] == "healthy")
             await load.on(pair.primary.address)
 
-    run(body, limit=110)
+    run(body, limit=250)
 
 
 def spark_reader(pair, server: str) -> QueueReader:
@@ -305,16 +305,16 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
                 assert health(broker)["database_host"] == new.address
                 assert "fenced" in health(broker)["database_problem"]
                 await asyncio.to_thread(new.freeze)
-                until(lambda: health(broker)["status"] == "unhealthy", 20)
+                until(lambda: health(broker)["status"] == "unhealthy")
                 assert (
                     "must be fenced" in health(broker)["database_problem"]
                 )  # never back to the older one
                 await asyncio.to_thread(new.thaw)
-                until(lambda: health(broker)["status"] == "healthy", 20)
+                until(lambda: health(broker)["status"] == "healthy")
         finally:
             broker.stop()
 
-    run(body, limit=110)
+    run(body, limit=250)
 
 
 @pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")

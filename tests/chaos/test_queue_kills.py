@@ -146,4 +146,4 @@ def test_two_brokers_on_one_database_are_one(scratch, database_url):
         await Traffic([one.url, two.url]).run(2, chaos)
 
     with one, two:
-        run(body, limit=120)
+        run(body, limit=250)

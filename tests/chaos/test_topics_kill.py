@@ -4,7 +4,6 @@ without gaps.
 
 import asyncio
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -15,10 +14,11 @@ import pytest
 from penstock.client import TopicClient
 from penstock.protocol.record_batch import Batch
 from tests.support import guard
+from tests.support.form import SOAK
 from tests.support.http import run
 from tests.support.wait import eventually
 
-KILLS = 50 if os.environ.get("PENSTOCK_SOAK") else 3
+KILLS = 50 if SOAK else 3
 PRODUCERS = 4
 
 

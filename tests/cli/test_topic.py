@@ -182,7 +182,7 @@ def test_a_reader_that_leaves_ends_it_quietly(broker: str) -> None:
     assert source.stdout is not None
     assert source.stdout.readline() == b"0\n"
     source.stdout.close()
-    until(lambda: source.poll() is not None, 15)
+    until(lambda: source.poll() is not None)
     assert source.returncode == 141
     assert source.stderr is not None
     assert source.stderr.read() == b""

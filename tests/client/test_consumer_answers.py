@@ -117,7 +117,7 @@ def test_plain_functions_run_as_many_at_a_time_as_asked_for() -> None:
                 with_all.wait()
 
             running = asyncio.create_task(client.run())
-            await eventually(lambda: len(broker.acks) == 16, 15)
+            await eventually(lambda: len(broker.acks) == 16)
             client.stop()
             await running
             assert set(broker.answers.values()) == {"completed"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import SOAK
 from tests.deploy.image import ROOT, Stage, allowed, build, instructions
 from tests.support import guard
+from tests.support.form import SOAK
 from tests.support.wait import until
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"

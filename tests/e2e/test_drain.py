@@ -37,7 +37,7 @@ def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_no
             url = f"{broker.url}/api/v1/pop/queue/quiet?wait=true&timeout=60000"
             waiting = pool.submit(httpx.get, url, timeout=70)
             waits = f"{broker.url}/api/v1/analytics/queue-parked-replicas?queue=quiet"
-            until(lambda: httpx.get(waits).json()["replicas"], timeout=15)
+            until(lambda: httpx.get(waits).json()["replicas"])
             os.kill(broker.process.pid, signal.SIGTERM)
             until(lambda: ready(broker) == (503, "draining"))
             for _ in range(6):  # both processes are reached

@@ -117,7 +117,7 @@ def test_waiting_pops_are_counted_per_queue_and_process_and_woken_by_a_notificat
     with ThreadPoolExecutor(1) as pool:
         url = f"{broker.url}/api/v1/pop/queue/parked?wait=true&timeout=20000"
         waiting = pool.submit(httpx.get, url, timeout=30)
-        until(lambda: sum(parked().values()) == 1, timeout=15)
+        until(lambda: sum(parked().values()) == 1)
         woken = httpx.post(
             f"{broker.url}/internal/api/notify", json={"queue": "parked", "partition": "Default"}
         )
@@ -142,7 +142,7 @@ def test_what_retention_deleted_is_told_over_time(broker):
     def retention(**query: str) -> dict[str, Any]:
         return httpx.get(f"{broker.url}/api/v1/analytics/retention", params=query).json()
 
-    until(lambda: retention(queue="aged")["totals"]["retentionMsgs"] == 5, timeout=20)
+    until(lambda: retention(queue="aged")["totals"]["retentionMsgs"] == 5)
     report = retention(queue="aged", groupBy="namespace")
     assert report["totals"] == {
         "retentionMsgs": 5,
@@ -179,7 +179,7 @@ def test_a_worker_that_dies_is_started_again(broker):
 def test_a_killed_owner_leaves_no_worker_behind_and_a_stop_reaches_every_process(broker):
     workers = worker_processes(broker)
     broker.kill()
-    until(lambda: not any(is_alive(pid) for pid in workers), timeout=20)
+    until(lambda: not any(is_alive(pid) for pid in workers))
     broker.start()
     restarted = worker_processes(broker)[len(workers) :]
     assert len(restarted) == 2

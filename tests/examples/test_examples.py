@@ -163,7 +163,7 @@ def test_one_trace_from_the_request_to_the_worker(broker: BrokerProcess) -> None
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/chromium installs it")
-@pytest.mark.chaos
+@pytest.mark.browser
 def test_a_topic_in_the_browser(broker: BrokerProcess, page: str) -> None:
     from playwright.sync_api import expect, sync_playwright
 

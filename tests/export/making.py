@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from penstock.config import Config
 from penstock.export.clock import Clock
 from penstock.export.manager import Exports
@@ -20,6 +22,11 @@ from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 
 POOL = ThreadPoolExecutor(2)
+
+
+def status_of(one: Any) -> Any:
+    """Of a route or a queue, as the API shows it."""
+    return to_builtins(one.status())
 
 
 class FakeClock(Clock):

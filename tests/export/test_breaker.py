@@ -1,11 +1,14 @@
 """When a route holds back: the circuit breaker and the backoff."""
 
 import asyncio
+from dataclasses import replace
 
-from penstock.config.schema import CircuitBreaker
+from penstock.config.schema import Backoff as Settings
+from penstock.config.schema import CircuitBreaker, SendQueue
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
 from tests.export.making import FakeClock
+from tests.support.wait import eventually
 
 
 def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
@@ -31,9 +34,9 @@ def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
         )
         with probe:
             pass  # its holder died without a word: the slot must come back
-        await asyncio.sleep(0.01)
+        # another worker has the probe slot now
+        await eventually(lambda: sum(each.done() for each in waiting) == 3)
         permits = [each.result() for each in waiting if each.done()]
-        assert len(permits) == 3, "another worker has the probe slot now"
         for permit in permits:
             permit.success()
         await asyncio.gather(*waiting)
@@ -58,10 +61,10 @@ def test_a_success_in_between_starts_the_count_again():
 
 def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
     clock = FakeClock()
-    made = {"base": 5.0, "multiplier": 2.0, "longest": 60.0, "clock": clock}
-    most = Backoff(enabled=True, random=lambda: 1.0, **made)
+    on = SendQueue(retry_interval=5.0, max_retry_delay=60.0, backoff=Settings(multiplier=2.0))
+    most = Backoff(on, clock, lambda: 1.0)
     assert [most.failed() for _ in range(6)] == [5, 10, 20, 40, 60, 60]
-    half = Backoff(enabled=True, random=lambda: 0.5, **made)
+    half = Backoff(on, clock, lambda: 0.5)
     assert [half.failed() for _ in range(3)] == [2.5, 5, 10]
     half.succeeded()
     assert half.failed() == 2.5
@@ -69,5 +72,6 @@ def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
     assert half.remaining == 120
     half.reset()
     assert half.remaining == 0
-    plain = Backoff(enabled=False, random=lambda: 0.1, **made)
+    off = replace(on, backoff=Settings(enabled=False))
+    plain = Backoff(off, clock, lambda: 0.1)
     assert [plain.failed() for _ in range(3)] == [5, 5, 5]

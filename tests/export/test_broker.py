@@ -61,7 +61,7 @@ def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProce
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.start)
             await produce(500)
-            await eventually(lambda: len(set(destination.ids)) == 1000, 20)
+            await eventually(lambda: len(set(destination.ids)) == 1000)
             status = await ask("GET", "/api/v1/routes/out")
             assert status["lag"] == 0
             with pytest.raises(Locked):  # another process has the directory
@@ -131,7 +131,7 @@ def test_a_mirror_through_lost_answers_and_kills_of_the_other_broker_holds_every
                     return all(routes.get(name).queue.books.delivered >= count for name in specs)
 
                 await append(0)
-                await eventually(lambda: arrived(100), 20)
+                await eventually(lambda: arrived(100))
                 await asyncio.to_thread(broker.kill)
                 await append(150)
                 await asyncio.to_thread(broker.start)

@@ -240,9 +240,8 @@ def test_a_record_that_is_a_piece_of_a_chunk_is_never_taken_for_a_block(tmp_path
         other = await opened(tmp_path / "two")
         await other.put([block(0), Block(piece, 7), block(2)])
         await other.close()
-        damage(
-            chunk_files(tmp_path / "two")[0], 160 + 12
-        )  # the checksum of the block that holds it
+        checksum_at = 160 + 12  # of the block that holds it
+        damage(chunk_files(tmp_path / "two")[0], checksum_at)
         again = await opened(tmp_path / "two")
         assert await taken(again) == [0, 2]
         assert again.books.dropped[DAMAGED] == 7
@@ -299,10 +298,12 @@ def test_a_torn_tail_is_cut_at_the_last_whole_block(tmp_path: Path, cut: int):
     asyncio.run(body())
 
 
-def damage(path: Path, at: int, what: bytes = b"\xff") -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(what)
+def damage(path: Path, at: int, flips: bytes = b"\xff") -> None:
+    """Turn over these bits: a byte that is written over may have been the same before."""
+    data = bytearray(path.read_bytes())
+    for index, bits in enumerate(flips, at):
+        data[index] ^= bits
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.export.making import (
     taken,
 )
 from tests.support.faults import CHANGES, HOWS, FaultyFs
+from tests.support.form import SOAK, pick
 
 REFUSED = (StorageFull, StorageFailed)
 OPTIONS = {"inmemory_blocks": 4, "chunk_size": 1000, "write_buffer_size": 300}
@@ -31,8 +32,7 @@ POLICIES = {
     "interval": {"fsync": "interval"},
     "never": {"fsync": "never", "write_through": False},
 }
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
-ROUNDS = 12 if SOAK else 5
+ROUNDS = pick(short=3, usual=5, soak=12)
 CASES = [("always", errno.EIO), ("interval", errno.ENOSPC), ("never", errno.ENOSPC)]
 if SOAK:
     CASES += [("always", errno.ENOSPC), ("interval", errno.EIO), ("never", errno.EIO)]
@@ -80,7 +80,7 @@ def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, cod
     """
 
     async def body() -> int:
-        n = 1
+        n, untouched = 1, 0
         while True:
             fs = FaultyFs()
             run = Run(tmp_path, fs, policy)
@@ -101,7 +101,8 @@ def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, cod
                 assert balanced(run.queue)
                 assert run.queue.books.queued == 0
                 await run.queue.close()
-            if calls < n:
+            untouched += calls < n  # a run may make fewer calls: work in the background shares them
+            if untouched == 3:
                 return n
             n += 1
 
@@ -137,9 +138,9 @@ def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start
     assert asyncio.run(body()) > 30
 
 
-def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path, soak: bool):
+def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path):
     async def body() -> None:
-        for seed in range(400 if soak else 40):
+        for seed in range(pick(short=10, usual=40, soak=400)):
             random = Random(seed)
             fs = FaultyFs()
             run = Run(tmp_path, fs, "always")
@@ -159,7 +160,7 @@ def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path,
 
 @pytest.mark.parametrize("policy", ["interval", "never"])
 def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
-    tmp_path: Path, policy: str, soak: bool
+    tmp_path: Path, policy: str
 ):
     """What is gone is the end of what was pushed (a torn or late write: some of it), only since the
     last sync.
@@ -167,7 +168,7 @@ def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
 
     async def body() -> None:
         lost_some = 0
-        for seed in range(400 if soak else 40):
+        for seed in range(pick(short=10, usual=40, soak=400)):
             random = Random(seed)
             fs = FaultyFs()
             run = Run(tmp_path, fs, policy)

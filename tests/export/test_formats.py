@@ -155,18 +155,18 @@ def test_compression_reads_back(data: bytes, compression: int):
     assert decompress(compress(data, compression), compression) == data
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.permutations(list(range(1, 25))))
-def test_settled_ranges_merge_in_any_order(order: list[int]):
-    settled, model = Completed(), set()
+def test_completed_ranges_merge_in_any_order(order: list[int]):
+    completed, model = Completed(), set()
     for sequence in order:
-        assert settled.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)
-        assert not settled.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)
+        assert completed.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)
+        assert not completed.add(sequence, sequence + 1, sequence * 10, sequence * 10 + 10)
         model.add(sequence)
-        assert [each in settled for each in range(26)] == [each in model for each in range(26)]
-        gaps = [each for start, stop in settled.gaps(1, 25) for each in range(start, stop)]
+        assert [each in completed for each in range(26)] == [each in model for each in range(26)]
+        gaps = [each for start, stop in completed.gaps(1, 25) for each in range(start, stop)]
         assert gaps == sorted(set(range(1, 25)) - model)
-        for start, end, before, through in settled.spans():
+        for start, end, before, through in completed.spans():
             assert (before, through) == (start * 10, end * 10)
-    assert len(settled) == 1
-    assert settled.covers(1, 25)
+    assert len(completed) == 1
+    assert completed.covers(1, 25)

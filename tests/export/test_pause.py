@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.export.making import FakeClock, exports, http_route
+from tests.export.making import FakeClock, exports, http_route, status_of
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.wait import eventually
 
@@ -40,7 +40,7 @@ def test_a_denied_route_probes_ever_more_rarely_and_resumes_by_itself(tmp_path: 
                     await eventually(lambda requests=requests: destination.requests == requests)
                     await eventually(lambda: route.delivery.inflight == 0)
                     assert "404" in route.paused
-                assert 0 < route.status()["triesAgainSeconds"] <= 120
+                assert 0 < status_of(route)["triesAgainSeconds"] <= 120
                 assert route.queue.books.attempts == {}, "it says nothing about the batch"
             async with exports(tmp_path, {"r": spec}, clock=clock) as running:  # over a restart too
                 route = running.get("r")

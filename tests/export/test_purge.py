@@ -14,7 +14,7 @@ from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
 from penstock.export.manager import Exports
 from penstock.export.routes import Route
 from penstock.log.fs import DISK
-from tests.export.making import exports, http_route, kill
+from tests.export.making import exports, http_route, kill, status_of
 from tests.export.scripted import HANG, ScriptedDestination, record
 from tests.support.wait import eventually
 
@@ -24,7 +24,7 @@ SPLIT = {
 
 
 def balanced(route: Route) -> dict[str, Any]:
-    books: dict[str, Any] = route.status()["queue"]["accounting"]
+    books: dict[str, Any] = status_of(route)["queue"]["accounting"]
     total = (
         books["delivered"]
         + books["deadLettered"]
@@ -196,7 +196,7 @@ def test_dead_letters_survive_a_replay_that_finds_no_room_and_keep_a_route_from_
             await route.push([record(9)])
             with pytest.raises(Conflict, match="dead letters stay"):
                 await route.replay()
-            assert route.status()["deadLetters"] == 2
+            assert status_of(route)["deadLetters"] == 2
             assert [each.record for each in await route.letters(0, 10_000)] == [
                 record(0),
                 record(1),
@@ -230,7 +230,7 @@ def test_damaged_dead_letters_are_set_aside_and_not_thrown_away(tmp_path: Path):
             await eventually(lambda: destination.ids == [1, 3])
             [aside] = (route.directory / "quarantine").iterdir()
             assert aside.read_bytes() == lines[1]
-            assert route.status()["deadLetters"] == 0
+            assert status_of(route)["deadLetters"] == 0
 
     asyncio.run(body())
 

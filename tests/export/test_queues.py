@@ -10,7 +10,7 @@ from typing import Any
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.types import Item, PopRequest
-from tests.export.making import exports, http_route
+from tests.export.making import exports, http_route, status_of
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.buffers import Store, buffering, items, real
 from tests.support.wait import eventually
@@ -134,7 +134,7 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
             async with exports(
                 tmp_path, {"out": out, "into": INTO}, queues=QueuesAdapter(queues, buffer)
             ) as routes:
-                await eventually(lambda: len(set(destination.ids)) == 60, 20)
+                await eventually(lambda: len(set(destination.ids)) == 60)
                 await routes.get("into").push(records(25))
                 await eventually(lambda: routes.get("into").queue.count == 0)
                 assert sorted(set(destination.ids)) == list(range(60))
@@ -147,7 +147,7 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
                 await routes.get("out").drain()
                 await queues.push([Item("orders", record(number)) for number in range(7)])
                 await routes.get("out").refresh()
-                assert routes.get("out").status()["lag"] == 7
+                assert status_of(routes.get("out"))["lag"] == 7
 
     asyncio.run(body())
 

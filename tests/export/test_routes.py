@@ -15,13 +15,14 @@ from penstock.config.schema import Exporter, SendQueue
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.export.manager import Exports
 from penstock.metrics import Metrics
-from tests.export.making import POOL, FakeClock, exports, http_route, kill
+from tests.export.making import POOL, FakeClock, exports, http_route, kill, status_of
 from tests.export.scripted import HANG, RESET, TAKE_AND_RESET, ScriptedDestination, record
+from tests.support.form import pick
 from tests.support.wait import eventually
 
 
 def books(route: Any) -> dict[str, Any]:
-    return route.status()["queue"]["accounting"]
+    return status_of(route)["queue"]["accounting"]
 
 
 def assert_balanced(route: Any) -> None:
@@ -200,7 +201,7 @@ def test_a_refusal_or_a_wrong_address_pauses_the_route_and_says_so_until_somebod
                 await route.push([record(1)])
                 await eventually(lambda: route.paused)
                 assert str(status) in route.paused
-                assert route.status()["state"] == "paused"
+                assert status_of(route)["state"] == "paused"
                 assert route.dead_letters.count == 0
                 await route.push([record(2)])
                 assert destination.requests == 1, "nothing is sent while paused"
@@ -318,7 +319,7 @@ def test_a_large_backlog_is_taken_and_drained_with_flat_memory(tmp_path: Path, s
     process = psutil.Process()
 
     async def body() -> None:
-        size = (1 << 30) if soak else (64 << 20)
+        size = pick(short=16 << 20, usual=64 << 20, soak=1 << 30)
         seen, most = 0, 0
 
         def count(ids: list[int], number: int) -> int:
@@ -658,7 +659,7 @@ def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Path):
             await delivered(other.get("free"))
             with pytest.raises(Conflict, match="could not start"):
                 other.get("held")
-            assert [each["state"] for each in other.status()] == ["running", "failed"]
+            assert [each.state for each in other.status()] == ["running", "failed"]
             await other.stop()
 
     asyncio.run(body())
@@ -676,7 +677,7 @@ def _pool() -> Any:
     return POOL
 
 
-def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path: Path, soak: bool):
+def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path: Path):
     """The ledger: every accepted record at least once, duplicates only of what was leased at a kill
     or whose answer was lost, under the same key, poison alone in the dead letters, books balanced.
     """
@@ -779,7 +780,7 @@ def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path:
             assert doubled <= leased_at_end + lost_answers, seed
 
     async def body() -> None:
-        for seed in range(60 if soak else 5):
+        for seed in range(pick(short=2, usual=5, soak=60)):
             await course(seed)
 
     asyncio.run(body())

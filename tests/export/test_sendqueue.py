@@ -19,9 +19,9 @@ from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
-from tests.conftest import SOAK
-from tests.export.making import POOL, FakeClock, block, number_of
+from tests.export.making import POOL, FakeClock, block, number_of, status_of
 from tests.support.faults import FaultyFs
+from tests.support.form import pick
 from tests.support.wait import eventually
 
 
@@ -53,7 +53,7 @@ def size_of(directory: Path) -> int:
 
 
 def dropped(queue: SendQueue) -> dict[str, int]:
-    return queue.status()["accounting"]["dropped"]
+    return status_of(queue)["accounting"]["dropped"]
 
 
 def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
@@ -90,7 +90,7 @@ def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
         answers = [await queue.push([block(number)]) for number in range(5)]
         assert [answer.dropped for answer in answers] == [0, 0, 0, 1, 1]
         assert dropped(queue) == {"newest": 2}
-        assert queue.status()["accounting"]["accepted"] == 5
+        assert status_of(queue)["accounting"]["accepted"] == 5
         assert await drained(queue) == [0, 1, 2]
         await queue.stop()
         again = await started(tmp_path)
@@ -237,7 +237,9 @@ steps = st.lists(
 
 
 @settings(
-    max_examples=1000 if SOAK else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=pick(short=20, usual=60, soak=1000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(
     steps,

@@ -4,6 +4,7 @@ PostgreSQL.
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -15,7 +16,7 @@ from penstock.export.payload import FRAMES, join
 from penstock.log.layout import DATA
 from penstock.metrics import Metrics
 from penstock.queues.types import Item
-from tests.export.making import exports, http_route, kill
+from tests.export.making import exports, http_route, kill, status_of
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
 from tests.support.topics import running as topics_in
@@ -48,7 +49,7 @@ def test_a_topic_is_exported_from_where_the_queue_ended_after_stops_and_kills(tm
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 route = routes.get("r")
                 await eventually(lambda: route.queue.books.delivered == number)
-                await eventually(lambda: route.status()["lag"] == 0)
+                await eventually(lambda: status_of(route)["lag"] == 0)
             assert sorted(set(destination.ids)) == list(range(number))
             keys: dict[int, set[str]] = {}
             for received in destination.ledger:
@@ -73,8 +74,8 @@ def test_a_full_queue_leaves_the_rest_in_the_topic_and_a_new_topic_starts_at_its
                 for turn in range(20):
                     await topic.append([record(turn * 10 + each) for each in range(10)])
                 await eventually(lambda: route.queue.count == 4)
-                assert route.status()["lag"] >= 150
-                assert route.status()["queue"]["accounting"]["dropped"] == {}
+                assert status_of(route)["lag"] >= 150
+                assert status_of(route)["queue"]["accounting"]["dropped"] == {}
                 await route.resume()
                 await eventually(lambda: len(destination.ids) == 200)
                 assert destination.ids == list(range(200))
@@ -104,7 +105,7 @@ def test_a_drained_route_leaves_the_rest_in_the_topic_also_over_a_restart_until_
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 route = routes.get("r")
                 assert route.state == "drained"
-                assert route.status()["lag"] == 50, "it reads nothing"
+                assert status_of(route)["lag"] == 50, "it reads nothing"
                 await asyncio.sleep(0.05)
                 assert destination.ids == list(range(50))
                 await route.resume()
@@ -163,18 +164,13 @@ class FakeQueues:
         self.stored: dict[str, bytes] = {}
 
     async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> Any:
-        class Popped:
-            payloads: list[bytes] = []  # noqa: RUF012
-
-        result = Popped()
         if self.waiting:
-            result.payloads = self.waiting.pop(0)
-        else:
-            await asyncio.sleep(0.01)
-        return result
+            return [SimpleNamespace(payload=payload) for payload in self.waiting.pop(0)]
+        await asyncio.sleep(0.01)
+        return []
 
-    async def ack(self, popped: Any) -> None:
-        self.acked.append(popped.payloads)
+    async def ack(self, popped: list[Any], group: str) -> None:
+        self.acked.append([message.payload for message in popped])
 
     async def renew(self, popped: Any, seconds: int) -> None: ...
 
@@ -198,7 +194,7 @@ def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_safe(tmp_
             async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
                 await eventually(lambda: len(destination.ids) == 50)
                 await eventually(lambda: len(queues.acked) == 5)
-                assert routes.get("r").status()["source"] == {"queue": "orders", "group": "r"}
+                assert status_of(routes.get("r"))["source"] == {"queue": "orders", "group": "r"}
             assert destination.ids == list(range(50))
 
     asyncio.run(body())
@@ -338,7 +334,7 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             async with exports(tmp_path / "x", spec, topics=topics, metrics=metrics) as routes:
                 route = routes.get("r")
                 await eventually(lambda: route.queue.books.delivered == len(intact))
-                status = route.status()
+                status = status_of(route)
                 await kill(routes)
             assert destination.ids == sorted(intact)
             books = status["queue"]["accounting"]
@@ -363,7 +359,7 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             ) as routes:  # what was passed is not counted again
                 await topic.append([record(60)])
                 await eventually(lambda: destination.ids[-1] == 60)
-                assert routes.get("r").status()["queue"]["accounting"]["dropped"] == {
+                assert status_of(routes.get("r"))["queue"]["accounting"]["dropped"] == {
                     "damaged": len(lost)
                 }
 
@@ -383,13 +379,13 @@ def test_damage_at_the_very_end_is_booked_once_over_restarts(tmp_path: Path):
                 async with exports(tmp_path / "x", spec, topics=topics) as routes:
                     get = routes.get
                     await eventually(lambda get=get: get("r").queue.books.accepted == 10)
-                    await eventually(lambda get=get: get("r").status()["lag"] == 0)
+                    await eventually(lambda get=get: status_of(get("r"))["lag"] == 0)
                     await eventually(lambda get=get: get("r").queue.count == 0)
                     await kill(routes)
             await topic.append([record(10)])
             async with exports(tmp_path / "x", spec, topics=topics) as routes:
                 await eventually(lambda: destination.ids[-1] == 10)
-                books = routes.get("r").status()["queue"]["accounting"]
+                books = status_of(routes.get("r"))["queue"]["accounting"]
                 assert books["accepted"] == 11 == books["delivered"] + books["dropped"]["damaged"]
                 assert books["delivered"] == len(destination.ids) == len(set(destination.ids))
 
@@ -402,13 +398,15 @@ def test_a_deleted_topic_stays_deleted_and_a_new_one_is_read_from_its_beginning(
             early = from_topic(destination.url) | {"source": {"topic": "orders", "start": "latest"}}
             async with exports(tmp_path / "x", {"r": early}, topics=topics) as running:
                 route = running.get("r")
-                await eventually(lambda: "no topic orders" in (route.status()["sourceError"] or ""))
+                await eventually(
+                    lambda: "no topic orders" in (status_of(route)["sourceError"] or "")
+                )
                 topic = await topics.create("orders")
                 await topic.append([record(1)])
                 await eventually(lambda: destination.ids == [1])
-                assert route.status()["sourceError"] is None
+                assert status_of(route)["sourceError"] is None
                 await topics.delete("orders")
-                await eventually(lambda: route.status()["sourceError"])
+                await eventually(lambda: status_of(route)["sourceError"])
                 assert topics.get("orders") is None
                 await (await topics.create("orders")).append([record(2)])
                 await eventually(lambda: destination.ids == [1, 2])

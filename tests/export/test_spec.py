@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.serve import parse_settings
 from penstock.config import Config, build, load
+from penstock.config.load import parse_settings
 from penstock.config.schema import Exporter, SendQueue
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.manager import Exports

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from penstock.export.status import RouteStatus
 from penstock.monitor.ledger import ledger
 from penstock.monitor.problems import Problems
 from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
@@ -39,15 +40,18 @@ def test_a_tier_that_cannot_be_written_is_a_problem(tmp_path):
     ]
 
 
+def route(name, last_error, **more):
+    return RouteStatus(name=name, state="paused", last_error=last_error, **more)
+
+
 def test_routes_that_are_denied_failing_or_could_not_start_are_problems(tmp_path):
     problems = problems_of(Pipelines(tmp_path))
     routes = [
-        {"name": "paused", "paused": "by hand", "triesAgainSeconds": None, "lastError": None},
-        {"name": "denied", "paused": "answered 401", "triesAgainSeconds": 30, "lastError": None},
-        {"name": "a/b", "paused": None, "triesAgainSeconds": None, "lastError": "answered 503",
-         "failingSince": 5.0},
-        {"name": "broken", "state": "failed", "lastError": "no such topic"},
-    ]  # fmt: skip
+        route("paused", None, paused="by hand", tries_again_seconds=None),
+        route("denied", None, paused="answered 401", tries_again_seconds=30),
+        route("a/b", "answered 503", paused=None, tries_again_seconds=None, failing_since=5.0),
+        RouteStatus(name="broken", state="failed", last_error="no such topic"),
+    ]
     findings = problems.look(10.0, {}, {}, None, routes)
     assert [(one.text, one.since, one.path) for one in findings] == [
         ("route denied: answered 401", 10_000, "/routes/denied"),

@@ -34,7 +34,7 @@ async def has_done(tasks: Tasks, task: Task, count: int) -> bool:
 
 
 def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monkeypatch) -> None:
-    monkeypatch.setattr(dead_letters, "STEP", 2)
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async def body(queues: Queues) -> None:
         ended: list[Task] = []
@@ -64,7 +64,7 @@ def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monke
 
 
 def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatch) -> None:
-    monkeypatch.setattr(dead_letters, "STEP", 2)
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async def body(queues: Queues) -> None:
         ended: list[Task] = []
@@ -93,7 +93,7 @@ def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatc
 def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
     database_url, monkeypatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "STEP", 2)
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async def body(queues: Queues) -> None:
         ended: list[Task] = []
@@ -136,7 +136,7 @@ def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
 
 
 def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
-    monkeypatch.setattr(dead_letters, "STEP", 2)
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async def body(queues: Queues) -> None:
         ended: list[Task] = []
@@ -147,10 +147,10 @@ def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
         await make_letters(queues)
         fetch, lose = queues.database.fetch, {dead_letters.PURGE: [False, True], STEP: [True]}
 
-        async def lost(sql: str, *args: object, timeout: float | None = None):
+        async def lost(sql: str, *args: object):
             if lose.get(sql) and lose[sql].pop(0):
                 raise Unavailable("the database is down")
-            return await fetch(sql, *args, timeout=timeout)
+            return await fetch(sql, *args)
 
         monkeypatch.setattr(queues.database, "fetch", lost)
         tasks = Tasks(queues, "me", note)

@@ -1,9 +1,30 @@
 """What several tests of the outbox do."""
 
+import asyncio
 from typing import Any
 
+import asyncpg
+
 from penstock.client.messages import Message as ClientMessage
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.migrate import migrate
 from penstock.queues import Message, Queues
+from penstock.queues.schema import SCHEMA
+from tests.conftest import fresh_database
+
+
+def database_with_effects(postgres: EmbeddedPostgres) -> str:
+    """A migrated database, with a table for what handlers do."""
+    url = fresh_database(postgres)
+
+    async def prepare() -> None:
+        connection = await asyncpg.connect(url)
+        await migrate(connection, "penstock", SCHEMA)
+        await connection.execute("CREATE TABLE effects (queue text, work text)")
+        await connection.close()
+
+    asyncio.run(prepare())
+    return url
 
 
 def leased(message: Message) -> ClientMessage:

@@ -5,6 +5,7 @@ that others can see the effects of, and a step is the moment before and after ea
 `<root> <topics> <step>` on standard input it prints `killed` or `done`.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -12,9 +13,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+
 from penstock.pipeline.jobs import archive
 from penstock.pipeline.jobs.archive import Archived, Archiver, Origin
-from penstock.pipeline.lake import data_files, maintenance
+from penstock.pipeline.lake import commits, data_files, maintenance
 from penstock.pipeline.lake.data_files import DataFile, FileWriter
 from penstock.pipeline.lake.maintenance import Merger, Upkeep, merge
 from penstock.pipeline.lake.storage import Storage
@@ -24,6 +27,7 @@ from penstock.pipeline.source_columns import TOPIC_COLUMNS
 from penstock.pipeline.sources.topic import TopicOptions, TopicReader
 
 TOPIC = "orders"
+NEVER = 1 << 30  # a step that no run gets to
 STEPS = [
     (Storage, "sync"),
     (Storage, "delete"),
@@ -31,6 +35,8 @@ STEPS = [
     (data_files._Day, "flush"),
     (LakeTable, "create"),
     (LakeTable, "_commit"),
+    (DeltaTable, "create_checkpoint"),
+    (DeltaTable, "cleanup_metadata"),
     (LakeTable, "vacuum"),
     (Archiver, "mark"),
 ]
@@ -92,6 +98,8 @@ def _die_at(number: int) -> None:
 def main() -> None:
     archive.RECORDS_PER_STEP, archive.RECORDS_PER_TASK = 40, (15, 15)
     maintenance.MERGED_FILES = 4
+    commits.CHECKPOINT_INTERVAL, commits.CLEANUP_INTERVAL = 2, 2
+    importlib.import_module("pandas")  # pyarrow does where it is there: once, not in each child
     for line in sys.stdin:
         root, topics, number = line.split()
         child = os.fork()  # nothing has started a thread here

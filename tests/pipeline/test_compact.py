@@ -18,7 +18,7 @@ from penstock.pipeline.jobs import compact as compact_job
 from penstock.pipeline.jobs import compact_in_place
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.jobs.compact import CompactOptions, compact, read_compacted
-from penstock.pipeline.jobs.compact_in_place import BUCKET, Kept, _groups
+from penstock.pipeline.jobs.compact_in_place import BUCKET_OFFSETS, Kept, _groups
 from penstock.pipeline.jobs.keyed_topic import Keys
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
@@ -255,16 +255,21 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 def test_bits_are_cut_and_segments_grouped_as_the_broker_expects() -> None:
-    bits = np.zeros(3 * BUCKET, np.uint8)
-    bits[[0, 9, BUCKET - 1, BUCKET, 2 * BUCKET + 5]] = 1
+    bits = np.zeros(3 * BUCKET_OFFSETS, np.uint8)
+    bits[[0, 9, BUCKET_OFFSETS - 1, BUCKET_OFFSETS, 2 * BUCKET_OFFSETS + 5]] = 1
     packed = np.packbits(bits, bitorder="little").reshape(3, -1)
     kept = Kept({0: packed[0].tobytes(), 1: packed[1].tobytes(), 2: packed[2].tobytes()})
-    for start, end in ((0, 10), (9, BUCKET + 1), (1, 3 * BUCKET), (BUCKET, BUCKET)):
+    for start, end in (
+        (0, 10),
+        (9, BUCKET_OFFSETS + 1),
+        (1, 3 * BUCKET_OFFSETS),
+        (BUCKET_OFFSETS, BUCKET_OFFSETS),
+    ):
         assert kept.between(start, end).tolist() == bits[start:end].tolist()
     segments = [
         {"base": 10 * i, "end": 10 * i + 10, "records": 10, "bytes": 1000} for i in range(4)
     ]
-    every = Kept({0: bytes([255]) * (BUCKET // 8)})
+    every = Kept({0: bytes([255]) * (BUCKET_OFFSETS // 8)})
     assert [len(group) for group in _groups(segments, every, 2000)] == [2, 2]
     assert [len(group) for group in _groups(segments, Kept({}), 1)] == [
         4

@@ -135,7 +135,7 @@ def test_steps_run_on_given_rows_and_are_previewed(
     spark: Any, tmp_path: Path, write_topic: Any, functions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (pipeline_commands, pipeline_trials):
-        monkeypatch.setattr(module, "_session", lambda *_: lambda: spark)
+        monkeypatch.setattr(module, "session", lambda *_: lambda: spark)
     file, given, expect = (tmp_path / name for name in ("shop.yaml", "in.json", "out.json"))
     file.write_text(shop(tmp_path))
     records = [

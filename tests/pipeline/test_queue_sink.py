@@ -153,7 +153,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
         )
     text = writer(["payload"], queue="q", appId="a", payloadFormat="text")
     with pytest.raises(InvalidRequest, match="row 1 of this task: its payload is not UTF-8"):
-        list(text._items(pa.record_batch({"payload": bad}), None, 0))
+        list(text._checked(iter([pa.record_batch({"payload": bad})])))
 
 
 def test_texts_become_json_strings_when_asked(capsys) -> None:

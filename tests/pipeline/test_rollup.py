@@ -37,7 +37,7 @@ from penstock.pipeline.jobs.html_report import (
 from penstock.pipeline.jobs.rollup import (
     REACHED,
     RollupOptions,
-    _known,
+    _catalog,
     _topic_names,
     _window,
     rollup,
@@ -408,7 +408,9 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
     (kept,) = call(f"{ask}&queue={ledger.queue}&group=g")["points"]
     assert (kept["acked"], kept["latency"], kept["lag"]) == (acked, of_group["latency"], 0)
     postgres = Postgres(Options({"database": server.database_url}))
-    assert _known(postgres, []).queues.items() >= _known(postgres, [ledger.queue]).queues.items()
+    assert (
+        _catalog(postgres, []).queues.items() >= _catalog(postgres, [ledger.queue]).queues.items()
+    )
     assert topic in _topic_names(tcp, None, [])
     with pytest.raises(NotFound, match="no topic 'nobody'"):
         rollup(spark, RollupOptions(topics=["nobody"], broker=tcp, database=server.database_url))
@@ -490,7 +492,7 @@ def test_bytes_are_the_same_however_the_stored_messages_are_shared_out(server, m
     ledger = Ledger(server.url)
     ledger.push(60)
     postgres = Postgres(Options({"database": server.database_url}))
-    known = _known(postgres, [ledger.queue])
+    known = _catalog(postgres, [ledger.queue])
     end = datetime.now(UTC) + timedelta(minutes=1)
     since = end - timedelta(minutes=10)
 
@@ -499,7 +501,7 @@ def test_bytes_are_the_same_however_the_stored_messages_are_shared_out(server, m
         return len(queries), sum(row[2] for query in queries for row in postgres.rows(query))
 
     assert total(4) == (1, ledger.counts["bytes"])  # with other small queues
-    monkeypatch.setattr(minutes, "SMALL", 10)
+    monkeypatch.setattr(minutes, "SMALL_QUEUE_MESSAGES", 10)
     assert total(3) == (3, ledger.counts["bytes"])  # by its three partitions
     assert total(5) == (5, ledger.counts["bytes"])  # by time
     late = bytes_queries(

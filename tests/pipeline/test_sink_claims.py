@@ -6,6 +6,7 @@ import asyncio
 import random
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def rows(values: list[bytes | None], *cuts: int) -> list[pa.RecordBatch]:
 
 
 def checksum(batches: list[pa.RecordBatch]) -> str:
-    with Held(["payload"]) as held:
+    with closing(Held(["payload"])) as held:
         for batch in batches:
             held.add(batch)
         return held.checksum
@@ -173,7 +174,7 @@ def test_a_checksum_depends_on_the_rows_alone(monkeypatch) -> None:
     ]
     assert expected not in map(checksum, map(rows, others))
     monkeypatch.setattr(identity, "HELD_BYTES", 20)
-    with Held(["payload"]) as held:
+    with closing(Held(["payload"])) as held:
         for batch in rows(values * 10, 5, 20, 30):
             held.add(batch)
         assert held.checksum == checksum(rows(values * 10))

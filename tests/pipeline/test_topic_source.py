@@ -353,8 +353,8 @@ def test_every_option_that_is_read_has_a_name_and_sparks_own_pass() -> None:
         text = (package / f"{module}.py").read_text()
         read = set(
             re.findall(
-                r"options\.(?:text|names|whole|seconds|duration|flag|positions|moments?|require)"
-                r'\(\s*"(\w+)"',
+                r"(?:options\.(?:text|names|whole|seconds|duration|flag|positions|moments?|require)"
+                r'\(\s*|address = \()"(\w+)"',
                 text,
             )
         )

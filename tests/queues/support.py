@@ -12,6 +12,7 @@ from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues import Ack, Acked, Item, Message, Popped, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
+from tests.support.wait import DATABASE_TIMEOUT
 
 
 @asynccontextmanager
@@ -21,7 +22,10 @@ async def running(
     """An engine that runs for the length of the block; its database is `queues.database`."""
     metrics = Metrics()
     connected = Database(
-        schema.Database(url=url, **(database or {})), Path("/nonexistent"), metrics, SCHEMA
+        schema.Database(url=url, **{"acquire_timeout": DATABASE_TIMEOUT, **(database or {})}),
+        Path("/nonexistent"),
+        metrics,
+        SCHEMA,
     )
     await connected.start()
     queues = Queues(connected, schema.Queues(**settings), metrics)

@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from penstock.errors import ConnectionLost
 from penstock.queues import Ack, Item, Popped, PopRequest, Queues
 from penstock.queues import exchange as exchanging
-from penstock.queues.exchange import HeldLeases
 from tests.queues.support import answer, complete, expire_leases, pop, push, run, running, values
 from tests.support.wait import eventually
 
@@ -112,11 +113,15 @@ def test_a_lease_that_ran_out_is_not_completed_by_memory(database_url: str) -> N
     run(database_url, body)
 
 
-def test_no_more_leases_are_remembered_than_there_is_room_for(database_url: str) -> None:
+def test_no_more_leases_are_remembered_than_there_is_room_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanging, "MAX_HELD", 4)
+
     async def body(queues: Queues) -> None:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
-        held = queues._exchanger.held = HeldLeases(most=4)
+        held = queues._exchanger.held
         for partition in range(3):
             await push(queues, "q", 1, 2, partition=f"p{partition}")
         taken = [await pop(queues, "q", 2) for _ in range(3)]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, Queues
+from penstock.queues import Item, PopRequest, Queues
 from penstock.queues.dead import Which
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
@@ -20,6 +20,7 @@ from tests.queues.support import (
     running,
     values,
 )
+from tests.support.form import pick
 from tests.support.wait import eventually
 
 
@@ -136,7 +137,7 @@ def test_groups_are_listed_with_exact_lag_and_deleted(database_url: str) -> None
 def test_a_deleted_group_is_gone_at_once_and_what_it_left_goes_in_steps(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.queues.upkeep.TIDY_STEP", 4)
+    monkeypatch.setattr("penstock.queues.groups.PARTITIONS_PER_STEP", 4)
 
     async def left(queues: Queues) -> int:
         tables = ("cursors", "leases", "attempts", "dropped_groups")
@@ -185,7 +186,7 @@ def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nothing else is: not what is done, leased, delayed, or of a deleted group."""
-    monkeypatch.setattr("penstock.queues.upkeep.HEAL_STEP", 3)
+    monkeypatch.setattr("penstock.queues.upkeep.CURSORS_PER_STEP", 3)
 
     async def body(queues: Queues) -> None:
         await queues.admin.configure("q", QueueOptions(ordering=ordering, retry_delay=60_000))
@@ -292,9 +293,9 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
     run(database_url, body)
 
 
-def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str, soak: bool) -> None:
+def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str) -> None:
     async def body() -> None:
-        count = 100_000 if soak else 3000
+        count = pick(short=1000, usual=3000, soak=100_000)
         async with running(database_url) as queues:
             for start in range(0, count, 1000):
                 await queues.push([Item("q", b"1", f"p{n}") for n in range(start, start + 1000)])
@@ -309,3 +310,31 @@ def test_a_new_group_on_many_partitions_finds_what_there_is(database_url: str, s
             assert await queues.groups.lag("q", "fresh") == 1
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("start", ["all", "new"])
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+def test_a_partition_removed_while_a_new_group_finds_it_is_not_looked_at_for_ever(
+    database_url: str, ordering: str, start: str
+) -> None:
+    async def body(queues: Queues) -> None:
+        await queues.admin.configure("q", QueueOptions(ordering=ordering))
+        await push(queues, "q", 1)
+        await complete(queues, await pop(queues, "q"))
+        path = SCHEMA.search_path("penstock")
+        removing = await asyncpg.connect(database_url, server_settings={"search_path": path})
+        await removing.execute("DELETE FROM messages; UPDATE partitions SET emptied_at = now()")
+        async with removing.transaction():
+            await removing.fetch("SELECT queue_tidy(clock_timestamp() + interval '1 hour', 100)")
+            await queues.pop(PopRequest(queue="q", group="late", subscription_mode=start))
+            cursors = (
+                "SELECT 1 FROM cursors c JOIN groups g ON g.id = c.group_id WHERE name = 'late'"
+            )
+            assert await queues.database.fetch(cursors), "it saw the partition"
+        await removing.close()
+        assert values(await pop(queues, "q", group="late")) == []
+        assert not await queues.database.fetch(cursors)
+        await push(queues, "q", 2)
+        assert values(await pop(queues, "q", group="late")) == [2]
+
+    run(database_url, body)

@@ -14,7 +14,6 @@ what it must get, it gets; what it must not, it does not.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +25,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock.queues.schema import SCHEMA
+from tests.support.form import SOAK, pick
 
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 ACTORS = 4
 PARTITIONS = ["p", "q"]
 GROUPS = ["__QUEUE_MODE__", "a", "b", "c"]
@@ -502,7 +501,7 @@ def test_every_group_gets_what_it_is_owed_whatever_overlaps(database_url: str) -
     actors, monitor = runner.run(open_all())
 
     @settings(
-        max_examples=3000 if SOAK else 50,
+        max_examples=pick(short=15, usual=50, soak=3000),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         print_blob=True,

@@ -25,9 +25,10 @@ from penstock.queues import Item, PopRequest, Queues
 from penstock.queues import catalog as catalog_module
 from penstock.queues.dead import Which
 from penstock.queues.messages import MessageFilter
-from tests.conftest import SOAK, fresh_database
+from tests.conftest import fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.broker import BrokerProcess
+from tests.support.form import SOAK
 
 pytestmark = [
     pytest.mark.xdist_group("many-partitions"),

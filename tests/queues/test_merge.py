@@ -87,7 +87,7 @@ def test_what_is_cancelled_before_it_is_sent_is_not_and_whoever_intercepts_it_he
     async def body() -> None:
         merging = merger(call)
         gone, stays = merging.submit(0), merging.submit(1)
-        gone.intercept(lambda pending, outcome: bool(seen.append((pending.request, outcome))))
+        gone.intercept = lambda pending, outcome: bool(seen.append((pending.request, outcome)))
         gone.cancel()
         assert await stays == "1"
         assert sent == [1]

@@ -8,7 +8,6 @@ counted.
 
 import asyncio
 import itertools
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +27,12 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
 from penstock.queues.dead import Which
 from tests.queues.support import expire_leases, running
+from tests.support.form import SOAK, pick
 
 GROUPS = ["__QUEUE_MODE__", "a", "b"]
 PARTITIONS = ["p", "q", "r"]
 NUMBERS = itertools.count()
 HEADERS = st.sampled_from([None, None, b'{"a":"b"}', b'{"tenant":"\xc3\xa9"}'])
-SOAK = os.environ.get("PENSTOCK_SOAK") == "1"
 
 
 @dataclass
@@ -516,7 +515,7 @@ def test_any_history_agrees_with_the_model(database_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=400 if SOAK else 10,
+            max_examples=pick(short=3, usual=10, soak=400),
             stateful_step_count=60 if SOAK else 25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

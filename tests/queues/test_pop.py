@@ -385,7 +385,8 @@ def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_only(
 
         async def blocks(back: timedelta) -> int:
             """Pages an empty pop looks at that goes so far back."""
-            ((group, floor),) = queues._exchanger.floors.items()
+            ((group, scan),) = queues._exchanger.scans.items()
+            floor = scan.floor
             ((plan,),) = await queues.database.fetch(
                 f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {exchange.SQL}",
                 *(*exchange.NO_LEASES, *exchange.NO_ACKS),

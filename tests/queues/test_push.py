@@ -100,7 +100,7 @@ def test_large_pushes_share_no_call_however_few_they_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
-    monkeypatch.setattr(pushing, "HEAVY", 100)
+    monkeypatch.setattr(pushing, "HEAVY_BYTES", 100)
 
     async def body(queues: Queues) -> None:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))

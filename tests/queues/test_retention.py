@@ -1,5 +1,7 @@
 """What is deleted for its age, and what is not."""
 
+import pytest
+
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
 from tests.queues.support import (
@@ -120,5 +122,28 @@ def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(database_ur
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 1
         assert values(await pop(queues, "q")) == ["fresh"]
         assert (await queues.status.queue("q")).counts.total == 3
+
+    run(database_url, body)
+
+
+@pytest.mark.parametrize("deleted", [2, 4])
+def test_retention_of_leased_messages_does_not_hold_up_their_partition(
+    database_url: str, deleted: int
+) -> None:
+    async def body(queues: Queues) -> None:
+        options = QueueOptions(retention_enabled=True, retention_seconds=3600)
+        await queues.admin.configure("q", options)
+        await push(queues, "q", *range(4))
+        popped = await pop(queues, "q")
+        await queues.database.fetch(
+            "UPDATE messages SET created_at = created_at - interval '2 hours' WHERE seq <= $1",
+            deleted,
+        )
+        assert await queues.upkeep.retain() == deleted
+        await push(queues, "q", "next")
+        acked = await answer(queues, popped.messages)
+        assert [one.error for one in acked[:deleted]] == ["Message not found"] * deleted
+        assert all(one.success for one in acked[deleted:])
+        assert values(await pop(queues, "q")) == ["next"]
 
     run(database_url, body)

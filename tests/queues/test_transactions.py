@@ -1,11 +1,13 @@
 """Push and acknowledge together, and beside others."""
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 import asyncpg
 
+from penstock.errors import Busy
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
@@ -17,6 +19,7 @@ from tests.queues.support import (
     running,
     values,
 )
+from tests.support.form import pick
 
 
 def _ack(message: Any) -> Ack:
@@ -107,7 +110,7 @@ def test_a_transaction_needs_one_connection_even_when_all_was_forgotten(database
 
 
 def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
-    database_url: str, soak: bool
+    database_url: str,
 ) -> None:
     async def body() -> None:
         async with running(database_url) as one, running(database_url) as two:
@@ -116,7 +119,7 @@ def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
             )
             partitions = [f"p{n}" for n in range(6)]
             await one.push([Item("q", b"{}", p) for p in partitions])
-            until = time.monotonic() + (20 if soak else 2)
+            until = time.monotonic() + pick(short=0.7, usual=2, soak=20)
 
             async def worker(queues: Queues, seed: int) -> None:
                 turn = seed
@@ -142,7 +145,8 @@ def test_pushes_acks_and_transactions_over_the_same_partitions_never_deadlock(
                     else:
                         await queues.ack(acks[::-1])
                     if turn % 5 == 0:
-                        await queues.groups.listing(queue="q")
+                        with contextlib.suppress(Busy):  # on a machine that has no time
+                            await queues.groups.listing(queue="q")
                         await queues.upkeep.roll_up()
 
             await asyncio.gather(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import guard
-from tests.support.wait import until
+from tests.support.wait import DATABASE_TIMEOUT, until
 
 START_TIMEOUT = 90
 
@@ -36,6 +36,7 @@ class BrokerProcess:
         self._arguments = ["--data-dir", str(data_dir)]
         if database_url:
             self._arguments += ["--database-url", database_url]
+            settings.setdefault("database__acquire_timeout", DATABASE_TIMEOUT)
         for name, value in settings.items():
             self._arguments += ["--set", f"{name.replace('__', '.')}={value}"]
         self._env = {**os.environ, **(env or {})}

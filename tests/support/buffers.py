@@ -28,7 +28,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed
-from tests.support.wait import eventually
+from tests.support.wait import DATABASE_TIMEOUT, eventually
 
 
 class Store:
@@ -192,7 +192,12 @@ async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buff
 
 @asynccontextmanager
 async def real(
-    url: str, directory: Path, *, acquire_timeout: float = 0.5, key: str = "", **settings: Any
+    url: str,
+    directory: Path,
+    *,
+    acquire_timeout: float = DATABASE_TIMEOUT,
+    key: str = "",
+    **settings: Any,
 ) -> AsyncIterator[Buffer]:
     """A started buffer over the real engine on a real PostgreSQL; the engine is `buffer._queues`."""
     settings = {"free_space_reserve": 0, **settings}

@@ -21,7 +21,7 @@ from penstock.wire.tls import Certificate
 
 def run(
     body: Callable[[], Awaitable[None]],
-    limit: float = 30.0,
+    limit: float = 120.0,
     loop: Callable[[], Any] = uvloop.new_event_loop,
 ) -> None:
     """Run an async test body on the loop the broker runs on, with a limit."""

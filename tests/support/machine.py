@@ -6,8 +6,12 @@ suite's time. `make soak` stays on the disk, and so does everything when TMPDIR 
 
 Programs that tests start find our modules compiled, also where PYTHONDONTWRITEBYTECODE keeps the
 tree clean: that is half of a broker's start.
+
+The system's certificates are read once in a process: httpx reads them for every client, which takes
+longer than most requests to a broker, and hardly any of those is encrypted.
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -23,6 +27,13 @@ def cache_bytecode() -> None:
         sys.dont_write_bytecode = False
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = f"{sys.prefix}/pycache"
+
+
+def share_certificates() -> None:
+    """Let all clients of httpx have one TLS context of each kind."""
+    from httpx._transports import default
+
+    default.create_ssl_context = functools.cache(default.create_ssl_context)
 
 
 def files_in_memory() -> bool:

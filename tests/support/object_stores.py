@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import httpx
-from moto.server import ThreadedMotoServer
 
 from tests.support import guard
 from tests.support.wait import until
@@ -33,6 +32,8 @@ CREDENTIALS = {
 @contextmanager
 def s3_server() -> Iterator[str]:
     """The address of a server with an empty bucket."""
+    from moto.server import ThreadedMotoServer  # half a second
+
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

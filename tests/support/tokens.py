@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import get_default_algorithms
 
 SECRET = "a secret of thirty-two bytes or more"
+DAY = 86_400.0  # tokens made when a module is imported are used much later on a slow machine
 ISSUER, AUDIENCE = "https://issuer.test", "penstock"
 
 
@@ -52,7 +53,7 @@ def token(
     role: str | None = "admin",
     subject: str | None = "alice",
     *,
-    lifetime: float | None = 600.0,
+    lifetime: float | None = DAY,
     **claims: Any,
 ) -> str:
     """Signed with the secret, for the issuer and audience above."""
@@ -62,7 +63,7 @@ def token(
 def claims_of(
     role: str | None = "admin",
     subject: str | None = "alice",
-    lifetime: float | None = 600.0,
+    lifetime: float | None = DAY,
     **claims: Any,
 ) -> dict[str, Any]:
     result = {"sub": subject, "role": role, "iss": ISSUER, "aud": AUDIENCE, **claims}

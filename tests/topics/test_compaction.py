@@ -4,7 +4,6 @@ a mixture.
 
 import asyncio
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -44,11 +43,11 @@ from penstock.topics.topic import Topic
 from penstock.wire.feed import Chunk, Feeds
 from tests.support.compact_process import key_of, latest, payload_of
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
+from tests.support.form import SOAK, pick
 from tests.support.served import serving
 from tests.support.topics import Clock, bits, castagnoli, everything, run, running
 from tests.support.wait import eventually
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 ROOT = Path("/data")
 ME = b"producer-of-test"
 
@@ -86,7 +85,7 @@ Step = st.one_of(
 
 @given(st.lists(Step, min_size=3, max_size=25))
 @example([[(0, False)], "roll", [(0, False), (0, False)], "roll", [(0, False)], 1])
-@settings(max_examples=400 if SOAK else 40, deadline=None)
+@settings(max_examples=pick(short=15, usual=40, soak=400), deadline=None)
 def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(steps: list[Any]) -> None:
     """Against a dict: offset -> (payload, time), with superseded records and old tombstones taken
     out by hand.
@@ -244,7 +243,7 @@ def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) ->
                     if (swaps >= (200 if SOAK else 10) and min(rounds) > 5) or errors:
                         stop.set()
                         return
-                    await eventually(lambda: len(topic.segments) > 3)
+                    await eventually(lambda: len(topic.segments) > 3, 50)
                     sealed = topic.segments[:-1]
                     keep = latest(
                         [record for record in everything(topic) if record[0] < sealed[-1].end]
@@ -294,7 +293,7 @@ async def swap_with_a_fault(
 def test_a_crash_at_any_call_of_a_swap_leaves_the_old_or_the_new_segments(how: How) -> None:
     async def body() -> None:
         outcomes = set()
-        for n in count(1):
+        for n in count(1, pick(short=4, usual=1, soak=1)):
             fs = FaultyFs()
             async with running(ROOT, fs=fs) as store:
                 done = await swap_with_a_fault(store, fs, n, errno.EIO, forever=True)
@@ -331,7 +330,7 @@ def test_a_crash_at_any_call_of_a_swap_leaves_the_old_or_the_new_segments(how: H
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_one_failing_call_of_a_swap_is_survived_without_a_restart(code: int) -> None:
     async def body() -> None:
-        for n in count(1):
+        for n in count(1, pick(short=4, usual=1, soak=1)):
             fs = FaultyFs()
             async with running(ROOT, fs=fs) as store:
                 done = await swap_with_a_fault(store, fs, n, code, forever=False)
@@ -584,6 +583,7 @@ def test_files_are_not_read_in_the_middle_of_a_swap(
     timer.join()
 
 
+@pytest.mark.chaos
 def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Path) -> None:
     unfinished = 0
     for kill in range(25 if SOAK else 3):

@@ -5,7 +5,6 @@ once.
 import asyncio
 import contextlib
 import errno
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +21,9 @@ from penstock.log.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
+from tests.support.form import SOAK, pick
 from tests.support.topics import everything, run, running
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 ROOT = Path("/data")
 SETTINGS = {"segment_bytes": 400, "fsync_interval": 0.0005, "retention_interval": 3600.0}
 
@@ -124,7 +123,7 @@ def readable(topic: Topic) -> list[tuple[int, bytes]]:
 
 async def at_every_call(attempt: Callable[[int], Awaitable[bool]], least: int) -> None:
     """Call `attempt` with 1, 2, 3, ... until a run ended before its fault came up."""
-    for n in count(1):
+    for n in count(1, pick(short=5, usual=1, soak=1)):
         try:
             if await attempt(n):
                 break
@@ -205,7 +204,7 @@ def test_a_killed_process_loses_nothing_acknowledged(policy: str) -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_knows_of(how: How) -> None:
     async def body() -> None:
-        for n in range(1, 160, 1 if SOAK else 5):
+        for n in range(1, 160, pick(short=11, usual=5, soak=1)):
             fs, ledger = FaultyFs(), Ledger()
             await crashed(fs, ledger, n, "interval")
             try:
@@ -317,7 +316,7 @@ def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
         await reopen(fs.crash(random, random.choice(HOWS)), ledgers[0], True, fsync="group")
 
     async def body() -> None:
-        for seed in range(200 if SOAK else 15):
+        for seed in range(pick(short=5, usual=15, soak=200)):
             try:
                 await asyncio.wait_for(attempt(seed), 30)
             except AssertionError as error:

@@ -3,7 +3,6 @@ the rest reported.
 """
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -19,9 +18,9 @@ from penstock.log.producers import Producer
 from penstock.log.verify import verify
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
+from tests.support.form import pick
 from tests.support.topics import run, running
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
 ROOT = Path("/data")
 FIRST = "00000000000000000000"
@@ -186,6 +185,22 @@ def test_damage_is_never_silent(
     run(body())
 
 
+def far_away(path: Path) -> None:
+    """The first row points behind the end of any file."""
+    data = path.read_bytes()
+    path.write_bytes(data[:15] + b"\x80" + data[16:])
+
+
+def test_an_index_that_points_behind_any_file_is_rebuilt(pristine: Path, tmp_path: Path) -> None:
+    data = damaged(pristine, tmp_path / "data", f"index-{0:020d}.idx", far_away)
+
+    async def body() -> None:
+        async with running(data) as store:
+            assert list(readable(store.require("t")).values()) == PAYLOADS
+
+    run(body())
+
+
 def test_the_archived_mark_that_cannot_be_read_protects_everything(
     pristine: Path, tmp_path: Path
 ) -> None:
@@ -206,7 +221,7 @@ def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path) -
     missed = []
     for path in sorted(topic.iterdir()):
         data = path.read_bytes()
-        for i in range(0, len(data), 1 if SOAK else 13):
+        for i in range(0, len(data), pick(short=31, usual=13, soak=1)):
             path.write_bytes(data[:i] + bytes([data[i] ^ (1 << i % 8)]) + data[i + 1 :])
             report = verify(topic)
             if report.sound or path.name not in {finding.file for finding in report.findings}:
@@ -261,7 +276,7 @@ def test_a_roll_that_was_interrupted_is_no_damage() -> None:
     run(body())
 
 
-@settings(max_examples=400 if SOAK else 30, deadline=None)
+@settings(max_examples=pick(short=10, usual=30, soak=400), deadline=None)
 @given(data=st.data())
 def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
     pristine: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -13,6 +13,7 @@ from penstock.errors import Conflict, InvalidOffset, InvalidRequest, NotFound
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
+from tests.support.form import pick
 from tests.support.topics import Clock, castagnoli, run, running
 
 
@@ -213,7 +214,7 @@ def test_golden_line_of_the_journal(tmp_path: Path) -> None:
     run(body())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=pick(short=20, usual=60, soak=600), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["lease", "complete", "release", "wait"]), st.integers(1, 7)),

@@ -6,7 +6,6 @@ are not given again. The one exception is the newest commit of a broker that was
 cannot tell whether it was answered, so it is dropped with a word in the log.
 """
 
-import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +25,9 @@ from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs, Inode
+from tests.support.form import SOAK, pick
 from tests.support.topics import run, running
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
 NEWEST = 55  # the first offset of the last commit
 ROOT = Path("/data")
@@ -78,8 +77,8 @@ def empty(path: Path) -> None:
 
 
 # How much of a file is left; None: it was deleted.
-SHARES: tuple[float | None, ...] = (
-    (None, 0.0, 0.02, 0.3, 0.67, 0.95, 0.99) if SOAK else (None, 0.3, 0.95)
+SHARES: tuple[float | None, ...] = pick(
+    short=(None, 0.3), usual=(None, 0.3, 0.95), soak=(None, 0.0, 0.02, 0.3, 0.67, 0.95, 0.99)
 )
 
 
@@ -143,7 +142,7 @@ def in_memory(files: dict[str, bytes]) -> FaultyFs:
     return fs
 
 
-@pytest.mark.timeout(1200 if SOAK else 120)
+@pytest.mark.timeout(1200 if SOAK else 300)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_nothing_is_lost_in_silence(endings: dict[str, Path], ending: str) -> None:
     whole = {path.name: path.read_bytes() for path in (endings[ending] / "t").iterdir()}

@@ -28,9 +28,9 @@ from penstock.log.layout import (
 )
 from penstock.log.recovery import create_files
 from penstock.protocol.ids import uuid7
+from tests.support.form import SOAK
 from tests.support.topics import everything, run, running
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 RECORD = np.dtype([*HEADER_TYPE.descr, ("payload", "S8")])
 
 

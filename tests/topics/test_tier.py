@@ -29,6 +29,7 @@ from penstock.topics.tier.upload import upload
 from penstock.topics.tier.verify import verify_tier
 from penstock.topics.topic import Topic
 from tests.export.making import exports
+from tests.support.form import pick
 from tests.support.object_stores import (
     BUCKET,
     CREDENTIALS,
@@ -855,7 +856,7 @@ def test_a_prefix_may_have_odd_characters(tmp_path: Path, s3_address: str, prefi
 
 
 def test_a_crash_before_any_write_to_the_store_leaves_no_hole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uploads, the swap of a compaction, retention, garbage, a deletion: whichever write is the
     first that fails, the manifests name only what is there, the owner goes on where it was, and
@@ -920,7 +921,7 @@ def test_a_crash_before_any_write_to_the_store_leaves_no_hole(
         for method in ("write", "put_if", "delete"):
             counted(method)
         last = 1 << 30
-        for first in range(3, 200, 1 if soak else 5):  # three make it the owner
+        for first in range(3, 200, pick(short=15, usual=5, soak=1)):  # three make it the owner
             directory = tmp_path / str(first)
             directory.mkdir()
             address = f"file://{directory}/store"

@@ -4,7 +4,6 @@ is well.
 
 import asyncio
 import errno
-import os
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +24,11 @@ from penstock.errors import (
 from penstock.log.producers import Producer
 from penstock.log.verify import verify
 from tests.support.faults import FaultyFs
+from tests.support.form import pick
 from tests.support.topics import Clock, bits, everything, run, running
 from tests.support.wait import eventually
 
 ME = b"producer-of-test"
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 
 
 def test_appends_of_one_tick_share_a_commit(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_under_always_every_append_is_its_own_commit(tmp_path: Path) -> None:
     run(body())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=pick(short=15, usual=40, soak=400), deadline=None)
 @given(st.lists(st.binary(max_size=600), min_size=1, max_size=40))
 def test_arrays_and_lists_are_laid_out_alike(
     tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes]
@@ -466,7 +465,7 @@ Operation = st.one_of(
 )
 
 
-@settings(max_examples=300 if SOAK else 30, deadline=None)
+@settings(max_examples=pick(short=10, usual=30, soak=300), deadline=None)
 @given(
     st.lists(Operation, max_size=25),
     st.sampled_from(["group", "interval", "never"]),

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -138,7 +139,7 @@ def test_an_error_over_http_is_the_same_in_our_clients(
     async def ask() -> None:
         brokers = Brokers([url], patience=0.0)
         try:
-            await brokers.json("POST", "/topics/t", again=False)
+            await brokers.json(dict[str, Any], "POST", "/topics/t")
         finally:
             await brokers.close()
 

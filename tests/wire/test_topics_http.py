@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,12 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.form import SOAK, pick
 from tests.support.http import Reply, Wire, connected, get, post, request, run
 from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
-
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 
 
 def over_http(
@@ -470,7 +468,7 @@ def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None
 
 
 def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> None:
-    count = 10_000 if SOAK else 500
+    count = pick(short=150, usual=500, soak=10_000)
 
     async def body(served: Served, wire: Wire) -> None:
         await served.topics.create("t")

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,12 +17,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.wire.tls import Certificate
 from penstock.wire.websocket import session
 from tests.support.certificates import certificate
+from tests.support.form import SOAK, pick
 from tests.support.http import run
 from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
 
-SOAK = bool(os.environ.get("PENSTOCK_SOAK"))
 Body = Callable[[Served, "Talk"], Awaitable[None]]
 
 
@@ -420,7 +419,7 @@ def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
 
 
 def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -> None:
-    count = 10_000 if SOAK else 500
+    count = pick(short=150, usual=500, soak=10_000)
     hello = (
         b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"

@@ -28,7 +28,7 @@ from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # files at a time
 JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
-Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes known of so far
+Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
 def create(
@@ -62,7 +62,7 @@ class _Backup:
         self._manifest = Manifest(__version__, _now())
         self.tier: ObjectStore | None = None  # what lies there is copied
         self._copied = 0  # bytes
-        self._known = 0  # bytes that are to be copied, as far as that is known
+        self._expected = 0  # bytes that are to be copied, as far as they were seen
 
     def run(self) -> Manifest:
         config = self._config
@@ -134,7 +134,7 @@ class _Backup:
         del snapshot.small[TIER]  # it has everything itself
 
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
-        self._known += sum(file.size for file in files.values())
+        self._expected += sum(file.size for file in files.values())
         with ThreadPoolExecutor(COPIES) as pool:
             done = [
                 pool.submit(self._write, f"{prefix}/{name}", file.parts())
@@ -154,7 +154,7 @@ class _Backup:
                 checksum = crc32c(part, checksum)
                 self._copied += len(part)
                 if self._progress:
-                    self._progress(name, self._copied, max(self._known, self._copied))
+                    self._progress(name, self._copied, max(self._expected, self._copied))
                 yield part
 
         self._place.write(name, counted())

@@ -65,10 +65,6 @@ class TopicSnapshot:
     small: dict[str, bytes] = field(default_factory=dict)
     files: dict[str, OpenFile] = field(default_factory=dict)
 
-    @property
-    def bytes(self) -> int:
-        return sum(file.size for file in self.files.values())
-
     def __enter__(self) -> "TopicSnapshot":
         return self
 

@@ -10,7 +10,7 @@ then go to the database directly. Waiting pushes keep their order.
 import asyncio
 from collections import deque
 
-FIRST = 1000  # admitted at once: a short outage passes unnoticed
+FIRST_EVENTS = 1000  # admitted at once: a short outage passes unnoticed
 SHARE = 0.5
 
 
@@ -28,7 +28,7 @@ class Admission:
         return len(self._line)
 
     def begin(self) -> None:
-        self._replaying, self._closing, self._credit = True, False, FIRST
+        self._replaying, self._closing, self._credit = True, False, FIRST_EVENTS
 
     def close(self) -> None:
         """The next pass is the last: admit nobody until it is over."""
@@ -54,9 +54,13 @@ class Admission:
         """True: go behind the backlog. False: things have changed, look again."""
         if not self._replaying:
             return True
-        if not self._closing and not self._line and (events <= self._credit or events > FIRST):
+        if (
+            not self._closing
+            and not self._line
+            and (events <= self._credit or events > FIRST_EVENTS)
+        ):
             self._credit -= events
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._line.append((min(events, FIRST), waiter))
+        self._line.append((min(events, FIRST_EVENTS), waiter))
         return await waiter

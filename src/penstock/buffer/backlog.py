@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.buffer.files import KINDS, Kind, Name
+from penstock.log.fs import Fs
 from penstock.queues.types import Item
 
 Key = tuple[str, str]  # queue, partition
@@ -36,6 +37,12 @@ class BufferFile:
     keys: set[Key] | None = field(default_factory=set)
     done: int = 0  # events replayed so far, for the progress shown
     troubles: int = 0  # times the disk failed us during its replay
+
+    def complete(self, fs: Fs) -> None:
+        """Take the name of a file that is not written any more. Blocks."""
+        path = self.path.with_name(str(self.name.complete))
+        fs.rename(self.path, path)
+        self.name, self.path = self.name.complete, path
 
 
 class Backlog:

@@ -146,9 +146,7 @@ class Buffer:
             self._scan = asyncio.create_task(self._look_into_files())
 
     async def stop(self) -> None:
-        """Commit what waits for QoS 0, complete the files, let go of them; the next start replays
-        what is left.
-        """
+        """Commit QoS 0, complete the files and let go of them; the next start replays the rest."""
         await self.qos0.flush()
         self._stopping = True
         self._wake.set()
@@ -186,9 +184,7 @@ class Buffer:
         return PendingPush(items).run(self._push_behind(items))
 
     async def push_lines(self, data: bytes) -> list[Pushed]:
-        """Store the events of lines from a buffer file, of this broker or another one that has the
-        same keys.
-        """
+        """Store the events of lines from a buffer file of a broker with the same keys."""
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
             line = window.bad[0] if window.bad else window.torn
@@ -196,9 +192,7 @@ class Buffer:
         return await self.push(self._queues.opened(window.items))
 
     async def wait_until_drained(self, items: list[Item]) -> None:
-        """Return when nothing older of their partitions waits here: a transaction stores these,
-        past the buffer.
-        """
+        """Return when nothing older of their partitions waits here, for a transaction."""
         give_up = self._loop.time() + DRAIN_SECONDS
         while True:
             if self.maintenance.push:
@@ -236,13 +230,11 @@ class Buffer:
     def _push_directly(self, items: list[Item]) -> PendingPush:
         pending = self._queues.push(items)  # an item that is wrong is refused here
         self._in_flight += 1
-        pending.intercept(self._pushed)
+        pending.intercept = self._pushed
         return pending
 
     def _pushed(self, pending: PendingPush, outcome: list[Pushed] | BaseException) -> bool:
-        """A direct push has its outcome. One that may be in the database or not goes to the file:
-        replay will find out.
-        """
+        """A direct push has its outcome. An unknown one goes to the file: replay will find out."""
         try:
             unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
             if not unknown or pending.cancelled():
@@ -322,9 +314,7 @@ class Buffer:
         return written
 
     async def _wait_for_in_flight(self) -> None:
-        """Let the pushes that were in flight when the database went down reach the file before this
-        one.
-        """
+        """Let pushes that the outage met in flight reach the file before this one."""
         if not self._none_in_flight.is_set():
             try:
                 async with asyncio.timeout(IN_FLIGHT_SECONDS):
@@ -358,9 +348,7 @@ class Buffer:
         self._wake.set()
 
     async def _work(self) -> None:
-        """Replay when there is something to replay, with growing pauses while that fails; adopt;
-        retry.
-        """
+        """Replay, with growing pauses while that fails; adopt; retry."""
         pause = shortest = self._settings.flush_ms / 1000
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
@@ -394,9 +382,7 @@ class Buffer:
         return len(self.backlog.files) + self.journal.events
 
     async def _drain(self) -> bool:
-        """Replay everything, in order, until nothing is held; False when the database went down
-        meanwhile.
-        """
+        """Replay everything in order until nothing is held; False: the database went down."""
         self.admission.begin()
         try:
             while self._up:
@@ -521,9 +507,7 @@ def _buffered(items: list[Item]) -> list[Pushed]:
             item.queue,
             item.partition,
             item.transaction_id or "",
-            None,
-            "",
-            item.trace_id,
+            trace_id=item.trace_id,
         )
         for item in items
     ]

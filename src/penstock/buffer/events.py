@@ -20,9 +20,7 @@ Encode = Callable[[Iterable[Item]], list[bytes]]  # `encode`, of items as they m
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
-    """A line per item. Every item must have its transaction id by now. InvalidRequest when a
-    payload is no JSON.
-    """
+    """A line per item, which has its transaction id. InvalidRequest: a payload is no JSON."""
     lines = [buffer_lines.encode(_event(item)) for item in items]
     try:  # cheap, and the only moment at which a line that cannot be read back can still be refused
         readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)

@@ -10,7 +10,7 @@ else waits for these events.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,21 +43,17 @@ class FailedFile:
     due: float  # on the monotonic clock
     pause: float
     reason: str  # of its first event
+    done: int = 0  # events tried so far
 
 
 class Failed:
     """The files in failed/ that are ours."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._directory = storage.directory / FAILED
         self._fs = storage.fs
         self._encode = storage.encode
         self._interval = storage.settings.retry_interval
-        self._clock = clock
         self.files: dict[str, FailedFile] = {}
 
     @property
@@ -80,7 +76,7 @@ class Failed:
             if name and name.tag in wanted and text not in self.files:
                 path = self._directory / text
                 reason = self._reason_beside(path)
-                self._add(name, path, count_events(self._fs, path), self._clock(), reason)
+                self._add(name, path, count_events(self._fs, path), time.monotonic(), reason)
 
     def _reason_beside(self, path: Path) -> str:
         """Why the first event of a failed file was refused. Blocks."""
@@ -91,9 +87,7 @@ class Failed:
         return lines[0].decode(errors="replace") if lines else "unknown"
 
     def write(self, name: Name, refusals: list[Refusal]) -> None:
-        """Put the refused events of the buffer file `name` aside, durably. Twice is the same as
-        once. Blocks.
-        """
+        """Set refused events of the file `name` aside, durably. Idempotent. Blocks."""
         path = self._directory / str(name.complete)
         reasons = path.with_name(path.name + ".error")
         if not refusals:
@@ -107,7 +101,7 @@ class Failed:
             b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
         )
         self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
-        due = self._clock() + self._interval
+        due = time.monotonic() + self._interval
         self._add(name.complete, path, len(refusals), due, refusals[0].error)
 
     def _add(self, name: Name, path: Path, events: int, due: float, reason: str) -> None:
@@ -118,7 +112,7 @@ class Failed:
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
         """The files to try again, oldest first."""
-        moment = self._clock()
+        moment = time.monotonic()
         return sorted(
             (file for file in self.files.values() if now or file.due <= moment),
             key=lambda file: str(file.name),
@@ -132,20 +126,10 @@ class Failed:
     def postpone(self, file: FailedFile) -> None:
         """It was tried and did not go in as a whole."""
         file.pause = min(file.pause * 2, max(MAX_RETRY_SECONDS, self._interval))
-        file.due = self._clock() + file.pause
+        file.due = time.monotonic() + file.pause
 
 
 def _reason(number: int, refusal: Refusal) -> bytes:
-    item = refusal.item
-    return (
-        msgspec.json.encode(
-            {
-                "line": number,
-                "queue": item.queue,
-                "partition": item.partition,
-                "transaction_id": item.transaction_id,
-                "error": refusal.error,
-            }
-        )
-        + b"\n"
-    )
+    names = ("queue", "partition", "transaction_id")
+    event = {name: getattr(refusal.item, name) for name in names}
+    return msgspec.json.encode({"line": number} | event | {"error": refusal.error}) + b"\n"

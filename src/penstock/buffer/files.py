@@ -138,10 +138,6 @@ class OwnerLock:
             return False
         return os.fstat(fd).st_ino == there.st_ino
 
-    @property
-    def held(self) -> bool:
-        return self._fd is not None
-
     def release(self, *, remove: bool) -> None:
         """Give the tag up; `remove` when no file of it is left."""
         if self._fd is not None:

@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeVar
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
 from penstock.buffer.events import size_of
@@ -28,7 +27,6 @@ from penstock.log.fs import File
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -38,24 +36,26 @@ class Submission:
     done: asyncio.Future[None]
 
 
+@dataclass(slots=True, eq=False)
+class Active:
+    """The file that is being written."""
+
+    file: BufferFile
+    handle: File
+    synced: int = 0  # bytes known to be durable
+
+
 class Journal:
     """The active failover file. All file access is serialised by `_lock` and runs in the pool."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        backlog: Backlog,
-        namer: Namer,
-    ) -> None:
+    def __init__(self, storage: Storage, backlog: Backlog, namer: Namer) -> None:
         self._storage = storage
         self._directory = storage.directory
         self._fs = storage.fs
         self._backlog = backlog
         self._namer = namer
         self._per_file = storage.settings.events_per_file
-        self._active: BufferFile | None = None
-        self._file: File | None = None
-        self._synced = 0  # bytes of the active file known to be durable
+        self._active: Active | None = None
         self._waiting: deque[Submission] = deque()
         self._unwritten = 0
         self._writing: asyncio.Task[None] | None = None
@@ -66,12 +66,12 @@ class Journal:
 
     @property
     def files(self) -> list[BufferFile]:
-        """The active file and those on their way from it to the backlog: none is missing while it
-        goes from one to the other.
-        """
+        """The active file and those on their way to the backlog: none is ever missing."""
         active = self._active  # before the others: the pool moves it there
         completed = list(self._completed)
-        return completed if active is None or active in completed else [*completed, active]
+        return (
+            completed if active is None or active.file in completed else [*completed, active.file]
+        )
 
     @property
     def events(self) -> int:
@@ -79,9 +79,7 @@ class Journal:
         return self._unwritten + sum(file.events for file in self.files)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
-        """Queue events for the file; the future is done when they are durable. Their partitions are
-        held from now.
-        """
+        """Queue events; the future is done when they are durable. Holds their partitions."""
         if self._closed:
             raise Unavailable("the broker is stopping")
         lines, keys = self._storage.encode(items), keys_of(items)
@@ -160,9 +158,8 @@ class Journal:
 
     def _commit(self, batch: list[Submission]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]
-        total = size_of(lines)
-        self._storage.reserve(total)
-        if self._active and self._active.events + len(lines) > self._per_file:
+        self._storage.reserve(size_of(lines))
+        if self._active and self._active.file.events + len(lines) > self._per_file:
             self._complete()
         try:
             return self._append(lines)
@@ -172,68 +169,56 @@ class Journal:
             return self._append(lines)
 
     def _append(self, lines: list[bytes]) -> BufferFile:
-        if self._active is None:
-            self._open()
-        assert self._active
-        assert self._file
-        self._file.append(lines)
+        active = self._active = self._active or self._open()
+        active.handle.append(lines)
         try:
-            self._file.sync()
+            active.handle.sync()
         except StorageFull:
             self._abandon()
             raise
-        self._synced = self._file.size
-        self._active.events += len(lines)
-        self._active.size = self._file.size
-        return self._active
+        active.synced = active.file.size = active.handle.size
+        active.file.events += len(lines)
+        return active.file
 
-    def _open(self) -> None:
+    def _open(self) -> Active:
         name = self._namer.next("failover")
         path = self._directory / str(name)
-        self._file = self._fs.open(path, create=True)
+        handle = self._fs.open(path, create=True)
         try:
             self._fs.sync_dir(self._directory)
         except StorageError:
-            self._file.close()
-            self._file = None
+            handle.close()
             self._fs.remove(path)
             raise
-        self._active = BufferFile(name, path)
-        self._synced = 0
+        return Active(BufferFile(name, path), handle)
 
     def _complete(self) -> None:
-        """Rename the active file. Its content is durable already; a file that keeps its .tmp is
-        replayed as well.
-        """
-        if self._active is None or self._active.events == 0:
+        """Rename the active file, which is durable. One that keeps its .tmp is replayed as well."""
+        active = self._active
+        if active is None or active.file.events == 0:
             return
-        active, complete = self._active, self._active.name.complete
         try:
-            self._fs.rename(active.path, self._directory / str(complete))
-            active.name, active.path = complete, self._directory / str(complete)
+            active.file.complete(self._fs)
             self._fs.sync_dir(self._directory)
         except StorageError as error:
-            log.warning("%s: it is replayed as %s", error, active.name)
-        self._completed.append(active)
-        self._release_file()
+            log.warning("%s: it is replayed as %s", error, active.file.name)
+        self._release(active)
 
     def _abandon(self) -> None:
         """The active file takes no more writes: what was durable in it stays, the rest goes."""
-        if self._active is None or self._file is None:
-            return
         active = self._active
+        if active is None:
+            return
         try:
-            self._file.truncate(self._synced)
+            active.handle.truncate(active.synced)
         except StorageError as error:
             log.error("%s: events written twice are recognised at replay", error)
-        if active.events:
-            self._completed.append(active)
-        self._release_file()
-        if not active.events:
-            self._fs.remove(active.path)
+        self._release(active)
+        if not active.file.events:
+            self._fs.remove(active.file.path)
 
-    def _release_file(self) -> None:
-        assert self._file
-        self._file.close()
-        self._file = None
+    def _release(self, active: Active) -> None:
+        if active.file.events:
+            self._completed.append(active.file)
+        active.handle.close()
         self._active = None

@@ -41,9 +41,7 @@ class Modes(msgspec.Struct, frozen=True):
 
 
 class PopGate:
-    """Closed while pops are switched off: those that wait for messages are answered with nothing,
-    new ones wait.
-    """
+    """Closed while pops are switched off: those that wait are answered with nothing."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -61,25 +61,21 @@ class Ownership:
 
     def _recovered(self, name: Name) -> BufferFile | None:
         path = self._directory / str(name)
-        size = self._fs.size(path)
-        if size == 0:
+        file = BufferFile(name, path, size=self._fs.size(path), keys=None)
+        if file.size == 0:
             self._fs.remove(path)
             return None
-        events = 0
         try:
-            events = count_events(self._fs, path)
+            file.events = count_events(self._fs, path)
             if name.active:
-                complete = self._directory / str(name.complete)
-                self._fs.rename(path, complete)
-                name, path = name.complete, complete
+                file.complete(self._fs)
                 log.info(
                     "Recovered %s of a process that ended without completing it: %d events",
-                    name,
-                    events,
+                    *(file.name, file.events),
                 )
         except StorageFailed as error:
             log.error("%s: replay will try again", error)
-        return BufferFile(name, path, events, size, keys=None)
+        return file
 
     def release_unused(
         self, remaining: Iterable[BufferFile], among: Iterable[str] | None = None

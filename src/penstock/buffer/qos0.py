@@ -22,7 +22,7 @@ from penstock.buffer.events import size_of
 from penstock.buffer.failed import Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
-from penstock.buffer.replay import MERGED, Replay, batches
+from penstock.buffer.replay import BATCHES_PER_CALL, Replay, batches
 from penstock.buffer.storage import Storage
 from penstock.errors import StorageError, StorageFailed, Unavailable
 from penstock.log.fs import File
@@ -30,7 +30,7 @@ from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-LONGEST_MS = 3_600_000  # whatever a request asks for
+MAX_BUFFER_MS = 3_600_000  # whatever a request asks for
 EARLY = 0.8  # of bufferMs: what is committed within it needs no fsync of its own
 
 
@@ -88,10 +88,8 @@ class Qos0:
         """Whether any of these items would overtake an event that waits here."""
         if not (self._flushing or self._growing):
             return False
-        batches = [batch for batch in (self._flushing, self._growing) if batch]
-        return any(
-            (item.queue, item.partition) in batch.keys for batch in batches for item in items
-        )
+        keys = keys_of(items)
+        return any(not keys.isdisjoint(batch.keys) for batch in self.batches)
 
     async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> bool:
         """Write the events to the file; StorageFull or StorageFailed when that is not possible.
@@ -118,7 +116,7 @@ class Qos0:
         batch.keys |= keys_of(items)
         batch.file.events += len(items)
         batch.file.size = batch.handle.size
-        self._schedule(batch, min(buffer_ms, LONGEST_MS) / 1000, buffer_max)
+        self._schedule(batch, min(buffer_ms, MAX_BUFFER_MS) / 1000, buffer_max)
         return True
 
     async def flush(self) -> None:
@@ -207,13 +205,11 @@ class Qos0:
     async def _commit(self, batch: Batch) -> None:
         file, refusals, done = batch.file, list[Refusal](), 0
         try:
-            self._fs.rename(file.path, self._directory / str(file.name.complete))
-            file.name = file.name.complete
-            file.path = self._directory / str(file.name)
+            file.complete(self._fs)
         except StorageError as error:
             log.warning("%s: it resumes as %s", error, file.name)
         try:
-            for part in batches(batch.items, self._settings.max_batch * MERGED):
+            for part in batches(batch.items, self._settings.max_batch * BATCHES_PER_CALL):
                 refusals += await self._replay.insert(part, "qos0")
                 done += len(part)
         except Unavailable:
@@ -228,9 +224,7 @@ class Qos0:
             self._leave(batch, error)
 
     def _leave(self, batch: Batch, error: Exception) -> None:
-        """The events cannot move on: the file they are in waits for its replay like one that a
-        crash left.
-        """
+        """The events cannot move on: their file waits for its replay like one after a crash."""
         log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
         self._backlog.hold(batch.keys)
         self._backlog.transfer(batch.keys, batch.file)
@@ -239,18 +233,13 @@ class Qos0:
     def _sync_later(self, batch: Batch, synced: int) -> None:
         """Called `flush_ms` after a write that nothing made durable since."""
         batch.unsynced = None
-        if batch.done.done() or batch.handle.size == synced:
-            again = synced
-        else:
-            again = batch.handle.size
-            batch.syncing = asyncio.get_running_loop().run_in_executor(
-                self._storage.pool, self._sync, batch
-            )
-        if not batch.done.done():
-            delay = self._settings.flush_ms / 1000
-            batch.unsynced = asyncio.get_running_loop().call_later(
-                delay, self._sync_later, batch, again
-            )
+        if batch.done.done():
+            return
+        loop, size = asyncio.get_running_loop(), batch.handle.size
+        if size != synced:
+            batch.syncing = loop.run_in_executor(self._storage.pool, self._sync, batch)
+        delay = self._settings.flush_ms / 1000
+        batch.unsynced = loop.call_later(delay, self._sync_later, batch, size)
 
     def _sync(self, batch: Batch) -> None:
         try:

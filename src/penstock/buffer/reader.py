@@ -16,7 +16,7 @@ from penstock.buffer.events import decode, decode_all
 from penstock.log.fs import Fs
 from penstock.queues.types import Item
 
-WINDOW = 4 << 20
+WINDOW_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -28,15 +28,13 @@ class Window:
     torn: bytes = b""  # what is left after the last newline of the file
 
 
-def windows(fs: Fs, path: Path, window: int = WINDOW) -> Iterator[Window]:
-    """The file's contents. Blocks: each step reads about `window` bytes (more when a line is
-    longer).
-    """
+def windows(fs: Fs, path: Path) -> Iterator[Window]:
+    """The file's contents, about `WINDOW_BYTES` or one line at a time. Blocks."""
     file = fs.open(path, write=False)
     try:
         position, rest = 0, b""
         while position < file.size:
-            data = file.read_at(position, window)
+            data = file.read_at(position, WINDOW_BYTES)
             if not data:
                 break
             position += len(data)
@@ -78,7 +76,7 @@ def count_events(fs: Fs, path: Path) -> int:
     file = fs.open(path, write=False)
     try:
         count = position = 0
-        while data := file.read_at(position, WINDOW):
+        while data := file.read_at(position, WINDOW_BYTES):
             count += data.count(b"\n")
             position += len(data)
         return count

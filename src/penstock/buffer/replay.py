@@ -24,14 +24,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
 from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.buffer.storage import Storage
+from penstock.database import Database
 from penstock.errors import (
     Busy,
     Damaged,
@@ -49,15 +50,14 @@ from penstock.queues.retry import halving, retrying
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
-T = TypeVar("T")
 
 MAX_DISK_ATTEMPTS = 4  # per file
 # Batches of `max_batch` events in one call: fewer commits, the same locks in the same order.
-MERGED = 10
-BATCH_BYTES = 8 << 20
-PROGRESS_EVERY = 5000
-PAUSE_EVERY = 1000
-RATE_SPAN = 10.0
+BATCHES_PER_CALL = 10
+MAX_BATCH_BYTES = 8 << 20
+EVENTS_PER_PROGRESS = 5000
+EVENTS_PER_PAUSE = 1000
+RATE_SECONDS = 10.0
 
 
 class GivenUp(Exception):
@@ -82,11 +82,6 @@ class Engine(Protocol):
     def opened(self, items: list[Item]) -> list[Item]: ...
 
 
-class Health(Protocol):
-    @property
-    def healthy(self) -> bool: ...
-
-
 class Progress:
     """How far a recovery is: logged every few thousand events and shown in the status."""
 
@@ -95,7 +90,9 @@ class Progress:
 
     def add(self, events: int) -> None:
         self.done += events
-        if self.done - self._logged >= PROGRESS_EVERY or (self.done >= self.total > self._logged):
+        if self.done - self._logged >= EVENTS_PER_PROGRESS or (
+            self.done >= self.total > self._logged
+        ):
             self._logged = self.done
             share = 100 * self.done / self.total if self.total else 100.0
             log.info("%s: Progress %d/%d events (%.1f%%)", self.what, self.done, self.total, share)
@@ -107,14 +104,14 @@ class Replay:
     def __init__(
         self,
         engine: Engine,
-        health: Health,
+        database: Database,
         storage: Storage,
         failed: Failed,
         metrics: Metrics,
         live: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
-        self._health = health
+        self._database = database
         self._storage = storage
         self._settings = storage.settings
         self._directory = storage.directory
@@ -143,19 +140,15 @@ class Replay:
     def rate(self) -> float:
         """Events per second over the last seconds."""
         now = time.monotonic()
-        while self._recent and self._recent[0][0] < now - RATE_SPAN:
+        while self._recent and self._recent[0][0] < now - RATE_SECONDS:
             self._recent.popleft()
         if not self._recent:
             return 0.0
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events go in. Unavailable:
-        begin again.
-        """
-        file.done = 0
+        """Replay one complete file and delete it; `committed(n)` as events go in."""
         refusals: list[Refusal] = []
-        bad: list[bytes] = []
         if not self._fs.exists(file.path):
             log.error(
                 "the buffer file %s with %d events was deleted by somebody else",
@@ -163,32 +156,20 @@ class Replay:
                 file.events,
             )
             return
-        steps = windows(self._fs, file.path)
-        while (window := await self._storage.in_pool(_next, steps)) is not None:
-            for batch in batches(window.items, self._settings.max_batch * MERGED):
-                refusals += await self.insert(batch, file.name.kind)
-                file.done += len(batch)
-                committed(len(batch))
-                await self._throttle(len(batch))
-            bad += window.bad
-            if window.bad or window.torn:
-                file.done += len(window.bad)
-                await self._storage.in_pool(self._quarantine, str(file.name.complete), window, bad)
+        async for events in self._insert_all(file, str(file.name.complete), refusals):
+            committed(events)
+            await self._throttle(events)
         await self.finish(file, refusals)
         log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
 
     async def finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
-        """All events of a file are in the database but for the refused ones: set those aside, and
-        delete it.
-        """
+        """All events of a file are stored but for the refused ones: set those aside, delete it."""
         await self._storage.in_pool(self._finish, file, refusals)
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
             log.error(
                 "%d events of %s were refused and are in failed/: %s",
-                len(refusals),
-                file.name,
-                refusals[0].error,
+                *(len(refusals), file.name, refusals[0].error),
             )
 
     async def trouble(self, file: BufferFile, error: StorageFailed) -> bool:
@@ -209,35 +190,39 @@ class Replay:
         )
         return True
 
-    async def failed_file(self, file: FailedFile) -> bool:
-        """Try the events of a file in failed/ again; whether all of them went in."""
+    async def failed_file(self, file: FailedFile) -> None:
+        """Try the events of a file in failed/ again."""
         refusals: list[Refusal] = []
-        bad: list[bytes] = []
-        total = 0
-        steps = windows(self._fs, file.path)
-        while (window := await self._storage.in_pool(_next, steps)) is not None:
-            for batch in batches(window.items, self._settings.max_batch * MERGED):
-                refusals += await self.insert(batch, file.name.kind)
-                total += len(batch)
-            bad += window.bad
-            if window.bad or window.torn:  # before the file is rewritten without them
-                await self._storage.in_pool(self._quarantine, f"{FAILED}_{file.name}", window, bad)
+        steps = self._insert_all(file, f"{FAILED}_{file.name}", refusals)
+        total = sum([events async for events in steps])
         log.info(
             "Retried failed file %s: %d events went in, %d left",
-            file.name,
-            total - len(refusals),
-            len(refusals),
+            *(file.name, total - len(refusals), len(refusals)),
         )
-        if len(refusals) < total or bad or not total:
+        if len(refusals) < file.done or not refusals:
             await self._storage.in_pool(self._failed.write, file.name, refusals)
         if refusals:
             self._failed.postpone(self._failed.files[str(file.name)])
-        return not refusals
+
+    async def _insert_all(
+        self, file: BufferFile | FailedFile, name: str, refusals: list[Refusal]
+    ) -> AsyncIterator[int]:
+        """Insert the events of a file, and set aside as `name` what is none; how many at a time."""
+        file.done = 0
+        bad: list[bytes] = []
+        steps = windows(self._fs, file.path)
+        while (window := await self._storage.in_pool(next, steps, None)) is not None:
+            for batch in batches(window.items, self._settings.max_batch * BATCHES_PER_CALL):
+                refusals += await self.insert(batch, file.name.kind)
+                file.done += len(batch)
+                yield len(batch)
+            bad += window.bad
+            file.done += len(window.bad)
+            if window.bad or window.torn:  # before the file goes, or is rewritten without them
+                await self._storage.in_pool(self._quarantine, name, window, bad)
 
     async def insert(self, items: list[Item], kind: Kind) -> list[Refusal]:
-        """Put the items into the database, in order; those it refuses come back. Unavailable when
-        it is down.
-        """
+        """Store the items in order; those refused come back. Unavailable when it is down."""
         outcomes = await halving(items, self._push, REFUSED, lambda item, e: Refusal(item, str(e)))
         refusals = [refusal for refusal in outcomes if refusal]
         flushed = len(items) - len(refusals)
@@ -251,7 +236,7 @@ class Replay:
         except MissingKey:
             raise
         except Unavailable as error:
-            if not self._health.healthy or (isinstance(error, Busy) and len(items) == 1):
+            if not self._database.healthy or (isinstance(error, Busy) and len(items) == 1):
                 raise
             raise GivenUp(f"given up: {error}") from error
         return [
@@ -269,14 +254,14 @@ class Replay:
             raise
 
     def _is_transient(self, error: Unavailable) -> bool:
-        return self._health.healthy and not isinstance(error, MissingKey | Busy)
+        return self._database.healthy and not isinstance(error, MissingKey | Busy)
 
     async def _throttle(self, events: int) -> None:
         """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""
         if self._settings.replay_rate:
             await asyncio.sleep(events / self._settings.replay_rate)
         self._unpaused += events
-        if self._unpaused >= PAUSE_EVERY:
+        if self._unpaused >= EVENTS_PER_PAUSE:
             self._unpaused = 0
             if self._live():
                 await asyncio.sleep(self._settings.replay_pause)
@@ -313,16 +298,12 @@ class Replay:
         self.quarantined.add(len(window.bad) + bool(window.torn))
 
 
-def _next(steps: Iterator[Window]) -> Window | None:
-    return next(steps, None)
-
-
 def batches(items: list[Item], most: int) -> Iterator[list[Item]]:
     """The items in order, at most so many and so many bytes at a time."""
     start = size = 0
     for end, item in enumerate(items):
         size += len(item.payload)
-        if end > start and (end - start >= most or size > BATCH_BYTES):
+        if end > start and (end - start >= most or size > MAX_BATCH_BYTES):
             yield items[start:end]
             start, size = end, len(item.payload)
     if start < len(items):

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.replay import Progress, Replay
 from penstock.database import Database
-from penstock.metrics import Metrics
+from penstock.metrics import Merge, Metrics
 
 MAX_FILES = 200  # that a status names
 
@@ -96,33 +95,18 @@ class Status:
     def __init__(self, buffer: Parts, database: Database, metrics: Metrics) -> None:
         self._buffer, self._database = buffer, database
 
-        def of_kinds(
-            read: Callable[[KindStatus], float],
-        ) -> Callable[[], dict[tuple[str, ...], float]]:
-            return lambda: {(kind,): read(self.kind(kind)) for kind in KINDS}
+        def by_kind(name: str, meaning: str, field: str, merge: Merge = "sum") -> None:
+            def read() -> dict[tuple[str, ...], float]:
+                return {(kind,): getattr(self.kind(kind), field) for kind in KINDS}
 
-        metrics.gauge(
-            "penstock_buffer_pending",
-            "Buffered events that are not in the database yet",
-            "kind",
-            read=of_kinds(lambda k: k.pending),
-        )
-        metrics.gauge(
-            "penstock_buffer_files", "Buffer files", "kind", read=of_kinds(lambda k: k.files)
-        )
-        metrics.gauge(
-            "penstock_buffer_bytes",
-            "Bytes in buffer files",
-            "kind",
-            read=of_kinds(lambda k: k.bytes),
-        )
-        metrics.gauge(
-            "penstock_buffer_oldest_age_seconds",
-            "Age of the oldest buffer file",
-            "kind",
-            read=of_kinds(lambda k: k.oldest_age),
-            merge="max",
-        )
+            metrics.gauge(name, meaning, "kind", read=read, merge=merge)
+
+        waiting = "Buffered events that are not in the database yet"
+        by_kind("penstock_buffer_pending", waiting, "pending")
+        by_kind("penstock_buffer_files", "Buffer files", "files")
+        by_kind("penstock_buffer_bytes", "Bytes in buffer files", "bytes")
+        oldest = "Age of the oldest buffer file"
+        by_kind("penstock_buffer_oldest_age_seconds", oldest, "oldest_age", "max")
         metrics.gauge(
             "penstock_buffer_failed",
             "Events in failed/ now, rejected by the database",

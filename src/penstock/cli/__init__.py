@@ -5,27 +5,35 @@ A module is imported when its first word is on the command line, so that a comma
 what the others need. How results are shown is in `tables`.
 """
 
+import functools
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from penstock import __version__
 from penstock.errors import Forbidden, PenstockError, Unauthorized
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.tls import CA_FILE, CLIENT_CERT, CLIENT_KEY
 
+if TYPE_CHECKING:
+    from penstock.cli.tables import View
+    from penstock.config import Loaded
+
 REFUSED, INTERRUPTED, READER_GONE = 1, 130, 141  # exit codes
 NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
 WATCH_SECONDS = "2"
+PAGE_ROWS = 500  # of a listing, asked for at a time
 F = TypeVar("F", bound=Callable[..., Any])
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -82,7 +90,11 @@ class Command(TyperCommand):
 
 
 class Commands(typer.Typer):
-    """A group of such commands."""
+    """A group of such commands.
+
+    A parameter whose type is a dataclass stands for the options that are its fields. A command that
+    returns something returns a `View`: it is shown, and has the option --json.
+    """
 
     def __init__(self, help: str, parent: typer.Typer | None = None, **options: Any) -> None:
         """`parent` and `name=`: where it is added."""
@@ -90,8 +102,47 @@ class Commands(typer.Typer):
         if parent is not None:
             parent.add_typer(self)
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        return super().command(name, **({"cls": Command} | options))
+    def command(
+        self, name: str | None = None, *, watch: bool = False, **options: Any
+    ) -> Callable[[F], F]:
+        """`watch`: the view may be shown again and again, with --watch."""
+        register = super().command(name, **({"cls": Command} | options))
+
+        def add(function: F) -> F:
+            register(_flat(function, watch))
+            return function
+
+        return add
+
+
+def _flat(function: Callable[..., Any], watch: bool) -> Callable[..., None]:
+    """A command as typer takes it: each option a parameter of its own, and nothing returned."""
+    signature = inspect.signature(function, eval_str=True)
+    kinds = {name: one.annotation for name, one in signature.parameters.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if is_dataclass(kind)}
+    parameters = {name: one for name, one in signature.parameters.items() if name not in groups}
+    shown = signature.return_annotation is not None
+    if shown:
+        groups = {"display": Display, **groups}
+    for kind in groups.values():
+        parameters |= inspect.signature(kind).parameters
+    if shown and not watch:
+        del parameters["watch"]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, kind in groups.items():
+            fields = [field for field in inspect.signature(kind).parameters if field in values]
+            values[name] = kind(**{field: values.pop(field) for field in fields})
+        if shown:
+            values.pop("display").show(lambda: function(**values))
+        else:
+            function(**values)
+
+    given = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters.values()]
+    command.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    return command
 
 
 app = Commands(
@@ -148,8 +199,91 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key; may be repeated."),
 ]
-COMPLETED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells put the line to be completed
 LOCAL_URL = "http://127.0.0.1:6632"
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """How a command shows its view."""
+
+    json: Json = False
+    watch: Watch = None
+
+    def show(self, look: Callable[[], "View"]) -> None:
+        from penstock.cli.tables import show
+
+        view = show(look, self.json, self.watch)
+        if view is not None and view.failed:
+            raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """The configuration of the broker on this machine."""
+
+    config: ConfigFile = None
+    data_dir: DataDir = None
+    settings: Settings = None
+
+    def load(self, **flags: Any) -> "Loaded":
+        """With what the options say; what is wrong with it ends the command."""
+        from penstock.config.load import default_file, load, parse_settings
+        from penstock.errors import ConfigError
+
+        try:
+            given = {
+                "data_directory": self.data_dir,
+                **flags,
+                **parse_settings(self.settings or []),
+            }
+            return load(self.config or default_file(), flags=given)
+        except ConfigError as error:
+            raise usage(f"the configuration is wrong:\n{error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The HTTP API of the broker that --url and --token name."""
+
+    url: Url = LOCAL_URL
+    token: Token = ""
+
+    def caller(self, timeout: float = 30.0) -> BrokerCaller:
+        """A caller of the first of the named brokers that answers."""
+        addresses = [one.strip() for one in self.url.split(",") if one.strip()] or [self.url]
+        for address in addresses[:-1]:
+            caller = BrokerCaller(address, token=self.token or None, timeout=timeout)
+            try:
+                caller.attempt("GET", "/health/live")
+                return caller
+            except CannotConnect:
+                caller.close()
+        return BrokerCaller(addresses[-1], token=self.token or None, timeout=timeout)
+
+    def ask(
+        self, method: str, *parts: str, body: Any = None, timeout: float = 30.0, **query: Any
+    ) -> Any:
+        """One request, and its decoded answer. `parts` and `query` are those of `resource`."""
+        with self.caller(timeout) as caller:
+            return caller.json(method, resource(*parts, **query), body)
+
+    def rows(self, target: str, key: str, limit: int = 0, **query: Any) -> list[dict[str, Any]]:
+        """The rows of a listing that is answered in pages: the first `limit`, or all."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            wanted = min(PAGE_ROWS, limit - len(rows)) if limit else PAGE_ROWS
+            page = self.get(target, limit=wanted, offset=len(rows), **query)
+            rows += page[key]
+            if not page[key] or len(rows) >= (limit or page["total"]):
+                return rows
+
+    get = functools.partialmethod(ask, "GET")
+    post = functools.partialmethod(ask, "POST")
+    put = functools.partialmethod(ask, "PUT")
+    delete = functools.partialmethod(ask, "DELETE")
+
+
+COMPLETED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells put the line to be completed
 GROUPS = (
     *("serve", "status", "top", "queue", "schedule", "topic", "export", "pipeline", "buffer"),
     "worker",
@@ -166,32 +300,9 @@ LIBRARIES = (
 )
 
 
-def resource(*parts: str, **query: Any) -> str:
-    """An address below the broker's: parts that hold names are quoted, None is left out."""
-    given: Mapping[str, Any] = {key: value for key, value in query.items() if value is not None}
-    made = "/".join(quote(part, safe="/" if not at else "") for at, part in enumerate(parts))
-    return f"{made}?{urlencode(given)}" if given else made
-
-
-def broker(url: str, token: str, timeout: float = 30.0) -> BrokerCaller:
-    """A caller of the first of the named brokers that answers."""
-    addresses = [one.strip() for one in url.split(",") if one.strip()] or [url]
-    for address in addresses[:-1]:
-        caller = BrokerCaller(address, token=token or None, timeout=timeout)
-        try:
-            caller.attempt("GET", "/health/live")
-            return caller
-        except CannotConnect:
-            caller.close()
-    return BrokerCaller(addresses[-1], token=token or None, timeout=timeout)
-
-
-def ask(
-    url: str, token: str, method: str, target: str, body: Any = None, timeout: float = 30.0
-) -> Any:
-    """One request, and its decoded answer."""
-    with broker(url, token, timeout) as caller:
-        return caller.json(method, target, body)
+def ask(url: str, token: str, method: str, target: str, body: Any = None) -> Any:
+    """One request to a broker, and its decoded answer."""
+    return Api(url, token).ask(method, target, body=body)
 
 
 COMPLETED_NAMES = 200  # at most, where there may be thousands
@@ -208,9 +319,8 @@ def completer(
         url = ctx.params.get("url") or os.environ.get("PENSTOCK_URL") or LOCAL_URL
         query = {"filter": incomplete, "limit": COMPLETED_NAMES} if filtered else {}
         try:
-            answer = ask(
-                url, ctx.params.get("token") or "", "GET", resource(target, **query), timeout=1.0
-            )
+            api = Api(url, ctx.params.get("token") or "")
+            answer = api.get(target, timeout=1.0, **query)
         except PenstockError:
             return []  # a shell's prompt is no place for errors
         rows = answer[key] if key else answer

@@ -5,23 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, app, ask, resource
-from penstock.cli.tables import Column, Line, Table, View, show, when
+from penstock.cli import Api, app
+from penstock.cli.tables import Column, Line, Table, View, when
 
 PAGE_ROWS = 1000  # that the broker answers at most
 
 
-@app.command()
+@app.command(watch=True)
 def audit(
+    api: Api,
     filter: Annotated[
         str, typer.Argument(help="Show only entries with this text in who, action or object.")
     ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to show.")] = 50,
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """Show who changed what and when, newest first.
 
     Examples:
@@ -30,29 +27,25 @@ def audit(
 
     `penstock audit queue.delete --json | jq -r '.[].who'`
     """
-
-    def look() -> View:
-        entries: list[dict[str, Any]] = []
-        before = None
-        while True:
-            query = {"filter": filter, "before": before, "limit": min(limit, PAGE_ROWS)}
-            page = ask(url, token, "GET", resource("/api/v1/audit", **query))
-            entries += page["entries"]
-            before = page["next"]
-            if before is None or len(entries) >= limit:
-                break
-        entries = entries[:limit]
-        columns = (
-            Column("at", format=when),
-            Column("who"),
-            Column("action"),
-            Column("object"),
-            Column("detail", _detail, prose=True, wrap=True),
-        )
-        more = [Line("there is more: --limit")] if before is not None else []
-        return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])
-
-    show(look, as_json, watch)
+    entries: list[dict[str, Any]] = []
+    before = None
+    while True:
+        query = {"filter": filter, "before": before, "limit": min(limit, PAGE_ROWS)}
+        page = api.get("/api/v1/audit", **query)
+        entries += page["entries"]
+        before = page["next"]
+        if before is None or len(entries) >= limit:
+            break
+    entries = entries[:limit]
+    columns = (
+        Column("at", format=when),
+        Column("who"),
+        Column("action"),
+        Column("object"),
+        Column("detail", _detail, prose=True, wrap=True),
+    )
+    more = [Line("there is more: --limit")] if before is not None else []
+    return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])
 
 
 def _detail(entry: dict[str, Any]) -> str:

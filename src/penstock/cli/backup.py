@@ -14,8 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from penstock.backup.create import create
 from penstock.backup.manifest import Manifest
 from penstock.backup.restore import check, restore
-from penstock.cli import ConfigFile, DataDir, Settings, app
-from penstock.cli.database import loaded
+from penstock.cli import BrokerConfig, app
 from penstock.object_store import ObjectStore
 
 Address = Annotated[
@@ -36,9 +35,7 @@ Programs = Annotated[
 @app.command("backup")
 def backup_command(
     place: Address,
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    settings: Settings = None,
+    given: BrokerConfig,
     programs: Programs = None,
     tier: Annotated[
         bool, typer.Option("--tier", help="Also copy topic segments that are only in the tier.")
@@ -54,17 +51,14 @@ def backup_command(
         penstock backup s3://bucket/penstock/monday
     """
     with _bar("backup") as bar:
-        given = loaded(config, data_dir, settings)
-        done = create(given, ObjectStore(place), programs=programs, progress=bar, tier=tier)
+        done = create(given.load(), ObjectStore(place), programs=programs, progress=bar, tier=tier)
     _say("backed up", done)
 
 
 @app.command("restore")
 def restore_command(
     place: Address,
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    settings: Settings = None,
+    given: BrokerConfig,
     programs: Programs = None,
     only_check: Annotated[
         bool,
@@ -84,8 +78,7 @@ def restore_command(
         if only_check:
             done = check(source, bar)
         else:
-            made = loaded(config, data_dir, settings)
-            done = restore(made.config, source, programs=programs, progress=bar)
+            done = restore(given.load().config, source, programs=programs, progress=bar)
     _say("sound:" if only_check else "restored", done)
 
 

@@ -13,9 +13,10 @@ import sys
 import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -32,22 +33,8 @@ from rich.progress import (
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import (
-    LOCAL_URL,
-    Commands,
-    Json,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    app,
-    ask,
-    broker,
-    confirm,
-    usage,
-)
-from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, show, size
-from penstock.cli.tables import table as table_of
+from penstock.cli import Api, Commands, Yes, app, confirm, usage
+from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
@@ -94,18 +81,13 @@ class StoredFile:
         return "being written" if self.name.active and self.live else "waiting"
 
 
-@commands.command()
-def status(
-    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
-) -> None:
+@commands.command(watch=True)
+def status(api: Api) -> View:
     """Show what is buffered, and the progress of the replay.
 
     Example: `penstock buffer status --json | jq .pending`
     """
-    show(lambda: _status(ask(url, token, "GET", STATUS)), json, watch)
-
-
-def _status(report: dict[str, Any]) -> View:
+    report = api.get(STATUS)
     kinds = [
         report[kind]
         | {"kind": kind, "age": report[kind]["oldestAge"] if report[kind]["files"] else None}
@@ -117,7 +99,7 @@ def _status(report: dict[str, Any]) -> View:
             Facts(
                 (
                     Column("database", lambda one: "up" if one["dbHealthy"] else "down"),
-                    Column("maintenance", lambda one: _on(one["maintenanceMode"])),
+                    Column("maintenance", lambda one: "on" if one["maintenanceMode"] else "off"),
                     Column("pops stopped", "popMaintenanceMode"),
                     Column("replay/s", "replayRate", rate),
                     Column("partitions that wait", "heldPartitions", count),
@@ -141,31 +123,13 @@ def _status(report: dict[str, Any]) -> View:
     )
 
 
-@commands.command("list")
-def list_files(directory: Directory = None, json: Json = False, watch: Watch = None) -> None:
+@commands.command("list", watch=True)
+def list_files(directory: Directory = None) -> View:
     """List the buffer files in a directory, oldest first.
 
     Example: `penstock buffer list --dir /var/lib/penstock/buffers`
     """
-
-    def look() -> View:
-        return table_of(
-            _files(_directory(directory)),
-            Column("file"),
-            Column("state"),
-            Column("owner"),
-            Column("events", format=count),
-            Column("size", "bytes", size),
-            Column("age", format=duration),
-            Column("kind", optional=True),
-            empty="no buffer files",
-        )
-
-    show(look, json, watch)
-
-
-def _files(directory: Path) -> list[dict[str, Any]]:
-    return [
+    rows = [
         {
             "file": str(file.path),
             "kind": file.name.kind,
@@ -175,8 +139,19 @@ def _files(directory: Path) -> list[dict[str, Any]]:
             "bytes": file.path.stat().st_size,
             "age": round(time.time() - (file.name.created_at or file.path.stat().st_mtime), 1),
         }
-        for file in _find(directory)
+        for file in _find(_directory(directory))
     ]
+    return table(
+        rows,
+        Column("file"),
+        Column("state"),
+        Column("owner"),
+        Column("events", format=count),
+        Column("size", "bytes", size),
+        Column("age", format=duration),
+        Column("kind", optional=True),
+        empty="no buffer files",
+    )
 
 
 @commands.command()
@@ -227,12 +202,7 @@ def inspect(
 
 
 @commands.command()
-def replay(
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    directory: Directory = None,
-    database_url: DatabaseUrl = "",
-) -> None:
+def replay(api: Api, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
     """Write the buffered events to the database now, and show the progress.
 
     With a running broker: `penstock buffer replay`
@@ -243,7 +213,7 @@ def replay(
     remaining = (
         asyncio.run(_replay_here(_directory(directory), database_url))
         if database_url
-        else _replay_there(url, token)
+        else _replay_there(api)
     )
     if remaining:
         typer.echo(f"penstock: {remaining:,} events are left", err=True)
@@ -251,12 +221,7 @@ def replay(
 
 
 @commands.command("retry-failed")
-def retry_failed(
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    directory: Directory = None,
-    database_url: DatabaseUrl = "",
-) -> None:
+def retry_failed(api: Api, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
     """Retry the events in failed/, which the database rejected.
 
     Example: `penstock buffer retry-failed`
@@ -264,7 +229,7 @@ def retry_failed(
     if database_url:
         remaining = asyncio.run(_replay_here(_directory(directory), database_url, failed=True))
     else:
-        remaining = ask(url, token, "POST", "/api/v1/buffers/retry-failed")["failed"]
+        remaining = api.post("/api/v1/buffers/retry-failed")["failed"]
     typer.echo(f"{remaining:,} events are left in failed/", err=True)
     raise typer.Exit(1 if remaining else 0)
 
@@ -308,10 +273,6 @@ def purge(
     typer.echo(f"deleted {len(paths):,} files with {events:,} events", err=True)
 
 
-def _on(mode: bool) -> str:
-    return "on" if mode else "off"
-
-
 def _directory(option: Path | None) -> Path:
     directory = option or Path("penstock-data") / ".penstock" / "buffers"
     if not directory.is_dir():
@@ -320,16 +281,12 @@ def _directory(option: Path | None) -> Path:
 
 
 def _find(directory: Path) -> list[StoredFile]:
-    stored = []
-    for place in ("", files.FAILED):
-        for text in DISK.list_dir(directory / place):
-            name = files.parse(text)
-            if name:
-                stored.append(
-                    StoredFile(
-                        name, directory / place / text, place, files.is_live(directory, name.tag)
-                    )
-                )
+    stored = [
+        StoredFile(name, directory / place / text, place, files.is_live(directory, name.tag))
+        for place in ("", files.FAILED)
+        for text in DISK.list_dir(directory / place)
+        if (name := files.parse(text))
+    ]
     return sorted(stored, key=lambda file: (file.place, file.name.id))
 
 
@@ -357,9 +314,9 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _replay_there(url: str, token: str) -> int:
+def _replay_there(api: Api) -> int:
     """Ask the broker and watch."""
-    with broker(url, token) as caller, _bar() as bar:
+    with api.caller() as caller, _bar() as bar:
 
         def status(method: str, path: str) -> BufferStatus:
             return msgspec.json.decode(caller.call(method, path), type=BufferStatus)
@@ -384,39 +341,33 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
     """Be the process that adopts the files."""
     metrics = Metrics()
     database = Database(schema.Database(url=database_url), directory, metrics, SCHEMA)
-    queues = Queues(
-        database, load(default_file()).config.queues, metrics
-    )  # sealed events need its keys
+    # sealed events need the keys of the configuration
+    queues = Queues(database, load(default_file()).config.queues, metrics)
     settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    async with AsyncExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count() or 1))
         buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)
         await database.start()
-        try:
-            if not database.healthy:
-                raise Unavailable(f"the database cannot be used: {database.problem}")
-            await queues.start()
-            try:
-                starting = asyncio.create_task(buffer.start())
-                with _bar() as bar:
-                    while not starting.done():
-                        await asyncio.wait([starting], timeout=0.1)
-                        now = buffer.recovering
-                        if now:
-                            titles = {task.description: task.id for task in bar.tasks}
-                            task_id = titles.get(now.what)
-                            if task_id is None:
-                                task_id = bar.add_task(now.what, total=now.total)
-                            bar.update(task_id, completed=now.done)
-                await starting
-                if failed:
-                    await buffer.retry_failed(now=True)
-                remaining = buffer.failed.events if failed else buffer.status.pending
-                done = int(sum(buffer.replay.flushed.value(kind) for kind in files.KINDS))
-                await buffer.stop()
-            finally:
-                await queues.stop()
-        finally:
-            await database.stop()
+        stack.push_async_callback(database.stop)
+        if not database.healthy:
+            raise Unavailable(f"the database cannot be used: {database.problem}")
+        await queues.start()
+        stack.push_async_callback(queues.stop)
+        starting = asyncio.create_task(buffer.start())
+        with _bar() as bar:
+            while not starting.done():
+                await asyncio.wait([starting], timeout=POLL_SECONDS)
+                if now := buffer.recovering:
+                    tasks = {task.description: task.id for task in bar.tasks}
+                    if now.what not in tasks:
+                        tasks[now.what] = bar.add_task(now.what, total=now.total)
+                    bar.update(tasks[now.what], completed=now.done)
+        await starting
+        if failed:
+            await buffer.retry_failed(now=True)
+        remaining = buffer.failed.events if failed else buffer.status.pending
+        done = int(sum(buffer.replay.flushed.value(kind) for kind in files.KINDS))
+        await buffer.stop()
     others = [file for file in _find(directory) if file.live]
     if others:
         typer.echo(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Commands, ConfigFile, Json, app
-from penstock.cli.tables import Column, show, table
+from penstock.cli import Commands, ConfigFile, app
+from penstock.cli.tables import Column, View, table
 from penstock.config import load
 from penstock.config import show as effective
 from penstock.config.load import default_file
@@ -21,8 +21,7 @@ def show_command(
     changed: Annotated[
         bool, typer.Option("--changed", help="Show only values that differ from the defaults.")
     ] = False,
-    json: Json = False,
-) -> None:
+) -> View:
     """Print the effective configuration and where each value came from; secrets are masked.
 
     Example: `penstock config show -c penstock.yaml --changed`
@@ -36,10 +35,10 @@ def show_command(
         for key, value, origin in effective(loaded)
         if not changed or origin != "default"
     ]
-    columns = (Column("key"), Column("value", prose=True), Column("from"))
-    show(lambda: table(rows, *columns, empty="all is as by default"), json)
     for warning in loaded.warnings:
         typer.echo(f"warning: {warning}", err=True)
+    columns = (Column("key"), Column("value", prose=True), Column("from"))
+    return table(rows, *columns, empty="all is as by default")
 
 
 @commands.command("check")

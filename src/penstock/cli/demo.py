@@ -26,9 +26,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import LOCAL_URL, Token, Url, app, errors_explained, resource
+from penstock.cli import Api, app, errors_explained
+from penstock.client.brokers import Brokers, check
 from penstock.errors import NotFound, PenstockError, Unavailable
-from penstock.net.http import HttpClient
+from penstock.net.addresses import resource
 
 QUEUES = ("demo-orders", "demo-payments", "demo-emails", "demo-thumbnails", "demo-audit-log")
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
@@ -50,9 +51,8 @@ NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Marg
 class Shop:
     """The example, on one broker."""
 
-    def __init__(self, url: str, token: str, rate: float) -> None:
-        headers = [("Authorization", f"Bearer {token}")] if token else []
-        self._http = HttpClient(url, headers=headers)
+    def __init__(self, api: Api, rate: float) -> None:
+        self._brokers = Brokers([api.url], token=api.token or None, patience=0.0)
         self._rate = rate  # orders per second
         self._order = 0
         self._chance = random.Random(7)
@@ -62,14 +62,8 @@ class Shop:
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
         """One request; an error of the broker is raised as what it means."""
         encoded = b"" if body is None else msgspec.json.encode(body)
-        headers = [("Content-Type", "application/json")]
-        answer = await self._http.request(method, target, encoded, headers)
-        if answer.status == 404:
-            raise NotFound(target)
-        if answer.status >= 500:
-            raise Unavailable(f"{method} {target}: {answer.status}")
-        if answer.status >= 400:
-            raise PenstockError(f"{method} {target}: {answer.body.decode(errors='replace')[:300]}")
+        answer = await self._brokers.ask(method, target, encoded)
+        check(answer)
         return msgspec.json.decode(answer.body) if answer.body else None
 
     async def set_up(self) -> int:
@@ -258,7 +252,7 @@ class Shop:
                 await self.ask("DELETE", target)
 
     async def close(self) -> None:
-        await self._http.close()
+        await self._brokers.close()
 
 
 def _now() -> str:
@@ -273,12 +267,12 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(RETRY_SECONDS)  # the broker is away
 
 
-async def run(url: str, token: str, rate: float, keep: bool) -> None:
+async def run(api: Api, rate: float, keep: bool) -> None:
     """Fill the broker until cancelled."""
-    shop = Shop(url, token, rate)
+    shop = Shop(api, rate)
     try:
         await shop.set_up()
-        typer.echo(f"The shop is open: look at {url.rstrip('/')}/console/ (Ctrl-C closes it)")
+        typer.echo(f"The shop is open: look at {api.url.rstrip('/')}/console/ (Ctrl-C closes it)")
         async with asyncio.TaskGroup() as group:
             for part in shop.parts():
                 group.create_task(_for_ever(part))
@@ -293,8 +287,7 @@ async def run(url: str, token: str, rate: float, keep: bool) -> None:
 
 @app.command()
 def demo(
-    url: Url = LOCAL_URL,
-    token: Token = "",
+    api: Api,
     rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
     keep: Annotated[bool, typer.Option(help="Keep the example data when the demo ends.")] = False,
 ) -> None:
@@ -303,4 +296,4 @@ def demo(
     Example: `penstock serve & penstock demo`, then open http://127.0.0.1:6632/console/
     """
     with errors_explained(), contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run(url, token, rate, keep))
+        asyncio.run(run(api, rate, keep))

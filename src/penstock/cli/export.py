@@ -11,28 +11,28 @@ import base64
 import json as text
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
+from msgspec import to_builtins
 
 from penstock.cli import (
     LOCAL_URL,
+    Api,
     Commands,
     ConfigFile,
     DataDir,
     Json,
     Token,
     Url,
-    Watch,
     Yes,
     app,
-    ask,
     completer,
     confirm,
-    resource,
 )
 from penstock.cli.tables import (
     Column,
@@ -49,7 +49,7 @@ from penstock.cli.tables import (
 )
 from penstock.config import load
 from penstock.errors import PenstockError
-from penstock.export.manager import route_directory
+from penstock.export.manager import routes_directory
 from penstock.export.sendqueue import inspect as files
 from penstock.net.http import CannotConnect
 
@@ -90,19 +90,18 @@ COLUMNS = (
 NO_ROUTES = "no routes; one that sends a topic on: penstock export create lake route.yaml"
 
 
-@commands.command("list")
-def list_routes(
-    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
-) -> None:
+@commands.command("list", watch=True)
+def list_routes(api: Api) -> View:
     """List the routes of a broker.
 
     Example: `penstock export list --watch`
     """
-    show(lambda: _view(ask(url, token, "GET", ROUTES)["routes"]), json, watch)
+    return _view(api.get(ROUTES)["routes"])
 
 
-@commands.command()
+@commands.command(watch=True)
 def status(
+    api: Api,
     route: Annotated[
         str,
         typer.Argument(
@@ -111,23 +110,15 @@ def status(
             autocompletion=completer(ROUTES, "routes"),
         ),
     ] = "",
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    json: Json = False,
-    watch: Watch = None,
-) -> None:
+) -> View:
     """Show the state of routes: depth, age, rates, circuit breaker, accounting and problems.
 
     Example: `penstock export status lake --watch 1`
     """
-
-    def look() -> View:
-        if not route:
-            return _view(ask(url, token, "GET", ROUTES)["routes"])
-        one = ask(url, token, "GET", resource(ROUTES, route))
-        return View(one, [*_view([one]).parts, *_books(one)])
-
-    show(look, json, watch)
+    if not route:
+        return list_routes(api)
+    one = api.get(ROUTES, route)
+    return View(one, [*_view([one]).parts, *_books(one)])
 
 
 def _view(routes: list[dict[str, Any]]) -> View:
@@ -161,6 +152,7 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
 
 @commands.command()
 def create(
+    api: Api,
     name: Annotated[str, typer.Argument(metavar="ROUTE", help="Name of the route.")],
     file: Annotated[
         typer.FileText,
@@ -168,8 +160,6 @@ def create(
             help="YAML or JSON, as under `routes.NAME` in the configuration; - = standard input."
         ),
     ],
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Create a route on a running broker. It exists until you delete it.
 
@@ -186,12 +176,13 @@ def create(
         raise PenstockError(f"{file.name} is no YAML: {error}") from None
     if not isinstance(definition, dict):
         raise PenstockError(f"{file.name} must hold keys such as destination and source")
-    ask(url, token, "POST", ROUTES, definition | {"name": name})
+    api.post(ROUTES, body=definition | {"name": name})
     typer.echo(f"made route {name}; penstock export status {name} shows it", err=True)
 
 
 @commands.command()
 def delete(
+    api: Api,
     route: Name,
     force: Annotated[
         bool,
@@ -201,128 +192,122 @@ def delete(
         ),
     ] = False,
     yes: Yes = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Stop and delete a route. Fails if it has records or dead letters, unless you use --force.
 
     Example: `penstock export drain lake && penstock export delete lake`
     """
-    queue = ask(url, token, "GET", resource(ROUTES, route)).get("queue") or {"records": 0}
+    queue = api.get(ROUTES, route).get("queue") or {"records": 0}
     confirm(f"Delete route {route}, in which {queue['records']:,} records wait?", yes)
-    ask(url, token, "DELETE", resource(ROUTES, route, force=str(force).lower()))
-
-
-def _act(url: str, token: str, route: str, action: str) -> Any:
-    return ask(url, token, "POST", resource(ROUTES, route, action))
+    api.delete(ROUTES, route, force=str(force).lower())
 
 
 @commands.command()
-def pause(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def pause(api: Api, route: Name) -> None:
     """Stop sending. New records are still queued.
 
     Example: `penstock export pause lake`
     """
-    _act(url, token, route, "pause")
+    api.post(ROUTES, route, "pause")
 
 
 @commands.command()
-def resume(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def resume(api: Api, route: Name) -> None:
     """Resume sending immediately.
 
     Example: `penstock export resume lake`
     """
-    _act(url, token, route, "resume")
+    api.post(ROUTES, route, "resume")
 
 
 @commands.command()
-def drain(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def drain(api: Api, route: Name) -> None:
     """Accept nothing new and deliver what is queued, until you use `resume`.
 
     Example: `penstock export drain lake`
     """
-    _act(url, token, route, "drain")
+    api.post(ROUTES, route, "drain")
 
 
 @commands.command()
-def replay(route: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def replay(api: Api, route: Name) -> None:
     """Move the dead letters of a route back to its send queue.
 
     Example: `penstock export replay lake`
     """
-    print(f"{_act(url, token, route, 'replay')['records']} records queued again")
+    print(f"{api.post(ROUTES, route, 'replay')['records']} records queued again")
 
 
 @commands.command()
-def purge(route: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
+def purge(api: Api, route: Name, yes: Yes = False) -> None:
     """Drop all queued records. They are counted as dropped{reason="purged"}.
 
     Example: `penstock export purge lake`
     """
     confirm(f"Drop everything queued in route {route}?", yes)
-    print(f"{_act(url, token, route, 'purge')['records']} records dropped")
+    print(f"{api.post(ROUTES, route, 'purge')['records']} records dropped")
 
 
-def _directory(
-    route: str, config: Path | None, data_dir: Path | None, directory: Path | None
-) -> Path:
-    if directory is None:
-        flags = {"data_directory": data_dir} if data_dir else {}
-        directory = route_directory(load(config, flags=flags).config, route)
-    if not directory.is_dir():
-        raise PenstockError(f"there is no send queue at {directory}")
-    return directory
+@dataclass(frozen=True, slots=True)
+class RouteFiles:
+    """A route, and where its files are."""
+
+    route: Name
+    config: ConfigFile = None
+    data_dir: DataDir = None
+    directory: Dir = None
+
+    def path(self) -> Path:
+        directory = self.directory
+        if directory is None:
+            flags = {"data_directory": self.data_dir} if self.data_dir else {}
+            directory = routes_directory(load(self.config, flags=flags).config) / self.route
+        if not directory.is_dir():
+            raise PenstockError(f"there is no send queue at {directory}")
+        return directory
 
 
-class Inspected:
+@dataclass(frozen=True, slots=True)
+class Inspected(RouteFiles):
     """A route looked into: through its broker, or in its files when these are named."""
 
-    def __init__(
-        self,
-        route: str,
-        url: str,
-        token: str,
-        config: Path | None,
-        data_dir: Path | None,
-        directory: Path | None,
-    ) -> None:
-        self._url, self._token, self._route = url, token, resource(ROUTES, route)
-        self._files = (
-            _directory(route, config, data_dir, directory)
-            if config or data_dir or directory
-            else None
-        )
+    url: Url = LOCAL_URL
+    token: Token = ""
 
-    def _get(self, target: str) -> Any:
+    def _path(self) -> Path | None:
+        return self.path() if self.config or self.data_dir or self.directory else None
+
+    def _get(self, part: str, **query: Any) -> Any:
         try:
-            target = self._route + target
-            return ask(self._url, self._token, "GET", target, timeout=EXAMINE_TIMEOUT_SECONDS)
+            api = Api(self.url, self.token)
+            return api.get(ROUTES, self.route, part, timeout=EXAMINE_TIMEOUT_SECONDS, **query)
         except CannotConnect as error:
             hint = "if the broker is down, --data-dir DIR reads the route's files"
             raise PenstockError(f"{error} ({hint})") from None
 
     def everything(self) -> dict[str, Any]:
-        return files.examine(self._files) if self._files else dict(self._get("/inspect"))
+        path = self._path()
+        if path is None:
+            return dict(self._get("inspect"))
+        return {"directory": str(path), **to_builtins(files.examine(path))}
 
     def dead_letters(self) -> Iterator[bytes]:
-        if self._files:
-            yield from files.dead_letters(self._files)
+        if path := self._path():
+            yield from files.dead_letters(path)
             return
         offset: int | None = 0
         while offset is not None:
-            page = self._get(f"/deadletters?limit={PAGE_RECORDS}&offset={offset}")
+            page = self._get("deadletters", limit=PAGE_RECORDS, offset=offset)
             yield from (
                 text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"]
             )
             offset = page["next"]
 
     def records(self, limit: int) -> Iterator[bytes]:
-        if self._files:
-            yield from (
-                record for _, _, record in islice(files.waiting_records(self._files), limit)
-            )
+        if path := self._path():
+            yield from (record for _, _, record in islice(files.waiting_records(path), limit))
             return
-        for one in self._get(f"/records?limit={min(limit, PAGE_RECORDS)}")["records"]:
+        for one in self._get("records", limit=min(limit, PAGE_RECORDS))["records"]:
             yield (
                 base64.b64decode(one["record"])
                 if one["encoding"] == "base64"
@@ -332,12 +317,7 @@ class Inspected:
 
 @commands.command()
 def inspect(
-    route: Name,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    directory: Dir = None,
+    inspected: Inspected,
     json: Json = False,
     records: Annotated[
         int,
@@ -359,7 +339,6 @@ def inspect(
 
     `penstock export inspect lake --data-dir /var/lib/penstock --dead`
     """
-    inspected = Inspected(route, url, token, config, data_dir, directory)
     if dead or records:
         for line in inspected.dead_letters() if dead else inspected.records(records):
             sys.stdout.buffer.write(line + b"\n")
@@ -394,20 +373,12 @@ def _contents(report: dict[str, Any]) -> View:
 
 
 @commands.command()
-def verify(
-    route: Name,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    directory: Dir = None,
-    json: Json = False,
-) -> None:
+def verify(inspected: Inspected, json: Json = False) -> None:
     """Verify every block of a route, in its broker or its files. Exit code 1 if any is damaged.
 
     Example: `penstock export verify lake --data-dir /var/lib/penstock`
     """
-    report = Inspected(route, url, token, config, data_dir, directory).everything()
+    report = inspected.everything()
     problems, chunks = report["problems"], report["chunks"]
     if json:
         print_json({"problems": problems, "accounting": report["accounting"]})
@@ -421,20 +392,14 @@ def verify(
 
 
 @commands.command()
-def repair(
-    route: Name,
-    config: ConfigFile = None,
-    data_dir: DataDir = None,
-    directory: Dir = None,
-    json: Json = False,
-) -> None:
+def repair(route: RouteFiles, json: Json = False) -> None:
     """Move damaged data to quarantine/ and count it as dropped. The broker must be stopped.
 
     Example: `penstock export repair lake --data-dir /var/lib/penstock`
     """
-    report = asyncio.run(files.repair(_directory(route, config, data_dir, directory)))
+    report = asyncio.run(files.repair(route.path()))
     if json:
-        print_json(report)
+        print_json(to_builtins(report))
         return
-    lost = report["events"].get("lost_blocks", 0)
-    print(f"{report['waitingBatches']} batches wait, {lost} damaged ones were set aside")
+    lost = report.events.get("lost_blocks", 0)
+    print(f"{report.waiting_batches} batches wait, {lost} damaged ones were set aside")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.cli import broker
+from penstock.cli import Api
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.broker_caller import BrokerCaller
 
@@ -15,9 +15,8 @@ RATE_SECONDS = 0.9  # the least over which a rate is a rate
 class LiveFigures:
     """What `GET /api/v1/live` said so far, its events merged."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self._url = url
-        self._token = token
+    def __init__(self, api: Api) -> None:
+        self._api = api
         self._caller: BrokerCaller | None = None
         self._events: Iterator[Any] = iter(())
         self._now: dict[str, Any] = {}
@@ -26,7 +25,7 @@ class LiveFigures:
         """The figures as of `seconds` from now on."""
         try:
             if self._caller is None:
-                self._caller = broker(self._url, self._token, SILENCE_SECONDS)
+                self._caller = self._api.caller(SILENCE_SECONDS)
                 self._events = self._caller.events(LIVE)
             began: float | None = None
             for event in self._events:
@@ -37,7 +36,7 @@ class LiveFigures:
                 began = event["at"] if began is None else began
                 if event["at"] - began >= 1000 * seconds:
                     return dict(self._now)
-            raise Unavailable(f"the broker at {self._url} ended the stream of its figures")
+            raise Unavailable(f"the broker at {self._api.url} ended the stream of its figures")
         except PenstockError:
             self.close()
             raise

@@ -1,11 +1,11 @@
 """`penstock maintenance`: let pushes wait in files, or stop pops, while PostgreSQL is worked on."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from penstock.cli import LOCAL_URL, Commands, Json, Token, Url, Watch, app, ask
-from penstock.cli.tables import Column, Facts, View, count, show
+from penstock.cli import Api, Commands, app
+from penstock.cli.tables import Column, Facts, View, count
 
 MAINTENANCE = "/api/v1/system/maintenance"
 commands = Commands(
@@ -18,31 +18,25 @@ Pops = Annotated[
 ]
 
 
-@commands.command()
-def status(
-    as_json: Json = False, watch: Watch = None, url: Url = LOCAL_URL, token: Token = ""
-) -> None:
+@commands.command(watch=True)
+def status(api: Api) -> View:
     """Show whether maintenance is on, and how many messages are buffered.
 
     Example: `penstock maintenance status --watch`
     """
-
-    def look() -> View:
-        report = ask(url, token, "GET", MAINTENANCE)
-        columns = (
-            Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),
-            Column("pops", lambda one: _goes(one["popMaintenanceMode"], "find nothing")),
-            Column("buffered messages", "bufferedMessages", count),
-            Column("failed events", "bufferStats.failedCount", count),
-            Column("database", lambda one: "up" if one["bufferStats"]["dbHealthy"] else "down"),
-        )
-        return View(report, [Facts(columns, report)])
-
-    show(look, as_json, watch)
+    report = api.get(MAINTENANCE)
+    columns = (
+        Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),
+        Column("pops", lambda one: _goes(one["popMaintenanceMode"], "find nothing")),
+        Column("buffered messages", "bufferedMessages", count),
+        Column("failed events", "bufferStats.failedCount", count),
+        Column("database", lambda one: "up" if one["bufferStats"]["dbHealthy"] else "down"),
+    )
+    return View(report, [Facts(columns, report)])
 
 
 @commands.command()
-def on(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+def on(api: Api, pops: Pops = False) -> None:
     """Start maintenance: pushes are accepted and buffered on disk until `off`.
 
     Examples:
@@ -51,22 +45,21 @@ def on(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
 
     `penstock maintenance on --pops`
     """
-    _switch(url, token, pops, True)
+    _switch(api, pops, True)
 
 
 @commands.command()
-def off(pops: Pops = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+def off(api: Api, pops: Pops = False) -> None:
     """End maintenance: buffered messages are written to the database.
 
     Example: `penstock maintenance off && penstock buffer status --watch`
     """
-    _switch(url, token, pops, False)
+    _switch(api, pops, False)
 
 
-def _switch(url: str, token: str, pops: bool, enabled: bool) -> None:
+def _switch(api: Api, pops: bool, enabled: bool) -> None:
     target = f"{MAINTENANCE}/pop" if pops else MAINTENANCE
-    answer: dict[str, Any] = ask(url, token, "POST", target, {"enabled": enabled})
-    typer.echo(answer["message"], err=True)
+    typer.echo(api.post(target, body={"enabled": enabled})["message"], err=True)
 
 
 def _goes(maintenance: bool, where: str) -> str:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +29,10 @@ from penstock.cli import (
     app,
     ask,
     completer,
-    resource,
 )
 from penstock.cli.tables import Column, Facts, View, count, print_json, rate, show, table
 from penstock.errors import PenstockError
+from penstock.net.addresses import resource
 
 commands = Commands("Create, check, run and monitor Spark pipelines.", app, name="pipeline")
 PIPELINES = "/api/v1/pipelines"
@@ -57,6 +58,7 @@ run_commands = Commands(
     cls=_FileOrJob,
 )
 
+File = Annotated[Path, typer.Argument(help="The pipeline file.")]
 Master = Annotated[
     str,
     typer.Option(
@@ -82,7 +84,7 @@ Database = Annotated[
 ]
 LOCAL, LOCAL_BROKER = "local[*]", "127.0.0.1:12345"
 
-BAR = 24  # characters of a progress bar
+BAR_CHARACTERS = 24
 
 TEMPLATE = """\
 # A pipeline: what it reads, the steps in between, where it writes.
@@ -110,25 +112,25 @@ spark: {{}}
 
 
 @contextmanager
-def _reporting() -> Iterator[None]:
-    """What Spark says went wrong, in one line."""
+def reporting() -> Iterator[None]:
+    """When a query failed, as opposed to our code, its cause in one line, without Spark's stack."""
     try:
         yield
-    except PenstockError:
-        raise
     except Exception as error:
-        if not _of_spark(error):
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
             raise
         from penstock.pipeline.failure import cause
 
         raise PenstockError(cause(error)) from None
 
 
-def _of_spark(error: Exception) -> bool:
-    """Whether a query failed, as opposed to our code: then its cause is told, without Spark's
-    stack.
-    """
-    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+def load_file(file: Path, token: str) -> Any:
+    """The pipeline file, decoded; a token that is given takes the place of its own."""
+    from penstock.pipeline.pipeline_file import load
+
+    pipeline = load(file)
+    pipeline.token = token or pipeline.token
+    return pipeline
 
 
 @commands.command()
@@ -148,7 +150,7 @@ def init(
 
 @commands.command()
 def validate(
-    file: Annotated[Path, typer.Argument(help="The pipeline file.")],
+    file: File,
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not contact the broker or the database.")
     ] = False,
@@ -165,13 +167,11 @@ def validate(
 
     Example: `penstock pipeline validate orders.yaml`
     """
-    with _reporting():
-        from penstock.pipeline.pipeline_file import load
+    with reporting():
         from penstock.pipeline.session import find_java
         from penstock.pipeline.validation import check, resolve_routes
 
-        pipeline = load(file)
-        pipeline.token = token or pipeline.token
+        pipeline = load_file(file, token)
         columns = check(pipeline, ask_broker=not offline)
         # To plan a batch is to ask the broker for it.
         by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
@@ -180,15 +180,12 @@ def validate(
 
             if not offline:
                 pipeline = resolve_routes(pipeline)
-            columns = verify(_session("validate", "local[1]")(), pipeline)
+            columns = verify(session("validate", "local[1]")(), pipeline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
-        why = (
-            "as asked for"
-            if no_spark or (offline and find_java())
-            else "Java 17 or newer was not found"
-        )
-        _say(
+        asked = no_spark or (offline and find_java())
+        why = "as asked for" if asked else "Java 17 or newer was not found"
+        say(
             f"checked without Spark ({why}): types, functions and what streams can do were not "
             "looked at"
         )
@@ -196,7 +193,7 @@ def validate(
 
 @run_commands.command("file")
 def run_file(
-    file: Annotated[Path, typer.Argument(help="The pipeline file.")],
+    file: File,
     master: Master = LOCAL,
     token: Token = "",
     spark_log: SparkLog = "",
@@ -212,28 +209,30 @@ def run_file(
     Example: `penstock pipeline run file orders.yaml`, or short `penstock pipeline run orders.yaml`
     """
     show_spark_log(spark_log)
-    with _reporting():
-        from penstock.pipeline.pipeline_file import load
+    with reporting():
         from penstock.pipeline.report import Heartbeat
         from penstock.pipeline.runner import Runner
         from penstock.pipeline.validation import check
 
-        pipeline = load(file)
-        pipeline.token = token or pipeline.token
+        pipeline = load_file(file, token)
         if not no_check:
             check(pipeline)
-        runner = Runner(
-            pipeline, master, [_Show(), Heartbeat(pipeline.url, pipeline.name, pipeline.token)]
-        )
-
-        def stop(_signal: int, _frame: Any) -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            sys.stderr.write("\nstopping after this batch; Ctrl-C again to stop at once\n")
-            runner.stop()
-
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
+        heartbeat = Heartbeat(pipeline.url, pipeline.name, pipeline.token)
+        runner = Runner(pipeline, master, [_Show(), heartbeat])
+        _stop_by_signal(runner.stop, "batch")
         runner.run()
+
+
+def _stop_by_signal(stop: Callable[[], None], after: str) -> None:
+    """Ctrl-C and SIGTERM call `stop`; a second Ctrl-C is as usual."""
+
+    def handle(_signal: int, _frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stderr.write(f"\nstopping after this {after}; Ctrl-C again to stop at once\n")
+        stop()
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
 
 
 class _Show:
@@ -254,15 +253,14 @@ class _Show:
         position = f"; {report.position}" if report.position else ""
         bar = ""
         if report.progress is not None:
-            done = round(BAR * report.progress)
-            bar = f" [{'█' * done}{'·' * (BAR - done)}] {report.progress:4.0%}"
+            done = round(BAR_CHARACTERS * report.progress)
+            bar = f" [{'█' * done:·<{BAR_CHARACTERS}}] {report.progress:4.0%}"
         text = (
             f"{report.name}:{bar} {report.state}, batch {report.batch}, {report.rows:,} rows, "
             f"{report.rows_per_second:,.0f} rows/s, {report.batch_ms} ms a batch{position}"
         )
-        sys.stderr.write(
-            f"\r\x1b[K{text}" + ("\n" if report.state in ("finished", "failed") else "")
-        )
+        end = "\n" if report.state in ("finished", "failed") else ""
+        sys.stderr.write(f"\r\x1b[K{text}{end}")
         sys.stderr.flush()
 
 
@@ -329,7 +327,7 @@ def archive(
 
     Example: `penstock pipeline run archive s3://lake --topic orders`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
         from penstock.pipeline.jobs.archive import archive as job
         from penstock.pipeline.lake.maintenance import Upkeep
@@ -344,9 +342,9 @@ def archive(
         )
         upkeep = Upkeep(file_mib << 20, keep_days, vacuum_hours)
         payloads = Payloads(schema, dead_letter, with_outcomes)
-        spark = _session("archive", master)
+        spark = session("archive", master)
         if watch is None:
-            done = job(spark, target, origin, upkeep, payloads, convert_old=convert, say=_say)
+            done = job(spark, target, origin, upkeep, payloads, convert_old=convert, say=say)
         else:
             archiver = Archiver(target, origin, upkeep, payloads)
             if convert:
@@ -364,14 +362,7 @@ def _watch_archive(archiver: Any, target_seconds: float, spark: Any) -> None:
     name = f"archive-{archiver.origin.name}"
     heartbeat = Heartbeat(archiver.origin.url, name, archiver.origin.token)
     watch = ArchiveWatch(archiver, target_seconds, [_Show(), heartbeat])
-
-    def stop(_signal: int, _frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stderr.write("\nstopping after this run; Ctrl-C again to stop at once\n")
-        watch.stop()
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    _stop_by_signal(watch.stop, "run")
     watch.run(spark)
 
 
@@ -411,7 +402,7 @@ def replay(
 
     Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.replay import ReplayOptions
         from penstock.pipeline.jobs.replay import replay as job
 
@@ -430,7 +421,7 @@ def replay(
             rate=rate,
             execute=execute,
         )
-        done = job(_session("replay", master), options, _say)
+        done = job(session("replay", master), options, say)
     print_json(done)
 
 
@@ -486,7 +477,7 @@ def compact(
     `penstock topic policy prices compact && penstock pipeline run compact --topic prices --key
     '$.id' --in-place`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.compact import CompactOptions
         from penstock.pipeline.jobs.compact import compact as job
 
@@ -507,7 +498,7 @@ def compact(
             url=url,
             token=token,
         )
-        done = job(_session("compact", master), options, _say)
+        done = job(session("compact", master), options, say)
     print_json({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved})
 
 
@@ -526,11 +517,11 @@ def recover(
 
     Example: `penstock pipeline run recover /backup/broker-1/buffers /backup/broker-2/buffers`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.recover import recover as job
 
         done = job(
-            _session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token
+            session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token
         )
     print_json(done)
     if done.rejected or done.unreadable:
@@ -612,15 +603,11 @@ def forget(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
     typer.echo(f"{name} is forgotten; it is shown again when it reports")
 
 
-def _session(name: str, master: str) -> Callable[[], Any]:
+def session(name: str, master: str) -> Callable[[], Any]:
     """Makes the session a job runs in, once the job has looked at its arguments."""
+    from penstock.pipeline.session import build
 
-    def make() -> Any:
-        from penstock.pipeline.session import build
-
-        return build(f"penstock-{name}", master)
-
-    return make
+    return partial(build, f"penstock-{name}", master)
 
 
 def show_spark_log(level: str) -> None:
@@ -629,7 +616,7 @@ def show_spark_log(level: str) -> None:
         os.environ["PENSTOCK_SPARK_LOG"] = level
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 

@@ -6,19 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import LOCAL_URL, Json, Token, Url
+from penstock.cli import LOCAL_URL, Token, Url
 from penstock.cli.pipeline import (
     LOCAL,
     LOCAL_BROKER,
     Broker,
     Database,
     Master,
-    _reporting,
-    _say,
-    _session,
+    reporting,
     run_commands,
+    say,
+    session,
 )
-from penstock.cli.tables import Column, Table, View, count, print_json, show, when
+from penstock.cli.tables import Column, Table, View, count, print_json, when
 
 Since = Annotated[
     str | None,
@@ -61,7 +61,7 @@ def rollup(
 
     `penstock pipeline run rollup --since 24h --html day.html`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.html_report import check_target
         from penstock.pipeline.jobs.rollup import RollupOptions
         from penstock.pipeline.jobs.rollup import rollup as job
@@ -80,7 +80,7 @@ def rollup(
             until=until,
             keep_days=keep_days,
         )
-        done = job(_session("rollup", master), options, _say)
+        done = job(session("rollup", master), options, say)
         if html:
             window = (done.since, max(done.until, done.since))
             write_report(*window, database=database, queues=queues, topics=topics, html=html)
@@ -96,17 +96,16 @@ def dlq_report(
         int, typer.Option(min=0, max=100, help="Dead letters to show per kind of error.")
     ] = 3,
     html: Html = None,
-    as_json: Json = False,
     database: Database = None,
     master: Master = LOCAL,
-) -> None:
+) -> View:
     """Report dead letters by error and queue, with samples.
 
     Errors that differ only in ids, numbers and times count as one kind. Example:
 
     `penstock pipeline run dlq-report --since 7d --html dead.html`
     """
-    with _reporting():
+    with reporting():
         from penstock.pipeline.jobs.dlq_report import ReportOptions
         from penstock.pipeline.jobs.dlq_report import dlq_report as job
 
@@ -118,7 +117,7 @@ def dlq_report(
             samples=samples,
             html=html,
         )
-        figures = job(_session("dlq-report", master), options, _say)
+        figures = job(session("dlq-report", master), options, say)
     made = {key: value for key, value in dataclasses.asdict(figures).items() if key != "times"}
     columns = (
         Column("count", format=count),
@@ -130,7 +129,7 @@ def dlq_report(
         Column("last", lambda kind: kind.last.isoformat(), when),
         Column("sample", _sample, prose=True, optional=True),
     )
-    show(lambda: View(made, [Table(columns, figures.kinds, "no dead letters")]), as_json)
+    return View(made, [Table(columns, figures.kinds, "no dead letters")])
 
 
 def _sample(kind: Any) -> str | None:

@@ -7,21 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import Json, Token
+from penstock.cli import Token
 from penstock.cli.pipeline import (
     LOCAL,
+    File,
     Master,
     SparkLog,
-    _reporting,
-    _say,
-    _session,
     commands,
+    load_file,
+    reporting,
+    say,
+    session,
     show_spark_log,
 )
-from penstock.cli.tables import Column, Table, View, show
+from penstock.cli.tables import Column, Table, View
 from penstock.errors import PenstockError
-
-File = Annotated[Path, typer.Argument(help="The pipeline file.")]
 
 
 @commands.command("test")
@@ -51,7 +51,7 @@ def trial(
     Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
     """
     show_spark_log(spark_log)
-    with _reporting():
+    with reporting():
         from penstock.pipeline import trial as steps
         from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.validation import check
@@ -62,7 +62,7 @@ def trial(
             steps.expected_rows(pipeline, _read(expect), str(expect)) if expect is not None else {}
         )
         check(pipeline, ask_broker=False)
-        made = steps.on_rows(_session("test", master)(), pipeline, rows)
+        made = steps.on_rows(session("test", master)(), pipeline, rows)
         if expect is None:
             for row in steps.rows_of(made, next(reversed(made.views))):
                 typer.echo(json.dumps(row, ensure_ascii=False))
@@ -70,9 +70,9 @@ def trial(
         differences = steps.compare(made, expected)
     for one in differences:
         for row in one.missing:
-            _say(f"{one.view}: missing    {json.dumps(row, ensure_ascii=False)}")
+            say(f"{one.view}: missing    {json.dumps(row, ensure_ascii=False)}")
         for row in one.unexpected:
-            _say(f"{one.view}: unexpected {json.dumps(row, ensure_ascii=False)}")
+            say(f"{one.view}: unexpected {json.dumps(row, ensure_ascii=False)}")
     if differences:
         raise typer.Exit(1)
     typer.echo(f"{file}: {', '.join(expected)} as expected")
@@ -83,11 +83,10 @@ def preview(
     file: File,
     rows: Annotated[int, typer.Option(min=1, help="Rows to show per step.")] = 5,
     records: Annotated[int, typer.Option(min=1, help="Records to read per source.")] = 1000,
-    as_json: Json = False,
     token: Token = "",
     master: Master = LOCAL,
     spark_log: SparkLog = "",
-) -> None:
+) -> View:
     """Show the first rows of each source and step, computed from the first records of the sources.
 
     It writes nothing and commits no offsets.
@@ -95,21 +94,15 @@ def preview(
     Example: `penstock pipeline preview orders.yaml --rows 3`
     """
     show_spark_log(spark_log)
-    with _reporting():
+    with reporting():
         from penstock.pipeline import trial as steps
-        from penstock.pipeline.pipeline_file import load
         from penstock.pipeline.validation import check
 
-        pipeline = load(file)
-        pipeline.token = token or pipeline.token
+        pipeline = load_file(file, token)
         check(pipeline)
-        made = steps.on_first_records(_session("preview", master)(), pipeline, records)
+        made = steps.on_first_records(session("preview", master)(), pipeline, records)
         views = {view: steps.rows_of(made, view, limit=rows) for view in made.views}
-
-    def look() -> View:
-        return View(views, [_table(view, some) for view, some in views.items()])
-
-    show(look, as_json)
+    return View(views, [_table(view, some) for view, some in views.items()])
 
 
 def _table(view: str, rows: list[dict[str, Any]]) -> Table:

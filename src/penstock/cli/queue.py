@@ -10,26 +10,13 @@ import json
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 import msgspec
 import typer
 
-from penstock.cli import (
-    LOCAL_URL,
-    Commands,
-    Json,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    app,
-    ask,
-    completer,
-    confirm,
-    resource,
-    usage,
-)
+from penstock.cli import Api, Commands, Yes, app, completer, confirm, usage
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -41,11 +28,11 @@ from penstock.cli.tables import (
     print_json,
     print_line,
     rate,
-    show,
+    table,
     when,
 )
-from penstock.cli.tables import table as table_of
 from penstock.errors import InvalidRequest
+from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
@@ -57,7 +44,6 @@ Name = Annotated[
     str,
     typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
 ]
-PAGE_ROWS = 500  # queues asked for at a time
 
 commands = Commands("Push to, pop from and manage queues.", app, name="queue")
 
@@ -67,6 +53,7 @@ commands = Commands("Push to, pop from and manage queues.", app, name="queue")
 
 @commands.command()
 def push(
+    api: Api,
     queue: Annotated[str, typer.Argument(help="Queue, or queue/partition.")],
     payloads: Annotated[
         list[str] | None,
@@ -104,8 +91,6 @@ def push(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
     ] = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Push messages and print the result of each, one JSON object per line.
 
@@ -136,20 +121,16 @@ def push(
             else:
                 results = await client.push_many(queue, values, **envelope)
             if not quiet:
-                for result in results:
-                    print_line(
-                        {
-                            "status": result.status,
-                            "transactionId": result.transaction_id,
-                            "id": result.message_id,
-                        }
-                    )
+                for one in results:
+                    about = {"transactionId": one.transaction_id, "id": one.message_id}
+                    print_line({"status": one.status} | about)
 
-    _run(url, token, work)
+    _run(api, work)
 
 
 @commands.command()
 def pop(
+    api: Api,
     address: Annotated[str, typer.Argument(help="queue, queue/partition or queue@group.")],
     batch: Annotated[int, typer.Option("--batch", "-n", min=1, help="Most messages per pop.")] = 1,
     wait: Annotated[
@@ -160,8 +141,6 @@ def pop(
     ] = False,
     ack: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
     data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Pop messages and print them, one JSON object per line.
 
@@ -188,19 +167,18 @@ def pop(
             if not follow:
                 return
 
-    _run(url, token, work)
+    _run(api, work)
 
 
 @commands.command("ack")
 def ack_command(
+    api: Api,
     status: Annotated[
         str, typer.Option("--status", "-s", help="Outcome: completed, failed, retry or dlq.")
     ] = "completed",
     error: Annotated[
         str | None, typer.Option("--error", "-e", help="Error message, for messages that failed.")
     ] = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
@@ -229,7 +207,7 @@ def ack_command(
         for result in results:
             print_line(result)
 
-    _run(url, token, work)
+    _run(api, work)
 
 
 # Queues
@@ -268,8 +246,9 @@ PARTITIONS = (
 )
 
 
-@commands.command("list")
+@commands.command("list", watch=True)
 def list_command(
+    api: Api,
     filter: Annotated[str, typer.Argument(help="Only queues whose name contains this text.")] = "",
     sort: Annotated[
         str,
@@ -280,11 +259,7 @@ def list_command(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, help="Most queues to show; 0 = all.")
     ] = 0,
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """List the queues with their counts and rates.
 
     Examples:
@@ -293,75 +268,52 @@ def list_command(
 
     `penstock queue list --json | jq -r '.[] | select(.waiting > 1000) | .name'`
     """
-
-    def look() -> View:
-        return table_of(
-            queues(url, token, filter, sort, limit),
-            Column("queue", "name"),
-            *FIGURES,
-            empty="no queues; the first push makes one: penstock queue push orders '{\"id\": 1}'",
-        )
-
-    show(look, as_json, watch)
-
-
-def queues(url: str, token: str, filter: str, sort: str, limit: int) -> list[dict[str, Any]]:
-    """Rows of `/api/v1/queues`: the first `limit`, or all."""
-    rows: list[dict[str, Any]] = []
-    while True:
-        wanted = min(PAGE_ROWS, limit - len(rows)) if limit else PAGE_ROWS
-        query = {"filter": filter, "sort": sort, "limit": wanted, "offset": len(rows)}
-        page = ask(url, token, "GET", resource("/api/v1/queues", **query))
-        rows += page["queues"]
-        if not page["queues"] or len(rows) >= (limit or page["total"]):
-            return rows
+    return table(
+        api.rows("/api/v1/queues", "queues", limit, filter=filter, sort=sort),
+        Column("queue", "name"),
+        *FIGURES,
+        empty="no queues; the first push makes one: penstock queue push orders '{\"id\": 1}'",
+    )
 
 
 def _number(groups: Any) -> int:
     return groups if isinstance(groups, int) else len(groups)
 
 
-@commands.command()
-def describe(
-    queue: Name,
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+@commands.command(watch=True)
+def describe(api: Api, queue: Name) -> View:
     """Show the counts, options, groups and partitions of a queue.
 
     Example: `penstock queue describe orders`
     """
+    about = api.get("/api/v1/queues", queue)
+    slowest = max(about["groups"], key=lambda one: one["lag"], default={"name": ""})
+    partitions = api.get("/api/v1/queues", queue, "partitions", group=slowest["name"])
+    about.pop("history", None)
+    facts = (
+        Column("queue", "name"),
+        Column("created", "createdAt", when),
+        *FIGURES,
+        *(Column(name, f"options.{name}") for name in about["options"]),
+    )
+    return View(
+        about | {"partitions": partitions["partitions"]},
+        [
+            Facts(facts, about),
+            Table(
+                (Column("group", lambda row: group_title(row["name"])), *GROUP_FIGURES),
+                about["groups"],
+                f"no groups; a pop makes one: penstock queue pop {queue}@group",
+            ),
+            Line(f"partitions as {group_title(slowest['name'])} sees them:", "dim"),
+            Table(PARTITIONS, partitions["partitions"], "no partitions"),
+            *_more(partitions),
+        ],
+    )
 
-    def look() -> View:
-        about = ask(url, token, "GET", resource("/api/v1/queues", queue))
-        slowest = max(about["groups"], key=lambda one: one["lag"], default={"name": ""})
-        target = resource("/api/v1/queues", queue, "partitions", group=slowest["name"])
-        partitions = ask(url, token, "GET", target)
-        about.pop("history", None)
-        facts = (
-            Column("queue", "name"),
-            Column("created", "createdAt", when),
-            *FIGURES,
-            *(Column(name, f"options.{name}") for name in about["options"]),
-        )
-        return View(
-            about | {"partitions": partitions["partitions"]},
-            [
-                Facts(facts, about),
-                Table(
-                    (Column("group", lambda row: row["name"] or "(queue mode)"), *GROUP_FIGURES),
-                    about["groups"],
-                    f"no groups; a pop makes one: penstock queue pop {queue}@group",
-                ),
-                Line(f"partitions as {slowest['name'] or '(queue mode)'} sees them:", "dim"),
-                Table(PARTITIONS, partitions["partitions"], "no partitions"),
-                *_more(partitions),
-            ],
-        )
 
-    show(look, as_json, watch)
+def group_title(group: str) -> str:
+    return "(queue mode)" if group in ("", QUEUE_MODE) else group
 
 
 def _more(page: dict[str, Any]) -> Iterator[Line]:
@@ -371,14 +323,13 @@ def _more(page: dict[str, Any]) -> Iterator[Line]:
 
 @commands.command()
 def configure(
+    api: Api,
     queue: Annotated[str, typer.Argument(help="Name of the queue; created if it does not exist.")],
     options: Annotated[
         list[str] | None, typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
     task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Create a queue or replace its options. Options that you leave out return to their defaults.
 
@@ -386,24 +337,22 @@ def configure(
     """
     values = _options(options or [])
     body = {"queue": queue, "namespace": namespace, "task": task, "options": values}
-    print_json(ask(url, token, "POST", "/api/v1/configure", body))
+    print_json(api.post("/api/v1/configure", body=body))
 
 
 @commands.command("set")
 def set_command(
+    api: Api,
     queue: Name,
     options: Annotated[
         list[str], typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
     ],
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Change some options of a queue and keep the others.
 
     Example: `penstock queue set orders leaseTime=30 retryLimit=5`
     """
-    target = resource("/api/v1/queues", queue, "options")
-    print_json(ask(url, token, "PATCH", target, _options(options)))
+    print_json(api.ask("PATCH", "/api/v1/queues", queue, "options", body=_options(options)))
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -421,13 +370,12 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 @commands.command()
 def delete(
+    api: Api,
     queue: Name,
     yes: Yes = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Delete only the messages and keep the queue.")
     ] = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Delete a queue with its messages, groups and dead letters.
 
@@ -435,19 +383,19 @@ def delete(
     """
     confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
     if keep:
-        print_json(ask(url, token, "DELETE", resource("/api/v1/queues", queue, "clear")))
-    elif not ask(url, token, "DELETE", resource("/api/v1/resources/queues", queue))["existed"]:
+        print_json(api.delete("/api/v1/queues", queue, "clear"))
+    elif not api.delete("/api/v1/resources/queues", queue)["existed"]:
         typer.echo(f"there was no queue {queue}", err=True)
 
 
 # What they share
 
 
-def _run(url: str, token: str, work: "Callable[[Client], Awaitable[T]]") -> T:
+def _run(api: Api, work: "Callable[[Client], Awaitable[T]]") -> T:
     from penstock.client import Client
 
     async def with_client() -> T:
-        async with Client(url, token=token, patience=5.0) as client:
+        async with Client(api.url, token=api.token, patience=5.0) as client:
             return await work(client)
 
     return asyncio.run(with_client())
@@ -493,14 +441,8 @@ def _json(text: str) -> msgspec.Raw:
 
 
 def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    remaining = iter(lines)
+    return iter(lambda: list(islice(remaining, size)), [])
 
 
 import penstock.cli.queue_dead  # noqa: E402

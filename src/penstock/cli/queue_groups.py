@@ -4,30 +4,19 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import (
-    LOCAL_URL,
-    Json,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    ask,
-    confirm,
-    resource,
-    usage,
-)
-from penstock.cli.queue import commands, complete_queue
-from penstock.cli.tables import Column, View, count, duration, print_json, show, table
+from penstock.cli import Api, Yes, confirm, usage
+from penstock.cli.queue import commands, complete_queue, group_title
+from penstock.cli.tables import Column, View, count, duration, print_json, table
 
 GROUPS = "/api/v1/consumer-groups"
-QUEUE_MODE = "__QUEUE_MODE__"
 Address = Annotated[
     str, typer.Argument(metavar="QUEUE@GROUP", help="The queue and the consumer group.")
 ]
 
 
-@commands.command()
+@commands.command(watch=True)
 def groups(
+    api: Api,
     address: Annotated[
         str,
         typer.Argument(
@@ -36,11 +25,7 @@ def groups(
             autocompletion=complete_queue,
         ),
     ] = "",
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """Show consumer groups and their lag.
 
     Examples:
@@ -50,43 +35,39 @@ def groups(
     `penstock queue groups orders@billing`
     """
     queue, _, group = address.partition("@")
-
-    def look() -> View:
-        if not group:
-            return table(
-                [row for row in ask(url, token, "GET", GROUPS) if queue in ("", row["queueName"])],
-                Column("group", lambda row: _shown(row["name"])),
-                Column("queue", "queueName"),
-                Column("lag", "totalLag", count),
-                Column("lag time", "maxTimeLag", duration),
-                Column("members", "members", count),
-                Column("state"),
-                Column("dead", "deadLetters", count),
-                Column("partitions behind", "partitionsWithLag", count, optional=True),
-                empty="no groups; a pop makes one: penstock queue pop orders@billing",
-            )
-        by_queue = ask(url, token, "GET", resource(GROUPS, group))
-        rows = [
-            {"queue": name, **row}
-            for name, about in by_queue.items()
-            if queue in ("", name)
-            for row in about["partitions"]
-        ]
+    if not group:
         return table(
-            rows,
-            Column("queue"),
-            Column("partition"),
-            Column("lag", "offsetLag", count),
-            Column("lag time", "timeLagSeconds", duration),
-            Column("consumed", "totalConsumed", count),
-            Column("leased", "leaseActive"),
+            [row for row in api.get(GROUPS) if queue in ("", row["queueName"])],
+            Column("group", lambda row: group_title(row["name"])),
+            Column("queue", "queueName"),
+            Column("lag", "totalLag", count),
+            Column("lag time", "maxTimeLag", duration),
+            Column("members", "members", count),
+            Column("state"),
+            Column("dead", "deadLetters", count),
+            Column("partitions behind", "partitionsWithLag", count, optional=True),
+            empty="no groups; a pop makes one: penstock queue pop orders@billing",
         )
+    rows = [
+        {"queue": name, **row}
+        for name, about in api.get(GROUPS, group).items()
+        if queue in ("", name)
+        for row in about["partitions"]
+    ]
+    return table(
+        rows,
+        Column("queue"),
+        Column("partition"),
+        Column("lag", "offsetLag", count),
+        Column("lag time", "timeLagSeconds", duration),
+        Column("consumed", "totalConsumed", count),
+        Column("leased", "leaseActive"),
+    )
 
-    show(look, as_json, watch)
 
-
-@commands.command()
+@commands.command(watch=True)
 def consumers(
+    api: Api,
     queue: Annotated[
         str,
         typer.Argument(
@@ -95,35 +76,27 @@ def consumers(
             autocompletion=complete_queue,
         ),
     ] = "",
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """Show consumers that report their state: messages in flight and last error.
 
     Example: `penstock queue consumers orders --watch`
     """
-    target = resource("/api/v1/consumers", queue=queue or None)
-
-    def look() -> View:
-        return table(
-            ask(url, token, "GET", target)["consumers"],
-            Column("consumer", "name"),
-            Column("queue"),
-            Column("group", lambda row: _shown(row["group"])),
-            Column("in flight", "inFlight", count),
-            Column("at most", "concurrency", count, optional=True),
-            Column("failed", format=count),
-            Column("last error", "lastError", prose=True),
-            empty="no consumer reports itself; those of `penstock worker` do",
-        )
-
-    show(look, as_json, watch)
+    return table(
+        api.get("/api/v1/consumers", queue=queue or None)["consumers"],
+        Column("consumer", "name"),
+        Column("queue"),
+        Column("group", lambda row: group_title(row["group"])),
+        Column("in flight", "inFlight", count),
+        Column("at most", "concurrency", count, optional=True),
+        Column("failed", format=count),
+        Column("last error", "lastError", prose=True),
+        empty="no consumer reports itself; those of `penstock worker` do",
+    )
 
 
 @commands.command()
 def seek(
+    api: Api,
     address: Address,
     to: Annotated[
         str,
@@ -135,8 +108,6 @@ def seek(
         bool, typer.Option("--dry-run", help="Only show what would be delivered again or skipped.")
     ] = False,
     yes: Yes = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Move a consumer group to another position in its queue.
 
@@ -145,15 +116,10 @@ def seek(
     Example: `penstock queue seek orders@billing 2026-01-31T12:00:00Z --dry-run`
     """
     queue, group = _parsed(address)
-    target = resource(GROUPS, group, "queues", queue, "seek")
-    where: dict[str, Any] = (
-        {"toEnd": True}
-        if to == "end"
-        else {"toBeginning": True}
-        if to == "beginning"
-        else {"timestamp": to}
-    )
-    preview = ask(url, token, "POST", target, where | {"dryRun": True})
+    target = (GROUPS, group, "queues", queue, "seek")
+    ends = {"end": {"toEnd": True}, "beginning": {"toBeginning": True}}
+    where: dict[str, Any] = ends.get(to, {"timestamp": to})
+    preview = api.post(*target, body=where | {"dryRun": True})
     if dry_run:
         print_json(preview)
         return
@@ -163,18 +129,18 @@ def seek(
         f"{skipped:,} skipped. Go?",
         yes,
     )
-    print_json(ask(url, token, "POST", target, where))
+    print_json(api.post(*target, body=where))
 
 
 @commands.command()
-def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+def forget(api: Api, address: Address, yes: Yes = False) -> None:
     """Delete a consumer group of a queue: its cursor, leases and retries. Messages are kept.
 
     Example: `penstock queue forget orders@billing`
     """
     queue, group = _parsed(address)
     confirm(f"Delete group {group} of queue {queue}? A later pop begins as a new group does.", yes)
-    print_json(ask(url, token, "DELETE", resource(GROUPS, group, "queues", queue)))
+    print_json(api.delete(GROUPS, group, "queues", queue))
 
 
 def _parsed(address: str) -> tuple[str, str]:
@@ -182,7 +148,3 @@ def _parsed(address: str) -> tuple[str, str]:
     if not queue or not group:
         raise usage("name the queue and the group: queue@group")
     return queue, group
-
-
-def _shown(group: str) -> str:
-    return "(queue mode)" if group in ("", QUEUE_MODE) else group

@@ -4,23 +4,28 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, Watch, Yes, ask, confirm, resource
+from penstock.cli import Api, Yes, confirm
 from penstock.cli.queue import Name, commands
-from penstock.cli.tables import Column, Line, Table, View, print_json, show, when
+from penstock.cli.tables import Column, Line, Table, View, print_json, table, when
 
-MESSAGES = "/api/v1/messages"
+MESSAGES, SCHEDULED = "/api/v1/messages", "/api/v1/scheduled"
+Partition = Annotated[
+    str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
+]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
+]
 PartitionId = Annotated[
     str, typer.Argument(help="The message's partitionId, as shown by `penstock queue messages`.")
 ]
 TransactionId = Annotated[str, typer.Argument(help="The message's transactionId.")]
 
 
-@commands.command()
+@commands.command(watch=True)
 def messages(
+    api: Api,
     queue: Name,
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
-    ] = None,
+    partition: Partition = None,
     status: Annotated[
         str | None,
         typer.Option(
@@ -36,120 +41,82 @@ def messages(
     until: Annotated[
         str | None, typer.Option("--to", help="Only messages pushed before this time.")
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
-    ] = 50,
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+    limit: Limit = 50,
+) -> View:
     """List stored messages, newest first. This takes no lease and counts as no attempt.
 
     Example: `penstock queue messages orders --partition c-1 --status pending`
     """
-
-    def look() -> View:
-        query = {"queue": queue, "partition": partition, "status": status, "limit": limit}
-        page = ask(url, token, "GET", resource(MESSAGES, **query, **{"from": since, "to": until}))
-        columns = (
-            Column("pushed", "createdAt", when),
-            Column("partition"),
-            Column("status"),
-            Column("transactionId"),
-            Column("producer", "producerSub", optional=True),
-            Column("partitionId", optional=True),
-        )
-        more = [Line("there are more: --limit, --from, --to")] if page["next"] else []
-        rows = page["messages"]
-        return View(rows, [Table(columns, rows, "no messages that match"), *more])
-
-    show(look, as_json, watch)
+    query = {"queue": queue, "partition": partition, "status": status, "limit": limit}
+    page = api.get(MESSAGES, **query, **{"from": since, "to": until})
+    columns = (
+        Column("pushed", "createdAt", when),
+        Column("partition"),
+        Column("status"),
+        Column("transactionId"),
+        Column("producer", "producerSub", optional=True),
+        Column("partitionId", optional=True),
+    )
+    more = [Line("there are more: --limit, --from, --to")] if page["next"] else []
+    rows = page["messages"]
+    return View(rows, [Table(columns, rows, "no messages that match"), *more])
 
 
 @commands.command()
-def message(
-    partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
-) -> None:
+def message(api: Api, partition: PartitionId, transaction: TransactionId) -> None:
     """Print a stored message as JSON, with its payload and its state in each group.
 
     Example: `penstock queue message 20ff6f94-0000-8000-8008-000000000000 order-7 | jq .payload`
     """
-    print_json(ask(url, token, "GET", resource(MESSAGES, partition, transaction)))
+    print_json(api.get(MESSAGES, partition, transaction))
 
 
 @commands.command("delete-message")
 def delete_message(
-    partition: PartitionId,
-    transaction: TransactionId,
-    yes: Yes = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
+    api: Api, partition: PartitionId, transaction: TransactionId, yes: Yes = False
 ) -> None:
     """Permanently delete one message, for all groups.
 
     Example: `penstock queue delete-message 20ff6f94-0000-8000-8008-000000000000 order-7`
     """
     confirm(f"Delete message {transaction} for good?", yes)
-    print_json(ask(url, token, "DELETE", resource(MESSAGES, partition, transaction)))
+    print_json(api.delete(MESSAGES, partition, transaction))
 
 
 @commands.command("retry-message")
-def retry_message(
-    partition: PartitionId, transaction: TransactionId, url: Url = LOCAL_URL, token: Token = ""
-) -> None:
+def retry_message(api: Api, partition: PartitionId, transaction: TransactionId) -> None:
     """Deliver a message again that was completed or became a dead letter.
 
     Example: `penstock queue retry-message 20ff6f94-0000-8000-8008-000000000000 order-7`
     """
-    print_json(ask(url, token, "POST", resource(MESSAGES, partition, transaction, "retry")))
+    print_json(api.post(MESSAGES, partition, transaction, "retry"))
 
 
-@commands.command()
-def scheduled(
-    queue: Name,
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
-    ] = 50,
-    as_json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+@commands.command(watch=True)
+def scheduled(api: Api, queue: Name, partition: Partition = None, limit: Limit = 50) -> View:
     """List delayed messages, next due first.
 
     Example: `penstock queue scheduled orders`
     """
-
-    def look() -> View:
-        query = {"queue": queue, "partition": partition, "limit": limit}
-        rows = ask(url, token, "GET", resource("/api/v1/scheduled", **query))["messages"]
-        columns = (
-            Column("due", "deliverAt", when),
-            Column("partition"),
-            Column("transactionId"),
-            Column("pushed", "pushedAt", when, optional=True),
-        )
-        return View(rows, [Table(columns, rows, "no messages for later")])
-
-    show(look, as_json, watch)
+    return table(
+        api.get(SCHEDULED, queue=queue, partition=partition, limit=limit)["messages"],
+        Column("due", "deliverAt", when),
+        Column("partition"),
+        Column("transactionId"),
+        Column("pushed", "pushedAt", when, optional=True),
+        empty="no messages for later",
+    )
 
 
 @commands.command()
 def cancel(
+    api: Api,
     queue: Name,
     partition: Annotated[str, typer.Argument(help="The message's partition.")],
     transaction: TransactionId,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Cancel a delayed message before it is due.
 
     Example: `penstock queue cancel orders Default order-9`
     """
-    print_json(
-        ask(url, token, "DELETE", resource("/api/v1/scheduled", queue, partition, transaction))
-    )
+    print_json(api.delete(SCHEDULED, queue, partition, transaction))

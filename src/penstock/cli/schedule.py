@@ -6,22 +6,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import (
-    LOCAL_URL,
-    Commands,
-    Json,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    app,
-    ask,
-    completer,
-    confirm,
-    resource,
-    usage,
-)
-from penstock.cli.tables import Column, Facts, Table, View, show, when
+from penstock.cli import Api, Commands, Yes, app, completer, confirm, usage
+from penstock.cli.tables import Column, Facts, Table, View, table, when
 
 commands = Commands("Push messages on a cron schedule.", app, name="schedule")
 
@@ -81,6 +67,7 @@ NO_SCHEDULES = (
 
 @commands.command()
 def create(
+    api: Api,
     name: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Name of the schedule.")],
     cron: Annotated[
         str,
@@ -105,10 +92,7 @@ def create(
         typer.Option(help="What to push for runs missed while no broker ran: none, one or all."),
     ] = "one",
     paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    json: Json = False,
-) -> None:
+) -> View:
     """Create a schedule, or change the one with this name.
 
     Example: `penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports
@@ -132,73 +116,63 @@ def create(
     }
     if partition is not None:
         body["partition"] = partition
-    made = ask(url, token, "PUT", resource(SCHEDULES, name), body)
-    show(lambda: _view(made), json, None)
+    return _view(api.put(SCHEDULES, name, body=body))
 
 
-@commands.command("list")
-def list_schedules(
-    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
-) -> None:
+@commands.command("list", watch=True)
+def list_schedules(api: Api) -> View:
     """List the schedules with their last and next runs.
 
     Example: `penstock schedule list --watch`
     """
-
-    def look() -> View:
-        rows = ask(url, token, "GET", SCHEDULES)["schedules"]
-        return View(rows, [Table(COLUMNS, rows, NO_SCHEDULES)])
-
-    show(look, json, watch)
+    return table(api.get(SCHEDULES)["schedules"], *COLUMNS, empty=NO_SCHEDULES)
 
 
-@commands.command()
-def describe(
-    name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
-) -> None:
+@commands.command(watch=True)
+def describe(api: Api, name: Name) -> View:
     """Show a schedule: what it pushes, and its last and next runs.
 
     Example: `penstock schedule describe nightly`
     """
-    show(lambda: _view(ask(url, token, "GET", resource(SCHEDULES, name))), json, watch)
+    return _view(api.get(SCHEDULES, name))
 
 
 @commands.command()
-def pause(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def pause(api: Api, name: Name) -> None:
     """Pause a schedule until you resume it.
 
     Example: `penstock schedule pause nightly`
     """
-    ask(url, token, "POST", resource(SCHEDULES, name) + "/pause")
+    api.post(SCHEDULES, name, "pause")
 
 
 @commands.command()
-def resume(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def resume(api: Api, name: Name) -> None:
     """Resume a schedule. Runs that were due while it was paused are skipped.
 
     Example: `penstock schedule resume nightly`
     """
-    ask(url, token, "POST", resource(SCHEDULES, name) + "/resume")
+    api.post(SCHEDULES, name, "resume")
 
 
 @commands.command("run")
-def run_now(name: Name, url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
+def run_now(api: Api, name: Name) -> View:
     """Push the message of a schedule now. Its next runs do not change.
 
     Example: `penstock schedule run nightly`
     """
-    run = ask(url, token, "POST", resource(SCHEDULES, name) + "/run")
-    show(lambda: View(run, [Table(RUNS, [run])]), json, None)
+    run = api.post(SCHEDULES, name, "run")
+    return View(run, [Table(RUNS, [run])])
 
 
 @commands.command()
-def delete(name: Name, url: Url = LOCAL_URL, token: Token = "", yes: Yes = False) -> None:
+def delete(api: Api, name: Name, yes: Yes = False) -> None:
     """Delete a schedule. Messages that it has pushed are kept.
 
     Example: `penstock schedule delete nightly --yes`
     """
     confirm(f"Delete schedule {name}?", yes)
-    ask(url, token, "DELETE", resource(SCHEDULES, name))
+    api.delete(SCHEDULES, name)
 
 
 def _view(schedule: dict[str, Any]) -> View:

@@ -14,18 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 
 from penstock import __version__
-from penstock.cli import (
-    LOCAL_URL,
-    REFUSED,
-    Json,
-    Token,
-    Url,
-    Watch,
-    app,
-    ask,
-    errors_explained,
-    resource,
-)
+from penstock.cli import REFUSED, Api, Json, Watch, app, errors_explained
 from penstock.cli.live import RATE_SECONDS, LiveFigures
 from penstock.cli.queue import FIGURES
 from penstock.cli.tables import (
@@ -58,6 +47,7 @@ COMMANDS = {  # view of the Console -> the command that shows the same
 
 @app.command()
 def status(
+    api: Api,
     check: Annotated[
         bool,
         typer.Option(
@@ -66,8 +56,6 @@ def status(
     ] = False,
     as_json: Json = False,
     watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Show the whole broker on one screen: problems first, then each part.
 
@@ -77,15 +65,11 @@ def status(
 
     `penstock status --check || echo "somebody should look"`
     """
-    figures = LiveFigures(url, token)
+    figures = LiveFigures(api)
     try:
         with errors_explained():
-            view = show(
-                lambda: whole(url, token, figures.take(watch or RATE_SECONDS)),
-                as_json,
-                watch,
-                paced=True,
-            )
+            seconds = watch or RATE_SECONDS
+            view = show(lambda: whole(api, figures.take(seconds)), as_json, watch, paced=True)
     except typer.Exit as ended:
         raise typer.Exit(
             UNANSWERED if check and ended.exit_code == REFUSED else ended.exit_code
@@ -98,26 +82,26 @@ def status(
 
 
 def whole(
-    url: str, token: str, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
+    api: Api, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
 ) -> View:
     """All of it: figures that are live, and what is asked for besides."""
     todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
     state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]
     if counts.get("queues"):
-        query = {"sort": sort, "limit": limit, "recent": "true"}  # as recent as the rest of it
-        page = ask(url, token, "GET", resource("/api/v1/queues", **query))
+        # as recent as the rest of it
+        page = api.get("/api/v1/queues", sort=sort, limit=limit, recent="true")
         state["queues"] = [
             {key: value for key, value in row.items() if key != "history"} for row in page["queues"]
         ]
     for part in ("routes", "pipelines"):
         if counts.get(part):
-            state[part] = ask(url, token, "GET", f"/api/v1/{part}")[part]
+            state[part] = api.get(f"/api/v1/{part}")[part]
     queues = Table((Column("queue", "name"), *FIGURES), state["queues"])
     return View(
         state,
         [
-            *problems(url, state),
+            *problems(api.url, state),
             Facts(list(_parts(state))),
             *([queues] if state["queues"] else []),
         ],

@@ -21,7 +21,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,8 +44,9 @@ STYLES = {
         ("warning", "paused", "draining", "half_open", "failover", "maintenance", "stopping"),
         "yellow",
     ),
-    **dict.fromkeys(("blocked", "broken", "down", "error", "failed", "lost", "open"), "red"),
-    **dict.fromkeys(("damaged",), "red"),
+    **dict.fromkeys(
+        ("blocked", "broken", "damaged", "down", "error", "failed", "lost", "open"), "red"
+    ),
 }
 
 
@@ -277,7 +278,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class View:
     data: Any  # what `--json` prints
-    parts: Sequence[Table | Facts | Line] = field(default=())
+    parts: Sequence[Table | Facts | Line] = ()
+    failed: bool = False  # the exit code is 1, when it is shown once
 
     def drawn(self, console: Console) -> Group:
         drawn: list[RenderableType] = []

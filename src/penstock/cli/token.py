@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Commands, ConfigFile, Settings, app
+from penstock.cli import Commands, ConfigFile, Settings, app, usage
 from penstock.config import load
 from penstock.config.load import default_file, parse_settings
 from penstock.protocol.roles import Role
@@ -46,7 +46,6 @@ def create(
 
     `export PENSTOCK_TOKEN=$(penstock token create --role admin --subject ana --days 1)`
     """
-    from penstock.cli import usage
     from penstock.wire.auth.issue import issue
 
     if role not in ROLES:

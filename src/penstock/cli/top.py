@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from penstock.cli import LOCAL_URL, Json, Token, Url, app, explain, usage
+from penstock.cli import Api, Json, app, explain, usage
 from penstock.cli.live import LiveFigures
 from penstock.cli.status import whole
 from penstock.cli.tables import View, show
@@ -43,13 +43,12 @@ QUIT = ("q", "\x03", "\x04")
 
 @app.command()
 def top(
+    api: Api,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
     sort: Annotated[
         str, typer.Option(help=f"Initial order, by the key to press: {', '.join(SORTS)}.")
     ] = "w",
     as_json: Json = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s,
     delivered/s, oldest, dead letters, groups; r reverses the order, q quits.
@@ -60,17 +59,16 @@ def top(
     """
     if sort not in SORTS:
         raise usage(f"--sort {sort}: one of {', '.join(SORTS)}")
-    figures = LiveFigures(url, token)
+    figures = LiveFigures(api)
     if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        show(lambda: whole(url, token, figures.take(interval)), as_json, interval, paced=True)
+        show(lambda: whole(api, figures.take(interval)), as_json, interval, paced=True)
     else:
-        _Screen(url, token, figures, interval).run(SORTS[sort][0])
+        _Screen(api, figures, interval).run(SORTS[sort][0])
 
 
 class _Screen:
-    def __init__(self, url: str, token: str, figures: LiveFigures, interval: float) -> None:
-        self._url = url
-        self._token = token
+    def __init__(self, api: Api, figures: LiveFigures, interval: float) -> None:
+        self._api = api
         self._figures = figures
         self._interval = interval
         self._console = Console()
@@ -119,7 +117,7 @@ class _Screen:
 
     def _look(self, sort: str) -> View:
         rows = max(1, self._console.height - OTHER_LINES)
-        return whole(self._url, self._token, self._now, sort, rows)
+        return whole(self._api, self._now, sort, rows)
 
     def _drawn(self, view: View, sort: str) -> RenderableType:
         keys = " · ".join(

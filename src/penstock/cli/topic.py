@@ -5,9 +5,11 @@ What a person should see (errors, progress) goes to standard error. Exit codes: 
 damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -27,19 +29,18 @@ from rich.progress import (
 
 from penstock.cli import (
     LOCAL_URL,
+    Api,
     Commands,
     Json,
     Token,
     Url,
     Yes,
     app,
-    ask,
     completer,
     confirm,
-    resource,
     usage,
 )
-from penstock.cli.tables import Column, Facts, View, count, print_json, show
+from penstock.cli.tables import Column, Facts, View, count, print_json
 from penstock.client import Batch, SyncReader, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.client.sync_topics import SyncProducer
@@ -47,25 +48,34 @@ from penstock.protocol.records import message
 
 commands = Commands("Create, read, write and check topics.", app, name="topic")
 
-CHUNK = 1 << 20
-LEASE = 10_000  # records a group member takes at once
+READ_BYTES = 1 << 20
+MAX_LEASED_RECORDS = 10_000  # records a group member takes at once
 
-Broker = Annotated[
-    str,
-    typer.Option(
-        "--broker",
-        "-b",
-        envvar="PENSTOCK_BROKER",
-        help="Broker address as HOST:PORT, or several separated by commas.",
-    ),
-]
 Name = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC", help="Name of the topic.", autocompletion=completer("/topics", "")
     ),
 ]
-DEFAULT_BROKER = "127.0.0.1:12345"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker's TCP port, where topics are."""
+
+    broker: Annotated[
+        str,
+        typer.Option(
+            "--broker",
+            "-b",
+            envvar="PENSTOCK_BROKER",
+            help="Broker address as HOST:PORT, or several separated by commas.",
+        ),
+    ] = "127.0.0.1:12345"
+    token: Token = ""
+
+    def connect(self) -> SyncTopicClient:
+        return SyncTopicClient(self.broker, timeout=10.0, token=self.token)
 
 
 class Policy(StrEnum):
@@ -73,32 +83,27 @@ class Policy(StrEnum):
     COMPACT = "compact"
 
 
-def _session(broker: str, token: str) -> SyncTopicClient:
-    return SyncTopicClient(broker, timeout=10.0, token=token)
-
-
 @commands.command()
 def create(
+    broker: Broker,
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
     Example: `penstock topic create orders payments`
     """
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         for topic in topics:
             client.create(topic)
 
 
 @commands.command("list")
-def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False) -> None:
+def list_topics(broker: Broker, json: Json = False) -> None:
     """List the topics, one per line.
 
     Example: `penstock topic list | xargs -n1 penstock topic describe`
     """
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         names = client.names()
         if json:
             print_json(names)
@@ -107,14 +112,12 @@ def list_topics(broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json =
 
 
 @commands.command()
-def describe(
-    topic: Name, broker: Broker = DEFAULT_BROKER, token: Token = "", json: Json = False
-) -> None:
+def describe(broker: Broker, topic: Name) -> View:
     """Show a topic's offsets, size and segments. `topic status` has rates and groups.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         info = client.info(topic)
     about = {
         "topic": topic,
@@ -132,11 +135,12 @@ def describe(
         Column(name, format=count) if isinstance(value, int) else Column(name)
         for name, value in about.items()
     ]
-    show(lambda: View(about, [Facts(columns, about)]), json)
+    return View(about, [Facts(columns, about)])
 
 
 @commands.command()
 def policy(
+    broker: Broker,
     topic: Name,
     wanted: Annotated[
         Policy | None,
@@ -144,33 +148,26 @@ def policy(
             metavar="[delete|compact]", help="The new policy; default: show the current one."
         ),
     ] = None,
-    broker: Broker = DEFAULT_BROKER,
     url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Show or set the cleanup policy of a topic: retention deletes old segments, or `pipeline run
     compact` compacts them.
 
     Example: `penstock topic policy prices compact`
     """
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         if wanted is not None:
-            ask(url, token, "PUT", resource("/topics", topic, "policy"), {"policy": wanted.value})
+            Api(url, broker.token).put("/topics", topic, "policy", body={"policy": wanted.value})
         sys.stdout.write(f"{client.info(topic).policy}\n")
 
 
 @commands.command()
-def delete(
-    topic: Name,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
-    yes: Yes = False,
-) -> None:
+def delete(broker: Broker, topic: Name, yes: Yes = False) -> None:
     """Permanently delete a topic and its records.
 
     Example: `penstock topic delete old-orders --yes`
     """
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         if not yes:
             confirm(f"Delete {topic!r} with {client.info(topic).records:,} records?", yes)
         client.delete(topic)
@@ -178,13 +175,12 @@ def delete(
 
 @commands.command()
 def produce(
+    broker: Broker,
     topic: Name,
     files: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[FILE]...", help="Files to read; default: standard input."),
     ] = None,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
     delimiter: Annotated[
         str,
         typer.Option(
@@ -213,8 +209,8 @@ def produce(
     if not end:
         raise usage("the delimiter is empty; --whole makes each input one record")
     with (
-        _session(broker, token) as client,
-        _progress(quiet, _size_of(files), f"to {topic}") as advance,
+        broker.connect() as client,
+        progress_bar(quiet, _size_of(files), f"to {topic}") as advance,
     ):
         _produce(
             client.producer(topic, linger=linger, timeout=timeout),
@@ -267,9 +263,8 @@ def _stored(producer: SyncProducer, topic: str) -> str:
 
 @commands.command()
 def consume(
+    broker: Broker,
     topic: Name,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
     offset: Annotated[
         str,
         typer.Option(
@@ -315,22 +310,21 @@ def consume(
     `penstock topic consume orders -g billing | ./charge`
     """
     render = _as_json if json else _renderer(format)
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         reader = client.reader(
             topic,
             _start(client, topic, offset),
             follow=not exit_at_end,
             group=group,
-            max_records=min(count or LEASE, LEASE),
+            max_records=min(count or MAX_LEASED_RECORDS, MAX_LEASED_RECORDS),
         )
         _write(reader, topic, count, render, quiet)
 
 
 @commands.command()
 def tail(
+    broker: Broker,
     topic: Name,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
     count: Annotated[
         int,
         typer.Option("--count", "-n", min=0, help="Number of existing records to print first."),
@@ -348,9 +342,9 @@ def tail(
     Example: `penstock topic tail logs -n 100 | grep -i error`
     """
     render = _as_json if json else _renderer(format)
-    with _session(broker, token) as client:
+    with broker.connect() as client:
         start = _start(client, topic, f"-{count}")
-        reader = client.reader(topic, start, follow=follow, max_records=LEASE)
+        reader = client.reader(topic, start, follow=follow, max_records=MAX_LEASED_RECORDS)
         _write(reader, topic, None, render, quiet=True)
 
 
@@ -383,8 +377,7 @@ def _write(
 ) -> None:
     out = sys.stdout.buffer
     written = 0
-    size = 0
-    progress = _progress(quiet or sys.stdout.isatty(), None, f"from {topic}")
+    progress = progress_bar(quiet or sys.stdout.isatty(), None, f"from {topic}")
     with progress as advance, reader:
         for batch in reader.batches():
             if count is not None and written + batch.count > count:
@@ -393,8 +386,7 @@ def _write(
             out.write(text)
             out.flush()
             written += batch.count
-            size = len(text)
-            advance(size, written)
+            advance(len(text), written)
             if written == count:
                 reader.complete()
                 return
@@ -411,21 +403,13 @@ def _renderer(format: str) -> Callable[[Batch], bytes]:
     r"""A function from a batch to its text; `%s\n` and the like take no look at single records."""
     pieces: list[bytes | str] = []  # bytes: as they are; str: which value
     literal = b""
-    at = 0
-    while at < len(format):
-        if format[at] == "%" and at + 1 < len(format) and format[at + 1] in "sSot%":
-            if format[at + 1] == "%":
-                literal += b"%"
-            else:
-                pieces += [literal, format[at + 1]]
-                literal = b""
-            at += 2
-        elif format[at] == "\\" and at + 1 < len(format):
-            literal += _unescaped(format[at : at + 2])
-            at += 2
+    for match in re.finditer(r"%([sSot%])|\\.|.", format, re.DOTALL):
+        value = match[1]
+        if value in (None, "%"):
+            literal += b"%" if value else _unescaped(match[0])
         else:
-            literal += format[at].encode()
-            at += 1
+            pieces += [literal, value]
+            literal = b""
     pieces.append(literal)
     if [piece for piece in pieces if isinstance(piece, str)] == ["s"] and pieces[0] == b"":
         return lambda batch: literal.join([*batch.payloads(), b""])
@@ -448,15 +432,7 @@ def _renderer(format: str) -> Callable[[Batch], bytes]:
 
 def _unescaped(text: str) -> bytes:
     escapes = {"n": "\n", "t": "\t", "0": "\0", "r": "\r", "\\": "\\"}
-    unescaped, at = "", 0
-    while at < len(text):
-        if text[at] == "\\" and at + 1 < len(text) and text[at + 1] in escapes:
-            unescaped += escapes[text[at + 1]]
-            at += 2
-        else:
-            unescaped += text[at]
-            at += 1
-    return unescaped.encode()
+    return re.sub(r"\\([nt0r\\])", lambda match: escapes[match[1]], text).encode()
 
 
 def _sources(files: list[Path] | None) -> Iterator[BinaryIO]:
@@ -488,7 +464,7 @@ def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes],
         return
     read = getattr(source, "read1", source.read)
     rest = b""
-    while data := read(CHUNK):
+    while data := read(READ_BYTES):
         *whole, rest = (rest + data).split(end)
         if whole:
             yield whole, len(data)
@@ -497,7 +473,7 @@ def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes],
 
 
 @contextmanager
-def _progress(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
     """Counts bytes and records on a terminal; silent otherwise."""
     console = Console(stderr=True)
     if (

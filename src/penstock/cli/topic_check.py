@@ -1,6 +1,5 @@
 """`penstock topic verify` and `topic scrub`: is what is on disk what was written?"""
 
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -8,19 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import LOCAL_URL, ConfigFile, Json, Settings, Token, Url, Watch, ask
-from penstock.cli.database import loaded
-from penstock.cli.tables import Facts, View, fact, print_json, show
-from penstock.cli.topic import DEFAULT_BROKER, Broker, _progress, _session, commands
+from penstock.cli import Api, BrokerConfig, ConfigFile, Display, Json, Settings
+from penstock.cli.tables import Facts, View, fact, print_json
+from penstock.cli.topic import Broker, commands, progress_bar
 from penstock.cli.topic_tier import configured
 from penstock.protocol.names import is_topic_name
 
 if TYPE_CHECKING:
+    from penstock.log.verify import Report
     from penstock.topics.tier.verify import TierReport
 
 
 @commands.command()
 def verify(
+    broker: Broker,
     topics: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TOPIC]...", help="Topics to verify; default: all."),
@@ -38,8 +38,6 @@ def verify(
             help="The broker is running: ask it for the end of each topic, and check up to there.",
         ),
     ] = False,
-    broker: Broker = DEFAULT_BROKER,
-    token: Token = "",
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
     tier: Annotated[
@@ -66,8 +64,8 @@ def verify(
         from penstock.object_store import ObjectStore
         from penstock.topics.tier.verify import verify_tier
 
-        address = configured(loaded(config, data_dir, settings).config)
-        with _progress(quiet, None, "checking") as advance:
+        address = configured(BrokerConfig(config, data_dir, settings).load().config)
+        with progress_bar(quiet, None, "checking") as advance:
             reports = verify_tier(
                 ObjectStore(address), set(topics or ()), lambda size: advance(size, 0)
             )
@@ -87,7 +85,7 @@ def verify(
         typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
         raise typer.Exit(1)
     sound = True
-    with _session(broker, token) as client, _progress(quiet, None, "checking") as advance:
+    with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
         for name in topics or names:
             end = client.info(name).next_offset if live else None
             done = 0
@@ -99,19 +97,8 @@ def verify(
 
             report = check_topic(data_dir / name, until=end, progress=progress)
             sound = sound and report.sound
-            if json:
-                print_json(report)
-                continue
-            unchecked = (
-                f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
-            )
-            verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
-            sys.stdout.write(
-                f"{name}: {verdict}: {report.records:,} records, "
-                f"{report.bytes:,} bytes{unchecked}\n"
-            )
-            for finding in report.findings:
-                sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
+            rest = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
+            _print(report, name, "", rest, json)
     if not sound:
         raise typer.Exit(1)
 
@@ -121,31 +108,32 @@ def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> Non
     if missing:
         typer.echo(f"penstock: the tier has no topic {', '.join(missing)}", err=True)
     for report in reports:
-        if json:
-            print_json(report)
-            continue
-        verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
         unnamed = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
-        sys.stdout.write(
-            f"{report.topic}: {verdict}: offsets {report.first_offset:,} to "
-            f"{report.next_offset - 1:,}, {report.records:,} records, {report.bytes:,} bytes"
-            f"{unnamed}\n"
-        )
-        for finding in report.findings:
-            sys.stdout.write(f"  {finding.file} at byte {finding.position:,}: {finding.what}\n")
+        offsets = f"offsets {report.first_offset:,} to {report.next_offset - 1:,}, "
+        _print(report, report.topic, offsets, unnamed, json)
     if missing or not all(report.sound for report in reports):
         raise typer.Exit(1)
 
 
+def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, json: bool) -> None:
+    if json:
+        print_json(report)
+        return
+    verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
+    typer.echo(
+        f"{topic}: {verdict}: {offsets}{report.records:,} records, {report.bytes:,} bytes{rest}"
+    )
+    for finding in report.findings:
+        typer.echo(f"  {finding.file} at byte {finding.position:,}: {finding.what}")
+
+
 @commands.command()
 def scrub(
-    url: Url = LOCAL_URL,
-    token: Token = "",
+    api: Api,
+    display: Display,
     now: Annotated[
         bool, typer.Option("--now", help="Start a scrub now instead of at its scheduled time.")
     ] = False,
-    json: Json = False,
-    watch: Watch = None,
 ) -> None:
     """Show the progress of the scrub, the broker's own check of sealed segments, and the result of
     the last one. Exit code 1 if it found damage.
@@ -153,13 +141,7 @@ def scrub(
     Example: `penstock topic scrub --now --watch`
     """
     methods = iter(["POST"] if now else [])
-
-    def look() -> View:
-        return _scrubbed(ask(url, token, next(methods, "GET"), "/api/v1/scrub"))
-
-    shown = show(look, json, watch)
-    if shown and any(one and one["findings"] for one in map(shown.data.get, ("current", "last"))):
-        raise typer.Exit(1)
+    display.show(lambda: _scrubbed(api.ask(next(methods, "GET"), "/api/v1/scrub")))
 
 
 def _scrubbed(report: dict[str, Any]) -> View:
@@ -175,7 +157,8 @@ def _scrubbed(report: dict[str, Any]) -> View:
         facts.append(("next pass", when))
     elif not current:
         facts.append(("next pass", "none is planned (topics.scrub_interval is 0)"))
-    return View(report, [Facts([fact(*one) for one in facts])])
+    damaged = any(one["findings"] for one in (current, last) if one)
+    return View(report, [Facts([fact(*one) for one in facts])], failed=damaged)
 
 
 def _when(seconds: float) -> str:

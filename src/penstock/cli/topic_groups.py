@@ -6,41 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import (
-    LOCAL_URL,
-    Json,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    ask,
-    completer,
-    confirm,
-    resource,
-    usage,
-)
-from penstock.cli.tables import Column, View, count, duration, rate, show, size, table
+from penstock.cli import Api, Yes, completer, confirm, usage
+from penstock.cli.tables import Column, View, count, duration, rate, size, table
 from penstock.cli.topic import commands
 
 TOPICS = "/topics"
-PAGE_ROWS = 500  # topics asked for at a time
 Address = Annotated[
     str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and the consumer group.")
 ]
 
 
-def topics(url: str, token: str, filter: str, sort: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    while True:
-        query = {"filter": filter, "sort": sort, "limit": PAGE_ROWS, "offset": len(rows)}
-        page = ask(url, token, "GET", resource(TOPICS, details="true", **query))
-        rows += page["topics"]
-        if not page["topics"] or len(rows) >= page["total"]:
-            return rows
-
-
-@commands.command()
+@commands.command(watch=True)
 def status(
+    api: Api,
     filter: Annotated[str, typer.Argument(help="Only topics whose name contains this text.")] = "",
     sort: Annotated[
         str,
@@ -48,38 +26,31 @@ def status(
             help="Sort by a field of --json, such as bytes; -bytes sorts the largest first."
         ),
     ] = "name",
-    json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """Show the topics with their size, offsets and damage.
 
     Example: `penstock topic status --sort -bytes --watch`
     """
-
-    def look() -> View:
-        return table(
-            topics(url, token, filter, sort),
-            Column("topic", "name"),
-            Column("records", format=count),
-            Column("size", "bytes", size),
-            Column("records/s", "rate", rate),
-            Column("groups", format=count, optional=True),
-            Column("worst lag", "worstLag", count, optional=True),
-            Column("damaged", format=count),
-            Column("segments", format=count, optional=True),
-            Column("policy", optional=True),
-            Column("first", "firstOffset", count, optional=True),
-            Column("next", "nextOffset", count, optional=True),
-            empty="no topics; one is made by: penstock topic create orders",
-        )
-
-    show(look, json, watch)
+    return table(
+        api.rows(TOPICS, "topics", details="true", filter=filter, sort=sort),
+        Column("topic", "name"),
+        Column("records", format=count),
+        Column("size", "bytes", size),
+        Column("records/s", "rate", rate),
+        Column("groups", format=count, optional=True),
+        Column("worst lag", "worstLag", count, optional=True),
+        Column("damaged", format=count),
+        Column("segments", format=count, optional=True),
+        Column("policy", optional=True),
+        Column("first", "firstOffset", count, optional=True),
+        Column("next", "nextOffset", count, optional=True),
+        empty="no topics; one is made by: penstock topic create orders",
+    )
 
 
-@commands.command()
+@commands.command(watch=True)
 def groups(
+    api: Api,
     topic: Annotated[
         str | None,
         typer.Argument(
@@ -88,36 +59,23 @@ def groups(
             autocompletion=completer(TOPICS, ""),
         ),
     ] = None,
-    json: Json = False,
-    watch: Watch = None,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-) -> None:
+) -> View:
     """Show consumer groups of topics: offsets, lag and members.
 
     Example: `penstock topic groups orders --watch`
     """
-
-    def look() -> View:
-        names = [topic] if topic else ask(url, token, "GET", TOPICS)
-        rows = [row for name in names for row in ask(url, token, "GET", _groups(name))]
-        return table(
-            rows,
-            Column("topic"),
-            Column("group"),
-            Column("committed", format=count),
-            Column("lag", format=count),
-            Column("lag time", lambda row: row.get("lag_seconds") or None, duration),
-            Column("leases", lambda row: len(row["leases"]), count),
-            Column("members", _members, prose=True),
-            empty="no groups; reading as one makes it: penstock topic consume orders -g billing",
-        )
-
-    show(look, json, watch)
-
-
-def _groups(topic: str, *more: str) -> str:
-    return resource("/topics", topic, "groups", *more)
+    names = [topic] if topic else api.get(TOPICS)
+    return table(
+        [row for name in names for row in api.get(TOPICS, name, "groups")],
+        Column("topic"),
+        Column("group"),
+        Column("committed", format=count),
+        Column("lag", format=count),
+        Column("lag time", lambda row: row.get("lag_seconds") or None, duration),
+        Column("leases", lambda row: len(row["leases"]), count),
+        Column("members", _members, prose=True),
+        empty="no groups; reading as one makes it: penstock topic consume orders -g billing",
+    )
 
 
 def _members(row: dict[str, Any]) -> str:
@@ -126,6 +84,7 @@ def _members(row: dict[str, Any]) -> str:
 
 @commands.command()
 def seek(
+    api: Api,
     address: Address,
     to: Annotated[
         str,
@@ -134,8 +93,6 @@ def seek(
         ),
     ],
     yes: Yes = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
 ) -> None:
     """Set the offset at which a consumer group resumes. First shows how many records this would
     deliver again or skip, and asks for confirmation. Leases of its members become invalid.
@@ -143,8 +100,8 @@ def seek(
     Example: `penstock topic seek orders@billing @2026-01-31T12:00`
     """
     topic, group = _parsed(address)
-    target, where = _groups(topic, group, "reset"), _place(to)
-    preview = ask(url, token, "POST", target, where | {"dryRun": True})
+    target, where = (TOPICS, topic, "groups", group, "reset"), _place(to)
+    preview = api.post(*target, body=where | {"dryRun": True})
     before, offset = preview["before"], preview["committed"]
     confirm(
         f"Deliver offsets {offset:,} to {before:,} of {topic} again to {group}?"
@@ -152,7 +109,7 @@ def seek(
         else f"Skip offsets {before:,} to {offset:,} of {topic} for {group}?",
         yes,
     )
-    done = ask(url, token, "POST", target, where)
+    done = api.post(*target, body=where)
     typer.echo(f"{group} is at offset {offset:,} of {topic}, {done['lag']:,} behind", err=True)
 
 
@@ -167,14 +124,14 @@ def _place(to: str) -> dict[str, Any]:
 
 
 @commands.command()
-def forget(address: Address, yes: Yes = False, url: Url = LOCAL_URL, token: Token = "") -> None:
+def forget(api: Api, address: Address, yes: Yes = False) -> None:
     """Delete a consumer group of a topic: its offset and leases. Records are kept.
 
     Example: `penstock topic forget orders@billing`
     """
     topic, group = _parsed(address)
     confirm(f"Delete group {group} of topic {topic}? It would begin as a new group does.", yes)
-    ask(url, token, "DELETE", _groups(topic, group))
+    api.delete(TOPICS, topic, "groups", group)
 
 
 def _parsed(address: str) -> tuple[str, str]:

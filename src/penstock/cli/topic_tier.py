@@ -6,23 +6,8 @@ from typing import Any
 
 import typer
 
-from penstock.cli import (
-    LOCAL_URL,
-    Commands,
-    ConfigFile,
-    DataDir,
-    Json,
-    Settings,
-    Token,
-    Url,
-    Watch,
-    Yes,
-    ask,
-    confirm,
-    usage,
-)
-from penstock.cli.database import loaded
-from penstock.cli.tables import Facts, View, fact, show
+from penstock.cli import Api, BrokerConfig, Commands, Yes, confirm, usage
+from penstock.cli.tables import Facts, View, fact
 from penstock.cli.topic import commands as topic_commands
 from penstock.config import Config
 
@@ -38,22 +23,18 @@ def configured(config: Config) -> str:
     return config.topics.tier
 
 
-@commands.command()
-def status(
-    url: Url = LOCAL_URL, token: Token = "", json: Json = False, watch: Watch = None
-) -> None:
+@commands.command(watch=True)
+def status(api: Api) -> View:
     """Show how much is in the tier, how far behind it is, and what blocks it. Exit code 1 if
     something does.
 
     Example: `penstock topic tier status --watch`
     """
-    shown = show(lambda: _status(ask(url, token, "GET", "/api/v1/tier")), json, watch)
-    if shown and (shown.data["problem"] or shown.data["topic_problems"]):
-        raise typer.Exit(1)
+    return _status(api.get("/api/v1/tier"))
 
 
 @commands.command()
-def flush(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
+def flush(api: Api) -> View:
     """Seal the active segment of each topic and copy everything to the tier, for example before you
     retire a machine. Exit code 1 if that fails.
 
@@ -61,27 +42,18 @@ def flush(url: Url = LOCAL_URL, token: Token = "", json: Json = False) -> None:
 
     Example: `penstock topic tier flush`
     """
-    passes = ask(url, token, "POST", "/api/v1/tier/flush")["passes"]
+    passes = api.post("/api/v1/tier/flush")["passes"]
     while True:
-        report = ask(url, token, "GET", "/api/v1/tier")
-        failed = bool(report["problem"] or report["topic_problems"])
+        view = status(api)
+        done, pending = view.data["passes"], view.data["pending_bytes"]
         # The pass that was under way may have begun before.
-        if failed or report["passes"] >= passes + 2 or _complete(report, passes):
-            break
+        if view.failed or done >= passes + 2 or (done > passes and not pending):
+            return view
         time.sleep(POLL_SECONDS)
-    show(lambda: _status(report), json, None)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _complete(report: dict[str, Any], passes: int) -> bool:
-    return bool(report["passes"] > passes and not report["pending_bytes"])
 
 
 @commands.command("take-over")
-def take_over(
-    config: ConfigFile = None, data_dir: DataDir = None, settings: Settings = None, yes: Yes = False
-) -> None:
+def take_over(given: BrokerConfig, yes: Yes = False) -> None:
     """Make the broker of this data directory the owner of the tier.
 
     The previous owner can no longer write to it. To start from the contents of the tier, use an
@@ -93,10 +65,10 @@ def take_over(
     from penstock.topics.tier.owner import Ownership
     from penstock.topics.tier.tier import DIRECTORY
 
-    given = loaded(config, data_dir, settings).config
-    address = configured(given)
+    config = given.load().config
+    address = configured(config)
     confirm(f"Take {address} over from its owner?", yes)
-    ownership = Ownership(ObjectStore(address), given.private_directory / DIRECTORY)
+    ownership = Ownership(ObjectStore(address), config.private_directory / DIRECTORY)
     before = ownership.take_over()
     of = f"broker {before.broker} on {before.host}" if before is not None else "nobody"
     typer.echo(f"{address} belonged to {of} and is written from here now.")
@@ -116,4 +88,5 @@ def _status(report: dict[str, Any]) -> View:
     facts += [(f"topic {name}", problem) for name, problem in report["topic_problems"].items()]
     if report["adopted"]:
         facts.append(("adopted", text.dumps(report["adopted"])))
-    return View(report, [Facts([fact(*one) for one in facts])])
+    failed = bool(report["problem"] or report["topic_problems"])
+    return View(report, [Facts([fact(*one) for one in facts])], failed)

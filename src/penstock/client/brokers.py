@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.client.results import BrokerStatus
 from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
-from penstock.net.addresses import Token
+from penstock.net.addresses import Token, resource
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
 from penstock.net.retry import Backoff
 from penstock.protocol.status import error_from_http
@@ -151,34 +151,27 @@ class Brokers:
 
     async def json(
         self,
-        method: str,
-        target: str,
-        value: Any = None,
-        *,
-        again: bool = True,
-        timeout: float | None = None,
-        patience: float | None = None,
-    ) -> Any:
-        """Ask with a JSON body, answer with decoded JSON (None when there is no body)."""
-        body = b"" if value is None else msgspec.json.encode(value)
-        answer = await self.ask(
-            method, target, body, again=again, timeout=timeout, patience=patience
-        )
-        check(answer)
-        return understood(msgspec.json.decode, answer.body) if answer.body else None
-
-    async def decoded(
-        self,
         kind: type[T],
         method: str,
-        target: str,
-        value: Any = None,
-        *,
-        again: bool = False,
+        *parts: str,
+        body: Any = None,
+        again: bool | None = None,
+        timeout: float | None = None,
+        patience: float | None = None,
+        **query: Any,
     ) -> T:
-        """Ask with a JSON body, answer with what the JSON of the answer says, as a `kind`."""
-        body = b"" if value is None else msgspec.json.encode(value)
-        answer = await self.ask(method, target, body, again=again)
+        """Ask with a JSON body, answer with what the JSON of the answer says, as a `kind`. `parts`
+        and `query` are those of `resource`. All but a POST may be sent again, unless `again` says
+        otherwise.
+        """
+        answer = await self.ask(
+            method,
+            resource(*parts, **query),
+            b"" if body is None else msgspec.json.encode(body),
+            again=method != "POST" if again is None else again,
+            timeout=timeout,
+            patience=patience,
+        )
         check(answer)
         return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
 

@@ -17,8 +17,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self, TypedDict
 
 import msgspec
@@ -155,17 +155,10 @@ class PushBuffer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         unsent = await self.close()
-        if unsent and kind is None:
-            raise Unavailable(
-                f"{len(unsent)} messages could not be sent before the buffer was closed"
-            )
+        if kind is None:
+            check_sent(unsent, "buffer")
 
     # Sending
 
@@ -202,11 +195,9 @@ class PushBuffer:
         self._changed.clear()
         if self._hurried:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._linger):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
 
     async def _send(self, batch: list[Item]) -> None:
         """Send the messages; those that are stored or refused leave the list, the others are in it
@@ -239,6 +230,11 @@ class PushBuffer:
     def _refuse(self, items: list[Item], error: PenstockError) -> None:
         log.error("%d messages were refused and set aside: %s", len(items), error)
         self.refused += [(_plain(item), error) for item in items]
+
+
+def check_sent(unsent: list[Item], what: str) -> None:
+    if unsent:
+        raise Unavailable(f"{len(unsent)} messages could not be sent before the {what} was closed")
 
 
 def _plain(item: Item) -> Item:

@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
-from urllib.parse import quote, urlencode
+from typing import Any, Self, Unpack
+
+import msgspec
 
 from penstock.client.brokers import Brokers
-from penstock.client.buffer import BufferOptions, PushBuffer
+from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
 from penstock.client.consumer import Consumer, ConsumerOptions
 from penstock.client.handlers import Handler
 from penstock.client.health import HealthReporter
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
-from penstock.client.queues import QueueClient
+from penstock.client.queues import QueueClient, iso_time
 from penstock.client.results import (
     BrokerStatus,
     Configured,
@@ -55,6 +55,7 @@ from penstock.net.tls import client_context
 from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULT_URL = "http://127.0.0.1:6632"
+GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/scheduled"
 GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
@@ -71,7 +72,6 @@ class _Partitions(Result):
 
 
 class _Deleted(Result):
-    existed: bool = True
     deleted: int = 0
     deleted_partitions: int = 0
     requeued: int = 0
@@ -252,17 +252,10 @@ class Client(QueueClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         unsent = await self.close()
-        if unsent and kind is None:
-            raise Unavailable(
-                f"{len(unsent)} messages could not be sent before the client was closed"
-            )
+        if kind is None:
+            check_sent(unsent, "client")
 
     # What an operator asks
 
@@ -281,42 +274,40 @@ class Client(QueueClient):
             "task": task,
             "options": {_camel(name): value for name, value in options.items()},
         }
-        return await self._brokers.decoded(
-            Configured, "POST", "/api/v1/configure", body, again=True
+        return await self._brokers.json(
+            Configured, "POST", "/api/v1/configure", body=body, again=True
         )
 
     async def queues(self) -> list[QueueSummary]:
         """Return all queues with their message counts."""
-        target = "/api/v1/resources/queues"
-        return (await self._brokers.decoded(_Queues, "GET", target, again=True)).queues
+        return (await self._brokers.json(_Queues, "GET", "/api/v1/resources/queues")).queues
 
     async def describe(self, queue: str) -> QueueDescription:
         """Return the options, partitions and message counts of a queue."""
-        target = f"/api/v1/status/queues/{_quoted(queue)}"
-        return await self._brokers.decoded(QueueDescription, "GET", target, again=True)
+        return await self._brokers.json(QueueDescription, "GET", "/api/v1/status/queues", queue)
 
     async def delete_queue(self, queue: str) -> bool:
         """Delete a queue with all its messages. Returns False if it did not exist."""
-        target = f"/api/v1/resources/queues/{_quoted(queue)}"
-        answer = await self._brokers.decoded(dict[str, Any], "DELETE", target, again=True)
+        target = "/api/v1/resources/queues"
+        answer = await self._brokers.json(dict[str, Any], "DELETE", target, queue)
         return bool(answer["existed"])
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
         """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
         were deleted.
         """
-        target = f"/api/v1/queues/{_quoted(queue)}/clear{_query(partition=partition)}"
-        return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
+        answer = await self._brokers.json(
+            _Deleted, "DELETE", "/api/v1/queues", queue, "clear", partition=partition
+        )
+        return answer.deleted
 
     async def groups(self) -> list[GroupSummary]:
         """Return the consumer groups of all queues with their lag."""
-        target = "/api/v1/consumer-groups"
-        return await self._brokers.decoded(list[GroupSummary], "GET", target, again=True)
+        return await self._brokers.json(list[GroupSummary], "GET", GROUPS)
 
     async def group(self, group: str) -> list[GroupPartition]:
         """Return the lag of a consumer group in each partition."""
-        target = f"/api/v1/consumer-groups/{_quoted(group)}"
-        answer = await self._brokers.decoded(dict[str, _Partitions], "GET", target, again=True)
+        answer = await self._brokers.json(dict[str, _Partitions], "GET", GROUPS, group)
         for queue, about in answer.items():
             for partition in about.partitions:
                 partition.queue = queue
@@ -326,8 +317,10 @@ class Client(QueueClient):
         self, queue: str | None = None, *, group: str | None = None
     ) -> list[ConsumerHealth]:
         """Return the running consumers of all clients: messages in flight, counts, last error."""
-        target = f"/api/v1/consumers{_query(queue=queue, group=group)}"
-        return (await self._brokers.decoded(_Consumers, "GET", target, again=True)).consumers
+        answer = await self._brokers.json(
+            _Consumers, "GET", "/api/v1/consumers", queue=queue, group=group
+        )
+        return answer.consumers
 
     async def seek(
         self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
@@ -336,24 +329,22 @@ class Client(QueueClient):
         moved and the result says how many messages would be redelivered or skipped.
         """
         body: dict[str, Any] = {"dryRun": True} if dry_run else {}
-        if isinstance(to, datetime):
-            body["timestamp"] = to.isoformat()
-        elif to == "end":
+        if to == "end":
             body["toEnd"] = True
         elif to == "beginning":
             body["toBeginning"] = True
         else:
-            body["timestamp"] = to
-        target = f"/api/v1/consumer-groups/{_quoted(group)}/queues/{_quoted(queue)}/seek"
-        return await self._brokers.decoded(Seek, "POST", target, body, again=True)
+            body["timestamp"] = iso_time(to)
+        return await self._brokers.json(
+            Seek, "POST", GROUPS, group, "queues", queue, "seek", body=body, again=True
+        )
 
     async def delete_group(self, group: str, queue: str | None = None) -> int:
         """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
         partitions it had a cursor in.
         """
-        path = f"/api/v1/consumer-groups/{_quoted(group)}"
-        target = f"{path}/queues/{_quoted(queue)}" if queue else path
-        answer = await self._brokers.decoded(_Deleted, "DELETE", target, again=True)
+        of = ("queues", queue) if queue else ()
+        answer = await self._brokers.json(_Deleted, "DELETE", GROUPS, group, *of)
         return answer.deleted_partitions
 
     async def dead_letters(
@@ -370,8 +361,10 @@ class Client(QueueClient):
         """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
         last one as `before`.
         """
-        query = _query(**_filter(queue, group, partition, since, until), limit=limit, before=before)
-        return await self._brokers.decoded(DeadLetters, "GET", f"/api/v1/dlq{query}", again=True)
+        query = _filter(queue, group, partition, since, until)
+        return await self._brokers.json(
+            DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
+        )
 
     async def requeue(
         self,
@@ -386,8 +379,8 @@ class Client(QueueClient):
         """Deliver dead letters again, to the groups they failed in: all that match, or the one with
         the `dlq_id` given as `id`. Returns how many.
         """
-        query = _query(**_filter(queue, group, partition, since, until), id=id)
-        answer = await self._brokers.decoded(_Deleted, "POST", f"/api/v1/dlq/requeue{query}")
+        query = _filter(queue, group, partition, since, until)
+        answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
         return answer.requeued
 
     async def purge(
@@ -401,9 +394,9 @@ class Client(QueueClient):
         id: int | None = None,
     ) -> int:
         """Delete the dead letters that match. Returns how many."""
-        query = _query(**_filter(queue, group, partition, since, until), id=id)
-        target = f"/api/v1/dlq{query}"
-        return (await self._brokers.decoded(_Deleted, "DELETE", target, again=True)).deleted
+        query = _filter(queue, group, partition, since, until)
+        answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
+        return answer.deleted
 
     async def scheduled(
         self,
@@ -414,24 +407,21 @@ class Client(QueueClient):
         cursor: str | None = None,
     ) -> ScheduledMessages:
         """Return a page of delayed messages, next due first."""
-        query = _query(queue=queue, partition=partition, limit=limit, cursor=cursor)
-        target = f"/api/v1/scheduled{query}"
-        return await self._brokers.decoded(ScheduledMessages, "GET", target, again=True)
+        where: dict[str, Any] = {"queue": queue, "partition": partition}
+        return await self._brokers.json(
+            ScheduledMessages, "GET", SCHEDULED, **where, limit=limit, cursor=cursor
+        )
 
     async def cancel(
         self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
     ) -> bool:
         """Cancel a delayed message. Returns False if there is none with this transaction id."""
-        names = "/".join(map(_quoted, (queue, partition, transaction_id)))
+        names = (queue, partition, transaction_id)
         try:
-            await self._brokers.json("DELETE", f"/api/v1/scheduled/{names}")
+            await self._brokers.json(msgspec.Raw, "DELETE", SCHEDULED, *names)
         except NotFound:
             return False
         return True
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
 
 
 def _filter(
@@ -440,19 +430,14 @@ def _filter(
     partition: str | None,
     since: datetime | None,
     until: datetime | None,
-) -> dict[str, str | None]:
+) -> dict[str, Any]:
     return {
         "queue": queue,
         "consumerGroup": group,
         "partition": partition,
-        "from": since.isoformat() if since else None,
-        "to": until.isoformat() if until else None,
+        "from": iso_time(since),
+        "to": iso_time(until),
     }
-
-
-def _query(**given: str | int | None) -> str:
-    named = {name: value for name, value in given.items() if value is not None}
-    return f"?{urlencode(named)}" if named else ""
 
 
 def _camel(name: str) -> str:
@@ -464,10 +449,7 @@ def _camel(name: str) -> str:
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM, where nobody else handles it."""
     loop = asyncio.get_running_loop()
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
+    if not sigterm_is_free():
         yield
         return
     loop.add_signal_handler(signal.SIGTERM, stop)
@@ -477,25 +459,20 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-class Limits(TypedDict, total=False):
-    """The time-outs of a client."""
+def sigterm_is_free() -> bool:
+    """Whether we may handle SIGTERM: in the main thread, where nobody else does."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-    timeout: float
-    patience: float
 
-
-def limits_from_env() -> Limits:
-    """The time-outs that the environment names."""
-    limits: Limits = {}
-    if text := os.environ.get("PENSTOCK_TIMEOUT"):
-        limits["timeout"] = _seconds("PENSTOCK_TIMEOUT", text)
-    if text := os.environ.get("PENSTOCK_PATIENCE"):
-        limits["patience"] = _seconds("PENSTOCK_PATIENCE", text)
+def limits_from_env() -> dict[str, Any]:
+    """The time-outs of a client that the environment names."""
+    limits = {}
+    for name in ("timeout", "patience"):
+        variable = f"PENSTOCK_{name.upper()}"
+        if text := os.environ.get(variable):
+            try:
+                limits[name] = float(text)
+            except ValueError:
+                raise InvalidRequest(f"{variable} is a number of seconds, not {text!r}") from None
     return limits
-
-
-def _seconds(variable: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidRequest(f"{variable} is a number of seconds, not {text!r}") from None

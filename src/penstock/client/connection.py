@@ -27,7 +27,7 @@ from penstock.protocol.status import TcpStatus, error_from_tcp
 
 log = logging.getLogger("penstock.client")
 
-BUFFER = 256 << 10
+BUFFER_BYTES = 256 << 10
 
 
 class Recycled:
@@ -37,7 +37,7 @@ class Recycled:
     keeps a body keeps its buffer, and gets the next one from fresh memory.
     """
 
-    MOST = 4
+    MAX_BUFFERS = 4
 
     def __init__(self) -> None:
         self._buffers: list[bytearray] = []
@@ -52,7 +52,7 @@ class Recycled:
                     continue
                 return memoryview(buffer)[:size]
         buffer = bytearray(size + size // 8)  # a little more, for the next one of about this size
-        self._buffers = [buffer, *self._buffers[: self.MOST - 1]]
+        self._buffers = [buffer, *self._buffers[: self.MAX_BUFFERS - 1]]
         return memoryview(buffer)[:size]
 
 
@@ -65,12 +65,11 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: deque[
             tuple[asyncio.Future[memoryview], Callable[[memoryview], None] | None]
         ] = deque()
-        self._buffer = memoryview(bytearray(BUFFER))
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
         self._recycled = Recycled()
-        self._body: memoryview | None = (
-            None  # an answer too large for the buffer, being received into its own memory
-        )
+        # an answer too large for the buffer, being received into its own memory
+        self._body: memoryview | None = None
         self._body_filled = 0
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
@@ -165,11 +164,8 @@ class Connection(asyncio.BufferedProtocol):
                 body[:have] = buffer[start:end]
                 self._body, self._body_filled, self._body_head = body, have, (command, status)
                 at = end
-                if (
-                    self._waiting
-                    and (started := self._waiting[0][1])
-                    and status == TcpStatus.SUCCESS
-                ):
+                started = self._waiting[0][1] if self._waiting else None
+                if started and status == TcpStatus.SUCCESS:
                     started(body[:have])
             break
         if at:
@@ -178,10 +174,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, command: int, status: int, body: memoryview) -> None:
         if not self._waiting:
-            if (
-                command == frames.ERROR and self._transport is not None
-            ):  # said before it closes: too many connections
-                self._transport.abort()
+            if command == frames.ERROR and self._transport is not None:
+                self._transport.abort()  # said before it closes: too many connections
             return
         self._heard = True
         future, _ = self._waiting.popleft()
@@ -206,12 +200,8 @@ class Waiting:
 
     def note(self, error: PenstockError, seconds: float) -> None:
         if type(error) is not type(self.error):
-            log.warning(
-                "%s waits for the broker, up to %.0f s more: %s",
-                self._who,
-                max(0.0, seconds),
-                error,
-            )
+            text = "%s waits for the broker, up to %.0f s more: %s"
+            log.warning(text, self._who, max(0.0, seconds), error)
         self.error = error
 
     def over(self) -> None:

@@ -49,16 +49,16 @@ from penstock.client.messages import (
     Received,
     Retry,
 )
-from penstock.client.queues import LONG_POLL, QueueClient, received_late
+from penstock.client.queues import LONG_POLL_SECONDS, QueueClient, received_late
 from penstock.client.tracing import processing
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
 
-SHORTEST_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is worth a request
-LONGEST_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
-MOST_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
+MIN_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is worth a request
+MAX_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
+MAX_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,14 @@ class Outcome:
     def __init__(self, status: AckStatus, error: str | None = None, delay: float = 0.0) -> None:
         self.status, self.error, self.delay = status, error, delay
 
+    def answer(self, worker: str) -> dict[str, str]:
+        """As `ack_each` takes it."""
+        about = {} if self.error is None else {"error": self.error, "worker": worker}
+        return {"status": self.status} | about
+
+
+Done = tuple[Message, Outcome]
+
 
 class Consumer:
     """Fetches messages and calls a function for each. The message is acknowledged when the function
@@ -159,7 +167,8 @@ class Consumer:
         self._handler = BoundHandler(handler, each=each)
         self._each, self._auto_ack, self._retry = each, auto_ack, retry
         self._prefetch = False if auto_ack else prefetch
-        self._options: dict[str, Any] = {
+        self._options: dict[str, Any] = {  # of every pop
+            "wait": LONG_POLL_SECONDS,
             "batch": batch,
             "auto_ack": auto_ack,
             "partitions": partitions,
@@ -216,9 +225,9 @@ class Consumer:
     async def _work(self) -> None:
         pauses = Backoff(0.1, 5.0)
         clock = asyncio.get_running_loop().time
-        last: tuple[Message, Outcome] | None = None  # done, and its answer not sent yet
+        last: Done | None = None  # done, and its answer not sent yet
         poll: asyncio.Future[list[Message]] | None = None  # a fetch under way
-        carried: tuple[Message, Outcome] | None = None  # the answer that travels with it
+        carried: Done | None = None  # the answer that travels with it
         pays = self._prefetch is True
         try:
             while not self._stopping.is_set():
@@ -231,8 +240,7 @@ class Consumer:
                     pauses.reset()
                 except (Unavailable, Full, NotFound) as error:
                     for done in (carried, last):
-                        if done is not None:
-                            await self._answer([done[0]], done[1])
+                        await self._answer_done(done)
                     poll = carried = last = None
                     pause = pauses.delay()
                     log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
@@ -242,8 +250,8 @@ class Consumer:
                 began = clock()
                 if pays and messages and not self._stopping.is_set():
                     poll, carried, last = self._poll(last), last, None
-                elif last is not None and messages:
-                    await self._answer([last[0]], last[1])
+                elif messages:
+                    await self._answer_done(last)
                     last = None
                 if messages:
                     last = await self._handle_all(messages)
@@ -253,17 +261,16 @@ class Consumer:
                         in_time = (
                             not ahead and began - asked < took if poll is None else poll.done()
                         )
-                        pays = in_time and SHORTEST_AHEAD_SECONDS < took < LONGEST_AHEAD_SECONDS
-                if poll is not None and last is not None and not poll.done():
-                    await self._answer([last[0]], last[1])  # it may wait for this very answer
+                        pays = in_time and MIN_AHEAD_SECONDS < took < MAX_AHEAD_SECONDS
+                if poll is not None and not poll.done():
+                    await self._answer_done(last)  # it may wait for this very answer
                     last = None
-            if last is not None:
-                await self._answer([last[0]], last[1])
+            await self._answer_done(last)
         finally:
             if poll is not None:
                 await asyncio.shield(self._give_up(poll, carried))
 
-    async def _handle_all(self, messages: list[Message]) -> tuple[Message, Outcome] | None:
+    async def _handle_all(self, messages: list[Message]) -> Done | None:
         """Hand out a batch; what is not begun when the consumer stops goes back."""
         begun = 0
         last = None
@@ -281,22 +288,21 @@ class Consumer:
             if begun < len(messages) and not self._auto_ack:
                 await asyncio.shield(self._client.give_back(messages[begun:]))
 
-    def _poll(self, last: tuple[Message, Outcome] | None) -> "asyncio.Future[list[Message]]":
+    def _poll(self, last: Done | None) -> "asyncio.Future[list[Message]]":
         """Ask for the next messages, with the answer to the one before them."""
         if last is None:
-            asked = self._client.pop(self.address, wait=LONG_POLL, patience=0.0, **self._options)
+            asked = self._client.pop(self.address, patience=0.0, **self._options)
         else:
             asked = self._client.ack_and_pop(
                 self.address,
-                _answers(last, self.name),
+                [(last[0], last[1].answer(self.name))],
                 self._note_acked,
-                wait=LONG_POLL,
                 **self._options,
             )
         return asyncio.ensure_future(asked)
 
     async def _fetch(
-        self, poll: "asyncio.Future[list[Message]]", last: tuple[Message, Outcome] | None
+        self, poll: "asyncio.Future[list[Message]]", last: Done | None
     ) -> list[Message]:
         """What a poll brings. When its answer, `last`, does not come through the caller answers
         again, which changes nothing if it was done.
@@ -307,22 +313,19 @@ class Consumer:
         except asyncio.CancelledError:
             poll.cancel()
             if self._stopping.is_set() and not _being_cancelled():
-                if last is not None:  # our own stop, not someone who cancels the worker
-                    await self._answer([last[0]], last[1])
+                await self._answer_done(last)  # our own stop, not someone who cancels the worker
                 return []
             raise
         finally:
             self._polls.discard(poll)
 
-    async def _give_up(
-        self, poll: "asyncio.Future[list[Message]]", last: tuple[Message, Outcome] | None
-    ) -> None:
+    async def _give_up(self, poll: "asyncio.Future[list[Message]]", last: Done | None) -> None:
         """End a fetch that nobody waits for; what it brought goes back."""
         messages = await received_late(poll)
         if messages:
             await self._client.give_back(messages)
-        elif last is not None:
-            await self._answer([last[0]], last[1])
+        else:
+            await self._answer_done(last)
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when it was cut short by `stop`."""
@@ -337,7 +340,7 @@ class Consumer:
 
     async def _handle(
         self, messages: Sequence[Message], attempt: int = 1, *, hold_answer: bool = False
-    ) -> tuple[Message, Outcome] | None:
+    ) -> Done | None:
         """Make an attempt and answer for it; the message and its outcome when the answer is left to
         the caller.
         """
@@ -355,7 +358,7 @@ class Consumer:
         if outcome.status == "failed" and self._retry is not None:
             if attempt >= self._retry.max_attempts:
                 outcome = Outcome("dlq", f"{attempt} attempts failed: {outcome.error}")
-            elif len(self._waiting) < MOST_WAITING:
+            elif len(self._waiting) < MAX_WAITING:
                 self._try_again(fitting, attempt, self._retry.delay(attempt))
                 return None
         if hold_answer and len(fitting) == 1 and not outcome.delay and not self._auto_ack:
@@ -405,17 +408,19 @@ class Consumer:
         self._waiting[task] = messages
         task.add_done_callback(lambda task: self._waiting.pop(task, None))
 
+    async def _answer_done(self, done: Done | None) -> None:
+        if done is not None:
+            await self._answer([done[0]], done[1])
+
     async def _answer(self, messages: Sequence[Received], outcome: Outcome) -> None:
         if self._auto_ack:
             return
         try:
-            if outcome.error is not None and not outcome.delay:
-                answer = {"status": outcome.status, "error": outcome.error, "worker": self.name}
-                await self._client.ack_each([(message, answer) for message in messages])
+            if outcome.delay:
+                await self._client.ack(messages, outcome.status, delay=outcome.delay)
             else:
-                await self._client.ack(
-                    messages, outcome.status, error=outcome.error, delay=outcome.delay
-                )
+                answer = outcome.answer(self.name)
+                await self._client.ack_each([(message, answer) for message in messages])
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:
@@ -429,14 +434,6 @@ class Consumer:
         for one in acked:
             if not one.success:
                 log.warning("%s: an ack was refused: %s", self.address, one.error)
-
-
-def _answers(last: tuple[Message, Outcome], worker: str) -> list[tuple[Received, dict[str, str]]]:
-    message, outcome = last
-    answer: dict[str, str] = {"status": outcome.status}
-    if outcome.error is not None:
-        answer |= {"error": outcome.error, "worker": worker}
-    return [(message, answer)]
 
 
 def _being_cancelled() -> bool:

@@ -10,6 +10,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import Consumer
 from penstock.client.results import ConsumerHealth
@@ -21,7 +23,7 @@ log = logging.getLogger("penstock.client")
 REPORT_SECONDS = 5.0
 REQUEST_SECONDS = 5.0
 FAREWELL_SECONDS = 1.0  # the program is about to end
-MAX_ERROR = 1000  # characters of an error's text
+MAX_ERROR_CHARS = 1000  # characters of an error's text
 
 
 class HealthReporter:
@@ -46,7 +48,13 @@ class HealthReporter:
         body = {"consumers": [self._health(consumer, ended) for consumer in self._consumers]}
         try:
             await self._brokers.json(
-                "POST", "/api/v1/consumers", body, timeout=timeout, patience=0.0
+                msgspec.Raw,
+                "POST",
+                "/api/v1/consumers",
+                body=body,
+                again=True,
+                timeout=timeout,
+                patience=0.0,
             )
         except NotFound:
             return False
@@ -68,7 +76,7 @@ class HealthReporter:
             waiting=consumer.waiting,
             handled=consumer.handled,
             failed=consumer.failed,
-            last_error=error[:MAX_ERROR] if error else None,
+            last_error=error[:MAX_ERROR_CHARS] if error else None,
             last_error_at=consumer.last_error_at,
             started_at=consumer.started_at,
             ended=ended,

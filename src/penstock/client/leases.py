@@ -1,34 +1,31 @@
 """Keeps the leases of messages under way alive, however long their handling takes.
 
 One task per client looks after all of them: a lease is extended when a third of its time has
-passed, as long as one of its messages has not been answered, and for at most `KEEP_FOR` seconds, so
+passed, as long as one of its messages has not been answered, and for at most `MAX_KEPT_SECONDS`, so
 that a forgotten message comes back. Each request has a task and a third of the lease's time: a
-broker that hangs costs one try of one lease. A lease that the broker no longer knows is dropped
+broker that hangs costs one attempt of one lease. A lease that the broker no longer has is dropped
 here; acknowledging its messages will say so.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from urllib.parse import quote
+from contextlib import suppress
 
 import msgspec
 
-from penstock.client.brokers import Brokers, check, understood
+from penstock.client.brokers import Brokers
 from penstock.client.messages import Received
 from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock.client")
 
-KEEP_FOR = 6 * 3600.0
-ASSUMED_LEASE = 60.0  # when a broker does not say
+MAX_KEPT_SECONDS = 6 * 3600.0
+ASSUMED_SECONDS = 60.0  # when a broker does not say
 
 
 class _Extended(msgspec.Struct):
     success: bool
-
-
-_extended = msgspec.json.Decoder(list[_Extended])
 
 
 class _Kept:
@@ -39,7 +36,7 @@ class _Kept:
         self.elsewhere: set[str] = set()  # of them: answered without us, if that is committed
         self.lease_time = lease_time
         self.due = now + lease_time / 3
-        self.until = now + KEEP_FOR
+        self.until = now + MAX_KEPT_SECONDS
 
 
 class LeaseKeeper:
@@ -62,7 +59,7 @@ class LeaseKeeper:
                 continue
             kept = self._kept.get(message.lease_id)
             if kept is None:
-                kept = self._kept[message.lease_id] = _Kept(lease_time or ASSUMED_LEASE, now)
+                kept = self._kept[message.lease_id] = _Kept(lease_time or ASSUMED_SECONDS, now)
                 self._changed.set()
             kept.open.add(message.id)
             message.__dict__["kept"] = kept
@@ -96,11 +93,9 @@ class LeaseKeeper:
                     self._extending.add(task)
                     task.add_done_callback(self._extending.discard)
             nearest = min((kept.due for kept in self._kept.values()), default=None)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(nearest):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
 
     async def _extend(self, lease: str) -> None:
         kept = self._kept.get(lease)
@@ -123,10 +118,15 @@ class LeaseKeeper:
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:
         """Extend a lease once; False when it is lost."""
-        target = f"/api/v1/lease/{quote(lease, safe='')}/extend"
-        body = msgspec.json.encode({"seconds": seconds})
-        answer = await self._brokers.ask(
-            "POST", target, body, again=True, timeout=limit, patience=limit
+        results = await self._brokers.json(
+            list[_Extended],
+            "POST",
+            "/api/v1/lease",
+            lease,
+            "extend",
+            body={"seconds": seconds},
+            again=True,
+            timeout=limit,
+            patience=limit,
         )
-        check(answer)
-        return all(result.success for result in understood(_extended.decode, answer.body))
+        return all(result.success for result in results)

@@ -13,7 +13,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from penstock.errors import InvalidRequest, Unavailable
@@ -129,6 +128,16 @@ class Portal:
         self._loop.close()
 
 
+def opened(build: Callable[[], T]) -> tuple[Portal, T]:
+    """A portal and an object on its loop. The portal is closed if the object cannot be built."""
+    portal = Portal()
+    try:
+        return portal, portal.make(build)
+    except BaseException:
+        portal.close()
+        raise
+
+
 async def _cancel_rest() -> None:
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:
@@ -206,12 +215,7 @@ class ClosingFacade(ABC, Facade[S]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         self.close()
 
     @abstractmethod

@@ -23,7 +23,6 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Generator, Iterable
-from types import TracebackType
 from typing import Self, TypedDict
 
 from penstock.client.connection import Connection, Link, Waiting
@@ -119,9 +118,8 @@ class Producer:
         self._in_flight = in_flight
         self._loop = asyncio.get_running_loop()
         self._open: _Batch | None = None
-        self._queue: deque[_Batch] = (
-            deque()
-        )  # closed and unanswered, oldest first; the first ones are in flight
+        # closed and unanswered, oldest first; the first ones are in flight
+        self._queue: deque[_Batch] = deque()
         self._buffered = 0  # bytes in `_open` and `_queue`
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -135,12 +133,7 @@ class Producer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     async def send(self, payload: Bytes) -> Delivery:
@@ -250,8 +243,8 @@ class Producer:
             self._room.append(waiter)
             await waiter
 
-    def _settle(self, batch: _Batch) -> None:
-        """Take an answered or failed batch (always the oldest) out of the buffer."""
+    def _remove_oldest(self, batch: _Batch) -> None:
+        """Take a batch that was answered or has failed out of the buffer."""
         self._queue.popleft()
         self._buffered -= batch.bytes + RECORD_OVERHEAD * len(batch.payloads)
         while self._room and self._buffered < self._buffer_bytes:
@@ -268,7 +261,7 @@ class Producer:
         self.last_offset = first + count - 1
 
     def _fail(self, batch: _Batch, error: PenstockError) -> None:
-        self._settle(batch)
+        self._remove_oldest(batch)
         if not batch.first_offset.done():
             batch.first_offset.set_exception(error)
             # seen: `flush` raises it, so a delivery nobody awaits is no loss
@@ -325,7 +318,7 @@ class Producer:
             self.id = os.urandom(16)
 
     async def _pump(self, connection: Connection) -> None:
-        """Send batches in order and settle their answers in order, until the queue is empty or
+        """Send batches in order and take their answers in order, until the queue is empty or
         something fails.
         """
         answers: deque[asyncio.Future[memoryview]] = deque()
@@ -349,7 +342,7 @@ class Producer:
                     async with asyncio.timeout_at(oldest.deadline):
                         body = await answers[0]
                 except TimeoutError:
-                    # its answers can no longer be told apart from what we send next
+                    # its answers could be taken for those to what we send next
                     connection.close()
                     late = Unavailable(f"no answer from the broker within {self._timeout:g} s")
                     raise self._waiting.error or late from None
@@ -365,7 +358,7 @@ class Producer:
                     continue
                 answers.popleft()
                 first, count = Body(body).take(BATCH_ANSWER)
-                self._settle(oldest)
+                self._remove_oldest(oldest)
                 self._stored(first, count)
                 if not oldest.first_offset.done():
                     oldest.first_offset.set_result(first)

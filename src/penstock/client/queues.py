@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -26,7 +27,7 @@ import msgspec
 from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
 from penstock.client.items import Envelope, Item, ack_item, new_item, storable
-from penstock.client.leases import KEEP_FOR, LeaseKeeper
+from penstock.client.leases import MAX_KEPT_SECONDS, LeaseKeeper
 from penstock.client.messages import (
     Acked,
     AckRefused,
@@ -50,11 +51,11 @@ _acked = msgspec.json.Decoder(list[Acked])
 
 log = logging.getLogger("penstock.client")
 
-MOST_REPORTED = 1000
-MOST_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
+MAX_REPORTED = 1000
+MAX_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
 STOP_SECONDS = 0.2  # what a fetch under way gets to arrive, so that its messages can be given back
-LONG_POLL = 30.0  # seconds one waiting pop stays with a broker
-GRACE = 10.0  # seconds an answer may come later than that
+LONG_POLL_SECONDS = 30.0  # that one waiting pop stays with a broker
+GRACE_SECONDS = 10.0  # that an answer may come later than that
 
 
 class _Refused(msgspec.Struct):
@@ -145,8 +146,8 @@ class QueueClient:
         about = Envelope(partition=partition, headers=headers, delay=delay, deliver_at=deliver_at)
         items = [new_item(address, payload, about) for payload in payloads]
         results: list[Pushed] = []
-        for begin in range(0, len(items), MOST_ITEMS):
-            part = items[begin : begin + MOST_ITEMS]
+        for begin in range(0, len(items), MAX_ITEMS):
+            part = items[begin : begin + MAX_ITEMS]
             try:
                 results += await self.push_items(part, buffer_ms=buffer_ms, buffer_max=buffer_max)
             except QueueFull as error:
@@ -201,7 +202,7 @@ class QueueClient:
         """A consumer may start before its producer, so this is no error; a wrong name must not look
         like no work.
         """
-        if reason and address not in self._missing and len(self._missing) < MOST_REPORTED:
+        if reason and address not in self._missing and len(self._missing) < MAX_REPORTED:
             self._missing.add(address)
             log.warning(
                 "nothing to take from %s: %s (a queue is made by its first push)", address, reason
@@ -242,7 +243,7 @@ class QueueClient:
             namespace=namespace,
             task=task,
             subscriptionMode=subscription_mode,
-            subscriptionFrom=_iso(subscription_from),
+            subscriptionFrom=iso_time(subscription_from),
         )
         started = tracing.now()
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
@@ -251,16 +252,12 @@ class QueueClient:
             "GET",
             target,
             again=not auto_ack,
-            timeout=wait + GRACE,
+            timeout=wait + GRACE_SECONDS,
             patience=patience,
             polling=wait > 0,
         )
-        check(answer)
-        messages = self._messages_of(
-            answer, str(address or namespace or task), renew=renew and not auto_ack
-        )
-        tracing.received(messages, started)
-        return messages
+        source = str(address or namespace or task)
+        return self._messages_of(answer, source, started, renew=renew and not auto_ack)
 
     async def ack_and_pop(  # noqa: PLR0913 public, by keyword
         self,
@@ -282,55 +279,47 @@ class QueueClient:
         ack is safe.
         """
         where = Address.parse(address)
-        if self._separate_acks:  # a broker that does not have it
-            acked(await self._acked(answers, where.group or QUEUE_MODE))
-            return await self.pop(
+        group = where.group or QUEUE_MODE
+        if not self._separate_acks:
+            target = _pop_target(
                 where,
                 batch=batch,
                 wait=wait,
-                partitions=partitions,
-                subscription_mode=subscription_mode,
-                subscription_from=subscription_from,
-                auto_ack=auto_ack,
-                patience=0.0,
+                partitions=partitions if partitions > 1 else None,
+                subscriptionMode=subscription_mode,
+                subscriptionFrom=iso_time(subscription_from),
             )
-        target = _pop_target(
+            self._leases.drop(message for message, _ in answers)
+            started = tracing.now()
+            answer = await self._brokers.ask(
+                "POST",
+                target,
+                _acks_body(answers, group),
+                timeout=wait + GRACE_SECONDS,
+                patience=0.0,
+                polling=wait > 0,
+            )
+            if answer.status not in (404, 405):
+                check(answer)
+                acked(understood(_acknowledged.decode, answer.body).acknowledged)
+                return self._messages_of(answer, str(where), started, renew=True)
+            self._separate_acks = True  # a broker that does not have it
+        acked(await self._acked(answers, group))
+        return await self.pop(
             where,
             batch=batch,
             wait=wait,
-            partitions=partitions if partitions > 1 else None,
-            subscriptionMode=subscription_mode,
-            subscriptionFrom=_iso(subscription_from),
-        )
-        self._leases.drop(message for message, _ in answers)
-        started = tracing.now()
-        answer = await self._brokers.ask(
-            "POST",
-            target,
-            _acks_body(answers, where.group or QUEUE_MODE),
-            timeout=wait + GRACE,
+            partitions=partitions,
+            subscription_mode=subscription_mode,
+            subscription_from=subscription_from,
+            auto_ack=auto_ack,
             patience=0.0,
-            polling=wait > 0,
         )
-        if answer.status in (404, 405):
-            self._separate_acks = True
-            return await self.ack_and_pop(
-                where,
-                answers,
-                acked,
-                batch=batch,
-                wait=wait,
-                partitions=partitions,
-                subscription_mode=subscription_mode,
-                subscription_from=subscription_from,
-            )
-        check(answer)
-        acked(understood(_acknowledged.decode, answer.body).acknowledged)
-        messages = self._messages_of(answer, str(where), renew=True)
-        tracing.received(messages, started)
-        return messages
 
-    def _messages_of(self, answer: HttpAnswer, source: str, *, renew: bool) -> list[Message]:
+    def _messages_of(
+        self, answer: HttpAnswer, source: str, started: int, *, renew: bool
+    ) -> list[Message]:
+        check(answer)
         popped = understood(self._decode_popped, answer.body) if answer.body else Popped()
         if not popped.messages:
             self._report_missing(source, answer.headers.get("empty-reason"))
@@ -341,6 +330,7 @@ class QueueClient:
         if renew:
             lease_time = answer.headers.get("lease-time", "")
             self._leases.keep(popped.messages, float(lease_time) if lease_time.isdecimal() else 0.0)
+        tracing.received(popped.messages, started)
         return popped.messages
 
     async def take(  # noqa: PLR0913 public, by keyword
@@ -372,16 +362,17 @@ class QueueClient:
         """
         if prefetch and auto_ack:
             raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+        most = inf if limit is None else limit
         given = 0
         remaining: list[Message] = []
         ahead: asyncio.Task[list[Message]] | None = None
         clock = asyncio.get_running_loop().time
 
-        def fetch(still_wanted: int | None) -> Coroutine[Any, Any, list[Message]]:
+        def fetch(wanted: float) -> Coroutine[Any, Any, list[Message]]:
             return self._next_batch(
                 address,
-                None if idle is None else clock() + idle,
-                batch=batch if still_wanted is None else min(batch, still_wanted),
+                inf if idle is None else clock() + idle,
+                batch=int(min(batch, wanted)),
                 auto_ack=auto_ack,
                 partitions=partitions,
                 subscription_mode=subscription_mode,
@@ -389,21 +380,17 @@ class QueueClient:
             )
 
         try:
-            while limit is None or given < limit:
-                still_wanted = None if limit is None else limit - given
+            while given < most:
+                wanted = most - given
                 if ahead is not None:
                     fetched, ahead = ahead, None
                     remaining = await fetched
                 if not remaining:  # also when what was fetched ahead waited for the loop's own acks
-                    remaining = await fetch(still_wanted)
+                    remaining = await fetch(wanted)
                 if not remaining:
                     return
-                if prefetch and (still_wanted is None or still_wanted > len(remaining)):
-                    ahead = asyncio.create_task(
-                        self._held(
-                            fetch(None if still_wanted is None else still_wanted - len(remaining))
-                        )
-                    )
+                if prefetch and wanted > len(remaining):
+                    ahead = asyncio.create_task(self._held(fetch(wanted - len(remaining))))
                 remaining.reverse()
                 if not auto_ack:
                     self._fetched[id(remaining)] = remaining
@@ -427,12 +414,12 @@ class QueueClient:
         return messages
 
     async def _next_batch(
-        self, address: str | Address, stop_at: float | None, **options: Any
+        self, address: str | Address, stop_at: float, **options: Any
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
         failing_since: float | None = None
         while True:
-            longest = LONG_POLL if stop_at is None else max(0.0, min(LONG_POLL, stop_at - clock()))
+            longest = max(0.0, min(LONG_POLL_SECONDS, stop_at - clock()))
             try:
                 messages = await self.pop(address, wait=longest, **options)
             except Unavailable as error:
@@ -447,7 +434,7 @@ class QueueClient:
                 await asyncio.sleep(min(0.1, self._brokers.patience))
                 continue
             failing_since = None
-            if messages or (stop_at is not None and clock() >= stop_at):
+            if messages or clock() >= stop_at:
                 return messages
 
     async def ack(
@@ -510,9 +497,9 @@ class QueueClient:
         """Hold the messages' lease for `delay` seconds, then give them back."""
         if status != "retry":
             raise InvalidRequest(f"a delay goes with the status retry, not with {status}")
-        if not 0 <= delay <= KEEP_FOR:
+        if not 0 <= delay <= MAX_KEPT_SECONDS:
             raise InvalidRequest(
-                f"a retry is delayed by 0 to {KEEP_FOR:g} s, not {delay:g}: "
+                f"a retry is delayed by 0 to {MAX_KEPT_SECONDS:g} s, not {delay:g}: "
                 "push the message again with delay= for longer"
             )
 
@@ -561,9 +548,8 @@ class QueueClient:
             "traceNames": list(names) or None,
             "data": data,
         }
-        return str(
-            (await self._brokers.json("POST", "/api/v1/traces", body, again=False))["traceId"]
-        )
+        answer = await self._brokers.json(dict[str, Any], "POST", "/api/v1/traces", body=body)
+        return str(answer["traceId"])
 
 
 async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]:
@@ -585,7 +571,7 @@ def _pop_target(where: Address | None, *, wait: float, **query: str | int | None
     return f"{path}?{urlencode(named)}"
 
 
-def _iso(moment: datetime | str | None) -> str | None:
+def iso_time(moment: datetime | str | None) -> str | None:
     return moment.isoformat() if isinstance(moment, datetime) else moment
 
 

@@ -3,9 +3,9 @@ this member.
 
 A reader has a connection of its own, since a waiting FETCH holds back the answers behind it. While
 the caller works on one batch the next ones are already being received: the FETCH for what follows
-goes out as soon as the head of an answer has arrived, up to `AHEAD` of them. A lost connection is
-made again and reading resumes at the position reached, so nothing is skipped or repeated. A topic
-that was deleted and created again in between is another topic: `Conflict`, not silence.
+goes out as soon as the head of an answer has arrived, up to `MAX_AHEAD` of them. A lost connection
+is made again and reading resumes at the position reached, so nothing is skipped or repeated. A
+topic that was deleted and created again in between is another topic: `Conflict`, not silence.
 
 With a group, members lease ranges of offsets and read only those. A range counts as done when the
 caller asks for what comes after it, so records are repeated, never lost, when a member stops in the
@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
-from types import TracebackType
 from typing import Literal, Self, TypedDict
 
 from penstock.client.connection import Connection, Link, Waiting
@@ -44,13 +43,14 @@ from penstock.protocol.frames import (
     Body,
     Command,
     Fetched,
+    Info,
 )
 from penstock.protocol.record_batch import Batch, Record
 from penstock.protocol.status import MAY_PASS
 
 log = logging.getLogger("penstock.client")
 
-AHEAD = 2  # FETCHes under way beyond the batch the caller has
+MAX_AHEAD = 2  # FETCHes under way beyond the batch the caller has
 Start = int | datetime | Literal["earliest", "latest"]
 
 
@@ -91,9 +91,7 @@ class Reader:
             raise InvalidRequest(f"an offset is 0 or more, not {start}")
         self.topic, self.group = topic, group
         self.member = member or f"{os.getpid()}-{os.urandom(4).hex()}"
-        self.position: int | None = (
-            None  # the next offset to be handed out; None before the first batch
-        )
+        self.position: int | None = None  # next to be handed out; None before the first batch
         self.log_end: int | None = None  # as of the last answer
         self.incarnation: bytes | None = None
         self._link = link
@@ -107,21 +105,15 @@ class Reader:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Release leased ranges and close the connection."""
         self._forget_ahead()
         if self.group is not None:
-            with contextlib.suppress(
-                Unavailable, NotFound
-            ):  # the broker takes the leases back when their time is up
+            # otherwise the broker takes the leases back when their time is up
+            with contextlib.suppress(Unavailable, NotFound):
                 await self._ask(
                     Command.GROUP_LEAVE, *self._names(), frames.name(self.member), timeout=1.0
                 )
@@ -156,16 +148,14 @@ class Reader:
         if isinstance(start, int):
             return start
         if isinstance(start, datetime):
-            milliseconds = round(start.timestamp() * 1000)
-            return int(
-                Body(
-                    await self._ask(
-                        Command.OFFSET_AT, frames.name(self.topic), TIMESTAMP.pack(milliseconds)
-                    )
-                ).take(U64)[0]
-            )
-        info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
+            at = TIMESTAMP.pack(round(start.timestamp() * 1000))
+            body = await self._ask(Command.OFFSET_AT, frames.name(self.topic), at)
+            return int(Body(body).take(U64)[0])
+        info = await self._info()
         return info.first_offset if start == "earliest" else info.next_offset
+
+    async def _info(self) -> Info:
+        return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
 
     async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
         """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until
@@ -195,7 +185,7 @@ class Reader:
         return Batch(self.topic, fetched.first_offset, fetched.raw, fetched.lengths)
 
     async def _earliest_after(self, offset: int) -> int:
-        info = frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
+        info = await self._info()
         if offset > info.next_offset:
             raise InvalidOffset(
                 f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}"
@@ -225,7 +215,7 @@ class Reader:
         self, connection: Connection, offset: int, wait: float, limit: int | None
     ) -> "asyncio.Future[memoryview]":
         def started(head: memoryview) -> None:
-            if len(head) >= FETCH_ANSWER.size and len(self._ahead) < AHEAD:
+            if len(head) >= FETCH_ANSWER.size and len(self._ahead) < MAX_AHEAD:
                 self._send_ahead(connection, head, limit)
 
         frame = frames.fetch(

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+
+import msgspec
 
 from penstock.client.brokers import Brokers
 from penstock.client.results import Result, RoutePushed, RouteStatus
@@ -27,11 +28,11 @@ class Routes:
 
     async def list(self) -> list[RouteStatus]:
         """Return all routes with their status."""
-        return (await self._brokers.decoded(_All, "GET", BASE, again=True)).routes
+        return (await self._brokers.json(_All, "GET", BASE)).routes
 
     async def get(self, name: str) -> RouteStatus:
         """Return the status of a route. Raises `NotFound` if it does not exist."""
-        return await self._brokers.decoded(RouteStatus, "GET", _path(name), again=True)
+        return await self._brokers.json(RouteStatus, "GET", BASE, name)
 
     async def create(
         self,
@@ -47,39 +48,35 @@ class Routes:
         """
         given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
         body = {"name": name} | {part: value for part, value in given.items() if value is not None}
-        return await self._brokers.decoded(RouteStatus, "POST", BASE, body)
+        return await self._brokers.json(RouteStatus, "POST", BASE, body=body)
 
     async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
         """Add records to the route's send queue. A record is anything that JSON can express."""
         check_payload(records)
         body = {"records": list(records)}
-        return await self._brokers.decoded(RoutePushed, "POST", f"{_path(name)}/push", body)
+        return await self._brokers.json(RoutePushed, "POST", BASE, name, "push", body=body)
 
     async def pause(self, name: str) -> RouteStatus:
         """Pause sending."""
-        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/pause", again=True)
+        return await self._brokers.json(RouteStatus, "POST", BASE, name, "pause", again=True)
 
     async def resume(self, name: str) -> RouteStatus:
         """Resume sending. It also ends a drain."""
-        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/resume", again=True)
+        return await self._brokers.json(RouteStatus, "POST", BASE, name, "resume", again=True)
 
     async def drain(self, name: str) -> RouteStatus:
         """Accept no new records and deliver the queued ones."""
-        return await self._brokers.decoded(RouteStatus, "POST", f"{_path(name)}/drain", again=True)
+        return await self._brokers.json(RouteStatus, "POST", BASE, name, "drain", again=True)
 
     async def purge(self, name: str) -> int:
         """Drop all queued records. Returns how many."""
-        return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/purge")).records
+        return (await self._brokers.json(_Count, "POST", BASE, name, "purge")).records
 
     async def replay(self, name: str) -> int:
         """Put the route's dead letters back into its send queue. Returns how many."""
-        return (await self._brokers.decoded(_Count, "POST", f"{_path(name)}/replay")).records
+        return (await self._brokers.json(_Count, "POST", BASE, name, "replay")).records
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Stop and delete the route. With `force`, drop undelivered records with it."""
-        query = "?force=true" if force else ""
-        await self._brokers.json("DELETE", f"{_path(name)}{query}", again=False)
-
-
-def _path(name: str) -> str:
-    return f"{BASE}/{quote(name, safe='')}"
+        forced = "true" if force else None
+        await self._brokers.json(msgspec.Raw, "DELETE", BASE, name, again=False, force=forced)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import quote
+
+import msgspec
 
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
@@ -27,11 +28,11 @@ class Schedules:
 
     async def list(self) -> list[Schedule]:
         """Return all schedules, sorted by name."""
-        return (await self._brokers.decoded(_All, "GET", BASE, again=True)).schedules
+        return (await self._brokers.json(_All, "GET", BASE)).schedules
 
     async def get(self, name: str) -> Schedule:
         """Return a schedule with its next and last runs. Raises `NotFound` if it does not exist."""
-        return await self._brokers.decoded(Schedule, "GET", _path(name), again=True)
+        return await self._brokers.json(Schedule, "GET", BASE, name)
 
     async def create(
         self,
@@ -65,24 +66,20 @@ class Schedules:
             "catchUp": catch_up,
             "paused": paused,
         }
-        return await self._brokers.decoded(Schedule, "PUT", _path(name), body, again=True)
+        return await self._brokers.json(Schedule, "PUT", BASE, name, body=body)
 
     async def pause(self, name: str) -> Schedule:
         """Pause the schedule until `resume`."""
-        return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/pause", again=True)
+        return await self._brokers.json(Schedule, "POST", BASE, name, "pause", again=True)
 
     async def resume(self, name: str) -> Schedule:
         """Resume the schedule. Runs that were due while it was paused are skipped."""
-        return await self._brokers.decoded(Schedule, "POST", f"{_path(name)}/resume", again=True)
+        return await self._brokers.json(Schedule, "POST", BASE, name, "resume", again=True)
 
     async def run(self, name: str) -> ScheduleRun:
         """Push the message now. The next runs do not change."""
-        return await self._brokers.decoded(ScheduleRun, "POST", f"{_path(name)}/run")
+        return await self._brokers.json(ScheduleRun, "POST", BASE, name, "run")
 
     async def delete(self, name: str) -> None:
         """Delete the schedule. Messages it has pushed are kept."""
-        await self._brokers.json("DELETE", _path(name))
-
-
-def _path(name: str) -> str:
-    return f"{BASE}/{quote(name, safe='')}"
+        await self._brokers.json(msgspec.Raw, "DELETE", BASE, name)

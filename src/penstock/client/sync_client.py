@@ -2,25 +2,23 @@
 
 import signal
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, cast
 
 import msgspec
 
-from penstock.client.buffer import PushBuffer, Refusal
-from penstock.client.client import Client, limits_from_env
+from penstock.client.buffer import PushBuffer, Refusal, check_sent
+from penstock.client.client import Client, limits_from_env, sigterm_is_free
 from penstock.client.items import Item
 from penstock.client.messages import Popped, Received, client_of
 from penstock.client.portal import (
     ClosingFacade,
     Facade,
-    Portal,
     blocking,
     blocking_as,
     iterating,
+    opened,
     passing,
     wrapping,
 )
@@ -29,7 +27,6 @@ from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.sync_topics import SyncTopic
 from penstock.client.transactions import Transaction
-from penstock.errors import Unavailable
 from penstock.net.addresses import Token
 
 
@@ -163,15 +160,10 @@ class SyncClient(ClosingFacade[Client]):
             client._answers_to = self
             return client
 
-        portal = Portal()
         self._closed = False
-        try:
-            super().__init__(portal, portal.make(make))
-        except BaseException:
-            portal.close()
-            raise
-        self.schedules = SyncSchedules(portal, self._async.schedules)
-        self.routes = SyncRoutes(portal, self._async.routes)
+        super().__init__(*opened(make))
+        self.schedules = SyncSchedules(self._portal, self._async.schedules)
+        self.routes = SyncRoutes(self._portal, self._async.routes)
 
     @classmethod
     def from_env(cls) -> Self:
@@ -214,11 +206,7 @@ class SyncClient(ClosingFacade[Client]):
 
     def run(self, *, handle_signals: bool = True) -> None:
         """Same as `Client.run`."""
-        ours = (
-            handle_signals
-            and threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        )
+        ours = handle_signals and sigterm_is_free()
         if ours:
             signal.signal(signal.SIGTERM, lambda *_: self._portal.soon(self._async.stop))
         try:
@@ -240,14 +228,7 @@ class SyncClient(ClosingFacade[Client]):
         self._portal.close()
         return unsent
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         unsent = self.close()
-        if unsent and kind is None:
-            raise Unavailable(
-                f"{len(unsent)} messages could not be sent before the client was closed"
-            )
+        if kind is None:
+            check_sent(unsent, "client")

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.client.portal import ClosingFacade, Facade, Portal, blocking, iterating, wrapping
+from penstock.client.portal import ClosingFacade, Facade, blocking, iterating, opened, wrapping
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader
 from penstock.client.topic import Topic, TopicGroup
@@ -106,22 +106,10 @@ class SyncTopicClient(ClosingFacade[TopicClient]):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Same as `TopicClient`."""
-        portal = Portal()
-        try:
-            client = portal.make(
-                lambda: TopicClient(
-                    addresses,
-                    timeout=timeout,
-                    connect_timeout=connect_timeout,
-                    token=token,
-                    ca=ca,
-                    tls=tls,
-                )
-            )
-        except BaseException:
-            portal.close()
-            raise
-        super().__init__(portal, client)
+        options = {"timeout": timeout, "connect_timeout": connect_timeout}
+        super().__init__(
+            *opened(lambda: TopicClient(addresses, token=token, ca=ca, tls=tls, **options))
+        )
 
     create = blocking(TopicClient.create)
     delete = blocking(TopicClient.delete)

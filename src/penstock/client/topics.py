@@ -18,7 +18,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack
 
 from penstock.client.connection import Endpoint, Link
@@ -65,12 +64,7 @@ class Topics:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -106,9 +100,8 @@ class Topics:
         there is none.
         """
         milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
-        return int(
-            Body(await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)).take(U64)[0]
-        )
+        body = await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)
+        return int(Body(body).take(U64)[0])
 
     # Records
 
@@ -124,9 +117,8 @@ class Topics:
             sequence = self._sequences.get(topic, 0)
             self._sequences[topic] = sequence + 1
             pieces = frames.produce_batch(topic, payloads, (self._producer_id, sequence))
-            return int(
-                Body(await ask(self._link, b"".join(pieces), self._timeout)).take(BATCH_ANSWER)[0]
-            )
+            body = await ask(self._link, b"".join(pieces), self._timeout)
+            return int(Body(body).take(BATCH_ANSWER)[0])
 
     async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of
@@ -151,9 +143,8 @@ class Topics:
 
     async def commit(self, topic: str, group: str, offset: int) -> None:
         """Set the committed offset: all records before `offset` count as read."""
-        await self._ask(
-            Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)
-        )
+        names = frames.name(topic), frames.name(group)
+        await self._ask(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
     async def committed(self, topic: str, group: str) -> tuple[int, int]:
         """Return the committed offset and the lag in records."""

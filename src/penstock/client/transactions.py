@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.client import tracing
@@ -96,7 +95,7 @@ class Transaction:
         )
         body = {"operations": self._operations, "requiredLeases": leases}
         try:
-            answer = await self._brokers.decoded(_Committed, "POST", "/api/v1/transaction", body)
+            answer = await self._brokers.json(_Committed, "POST", "/api/v1/transaction", body=body)
         finally:  # as with an ack
             self._leases.drop(self._acked)
         if not answer.success:
@@ -108,11 +107,6 @@ class Transaction:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         if kind is None:
             await self.commit()

@@ -10,13 +10,11 @@ import math
 import os
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qs, urlsplit
-
-import yaml
 
 from penstock.config.schema import Config
 from penstock.config.values import (
@@ -32,10 +30,10 @@ from penstock.errors import ConfigError
 NOT_OURS = ("PENSTOCK_URL", "PENSTOCK_BROKER", "PENSTOCK_TOKEN", "PENSTOCK_SOAK", "PENSTOCK_CONFIG")
 DEFAULT_FILES = ("penstock.yaml", "config.yaml")
 Section = TypeVar("Section")
-_EXPECTED = {
-    "size": "a size such as 4096, 256Ki or 1Gi",
-    "duration": "a duration such as 5, 100ms or 5m",
-    "share": "a share between 0 and 1, such as 0.1 or 10%",
+_PARSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "size": (parse_size, "a size such as 4096, 256Ki or 1Gi"),
+    "duration": (parse_duration, "a duration such as 5, 100ms or 5m"),
+    "share": (parse_share, "a share between 0 and 1, such as 0.1 or 10%"),
 }
 _SECRETS = ("secret", "postgres")
 _PORT = re.compile(r"^(\[[^\]]*\]|[^:]*):?")  # what is left of host:port without it is the port
@@ -78,8 +76,7 @@ def load(
     given |= {
         name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None
     }
-    given = {name: value for name, value in given.items() if _is_key(name, value, problems)}
-
+    given = _of_keys(given, [name for name, _, _ in leaves()], problems)
     config = _build(Config, "", given, problems)
     if problems:
         raise ConfigError("\n".join(problems))
@@ -137,43 +134,16 @@ def build(
     values: dict[str, Given] = {}
     keys = [name for name, _, _ in leaves(kind)]
     _flatten(dict(tree), "", origin, values, set(keys), problems)
-    for name in [name for name in values if name not in keys]:
-        given = values.pop(name)
-        problems.append(
-            f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, keys)}"
-        )
-    made: Section = _build(kind, "", values, problems, base)
+    made: Section = _build(kind, "", _of_keys(values, keys, problems), problems, base)
     if problems:
         raise ConfigError("\n".join(problems))
     return made
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML, in which no key may be given twice: of two routes with one name, neither would be
-    missed.
-    """
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        given = [
-            self.construct_object(key, deep=True)
-            for key, _ in node.value
-            if key.tag != "tag:yaml.org,2002:merge"
-        ]
-        for at, name in enumerate(given):
-            if name in given[:at]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{name!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
 def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
-    try:
-        tree = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}") from error
+    from penstock.config.yaml_file import read  # 1 MiB that a broker without a file does without
+
+    tree = read(file)
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -223,12 +193,14 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], lis
     return values, warnings
 
 
-def _is_key(name: str, given: Given, problems: list[str]) -> bool:
-    keys = [leaf for leaf, _, _ in leaves()]
-    if name in keys:
-        return True
-    problems.append(f"{name} = {given.value!r}: no such key ({given.origin}){_suggest(name, keys)}")
-    return False
+def _of_keys(given: dict[str, Given], keys: list[str], problems: list[str]) -> dict[str, Given]:
+    """What was given for keys that there are; the others are problems."""
+    problems += [
+        f"{name} = {one.value!r}: no such key ({one.origin}){_suggest(name, keys)}"
+        for name, one in given.items()
+        if name not in keys
+    ]
+    return {name: one for name, one in given.items() if name in keys}
 
 
 def _suggest(word: str, keys: Any) -> str:
@@ -287,15 +259,12 @@ def _convert(value: Any, annotation: Any) -> Any:
 
 
 def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
-    try:
-        if tag == "size":
-            return parse_size(value)
-        if tag == "duration":
-            return parse_duration(value)
-        if tag == "share":
-            return parse_share(value)
-    except ValueError:
-        raise _Wrong(_EXPECTED[tag]) from None
+    if tag in _PARSED:
+        parse, expected = _PARSED[tag]
+        try:
+            return parse(value)
+        except ValueError:
+            raise _Wrong(expected) from None
     if tag == "postgres":
         return _postgres_url(_convert_plain(value, str))
     if tag == "hosts" and not all(map(_is_port, _ports(str(value or "")))):

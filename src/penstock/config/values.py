@@ -44,10 +44,8 @@ def parse_share(text: str | int | float) -> float:
     """A part of a whole, 0 to 1: `0.1`, or `10%`."""
     if isinstance(text, bool):
         raise ValueError(text)
-    number, percent = (
-        (text.strip(), text.strip().endswith("%")) if isinstance(text, str) else (text, False)
-    )
-    share = float(str(number).removesuffix("%")) / (100 if percent else 1)
+    number = str(text).strip()
+    share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     if not 0 <= share <= 1:  # also false for what is no number
         raise ValueError(text)
     return share
@@ -55,10 +53,9 @@ def parse_share(text: str | int | float) -> float:
 
 def format_size(size: int) -> str:
     """`size` with the largest unit that divides it, so that it reads back as the same number."""
-    for unit in ("Pi", "Ti", "Gi", "Mi", "Ki"):
-        factor = 1024 ** (["Ki", "Mi", "Gi", "Ti", "Pi"].index(unit) + 1)
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
+    for power in (5, 4, 3, 2, 1):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{'KMGTP'[power - 1]}i"
     return str(size)
 
 

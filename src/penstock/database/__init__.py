@@ -2,5 +2,6 @@
 
 from penstock.database.database import UNDONE, Database
 from penstock.database.migrate import SchemaFiles
+from penstock.database.rows import struct_of
 
-__all__ = ["UNDONE", "Database", "SchemaFiles"]
+__all__ = ["UNDONE", "Database", "SchemaFiles", "struct_of"]

@@ -15,7 +15,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.errors import Busy
 
-IDLE_SECONDS = 60.0  # after which a connection that nobody uses is closed
+IDLE_SECONDS = 20.0  # after which a connection that nobody uses is closed
 WAIT_SECONDS = 2.0
 
 

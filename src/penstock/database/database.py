@@ -188,9 +188,7 @@ class Database:
         return self._pool.get_idle_size() + len(self._idle) if self._pool else 0
 
     async def start(self) -> None:
-        """Start the embedded server if it is ours, then connect. A server that is down is not an
-        error here.
-        """
+        """Start the embedded server, if any, then connect. A server may be down."""
         if self.embedded:
             began = time.monotonic()
             done = await asyncio.to_thread(self.embedded.start)
@@ -245,16 +243,12 @@ class Database:
         """Return when the database is up; at once if it is."""
         await self._recovered.wait()
 
-    async def fetch(
-        self, sql: str, *args: Any, timeout: float | None = None
-    ) -> list[asyncpg.Record]:
-        """Run one statement and return its rows; again when it lost a deadlock, for then nothing of
-        it was done.
-        """
+    async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        """Run one statement; again when it lost a deadlock, for then nothing of it was done."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 async with self.connection() as connection:
-                    rows: list[asyncpg.Record] = await connection.fetch(sql, *args, timeout=timeout)
+                    rows: list[asyncpg.Record] = await connection.fetch(sql, *args)
                     return rows
             except UNDONE:
                 await asyncio.sleep(UNDONE_SECONDS * attempt)
@@ -363,9 +357,7 @@ class Database:
                 await self._release(proxy)
 
     async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
-        """Call back with each payload notified on `channel`, for ever; with None after every
-        (re)connect.
-        """
+        """Call back with each payload on `channel`, and with None after every (re)connect."""
         self._listeners[channel] = callback
         self._listen_again.set()
         if len(self._listeners) == 1:
@@ -415,9 +407,7 @@ class Database:
         return Unavailable("the database is down")
 
     async def _probe(self) -> bool:
-        """Ask all hosts, choose one and commit there; whether that is the server in use, ready for
-        calls.
-        """
+        """Ask all hosts, choose one and commit there; whether it is in use and ready for calls."""
         choice = choose(await self._connector.survey(), self._connector.server)
         if choice.server is None:
             self._report(choice.reason)
@@ -432,11 +422,8 @@ class Database:
             return False
         try:
             await self._prepare(connection, choice.server)
-        except GONE as error:
+        except (*GONE, CannotCommit) as error:
             self._report(f"{choice.server.host.name}: {explain(error)}")
-            return False
-        except CannotCommit as error:
-            self._report(f"{choice.server.host.name}: {error}")
             return False
         finally:
             connection.terminate()
@@ -545,9 +532,7 @@ class Database:
                     self._went_down()
 
     async def _survey(self) -> None:
-        """Find out, without a call that fails, that another host was promoted or that ours takes no
-        writes.
-        """
+        """Notice that another host was promoted, or that ours takes no writes."""
         while True:
             await asyncio.sleep(SURVEY_SECONDS)
             if not self.healthy:

@@ -77,6 +77,13 @@ SETTINGS = {
     "bgwriter_delay": "1s",
     "bgwriter_lru_maxpages": "500",
     "io_method": "sync",  # pages are in memory or read one by one: three processes less
+    # Shared memory that is written at the start and hardly used after it: handles for reads that
+    # run side by side (8 MiB by default, ours do not), locks of serializable transactions (we have
+    # none) and of others, and WAL that waits (a commit writes it at once).
+    "io_max_concurrency": "2",
+    "max_pred_locks_per_transaction": "10",
+    "max_locks_per_transaction": "32",
+    "wal_buffers": "1MB",
     "max_logical_replication_workers": "0",
     "log_min_messages": "warning",
     "log_checkpoints": "off",
@@ -113,22 +120,17 @@ class EmbeddedPostgres:
         return socket_url(self.socket_directory)
 
     def start(self) -> str:
-        """Make sure the server runs; what was done: `created`, `started`, `taken over` or
-        `restarted`.
-        """
+        """Make sure it runs: it was `created`, `started`, `taken over` or `restarted`."""
         self._prepare_user()
         created = not (self.data / "PG_VERSION").exists()
         if created:
             self._initialise()
         running = self.pid() is not None
-        if (
-            running
-            and self._is_closed()
-            and listening_directory(self.data) == self.socket_directory.resolve()
-        ):
-            return "taken over"
-        if running:  # it lets others in; those who are in already go with it
-            self.stop()
+        if running:
+            listening = listening_directory(self.data)
+            if self._is_closed() and listening == self.socket_directory.resolve():
+                return "taken over"
+            self.stop()  # it lets others in; those who are in already go with it
         self._close(keep=not created)
         self._start_server()
         return "created" if created else "restarted" if running else "started"
@@ -146,9 +148,7 @@ class EmbeddedPostgres:
         )
 
     def _close(self, *, keep: bool) -> None:
-        """Let nobody in but the server's user and root; `keep` what the files said before, beside
-        them.
-        """
+        """Let in nobody but the server's user and root; `keep` the old files beside the new."""
         for file, text in self._access_files().items():
             before = file.read_text() if file.exists() else ""
             if before == text:
@@ -172,25 +172,14 @@ class EmbeddedPostgres:
         new.rename(file)
 
     def _start_server(self) -> None:
-        """Start it; a server that was just killed may still hold its lock file or its memory for a
-        moment.
-        """
+        """One that was just killed may hold its lock file or its memory for a moment."""
         options = " ".join(f"-c {name}='{value}'" for name, value in self._start_settings().items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
         while True:
             self._remove_lock_of_the_dead()
             try:
-                self._run(
-                    "pg_ctl",
-                    "start",
-                    "-w",
-                    "-t",
-                    str(START_TIMEOUT),
-                    "-l",
-                    str(self._log.resolve()),
-                    "-o",
-                    options,
-                )
+                wait, log_file = str(START_TIMEOUT), str(self._log.resolve())
+                self._run("pg_ctl", "start", "-w", "-t", wait, "-l", log_file, "-o", options)
             except Unavailable:
                 if self.pid() is not None or time.monotonic() > deadline:
                     raise
@@ -199,9 +188,7 @@ class EmbeddedPostgres:
                 return
 
     def _remove_lock_of_the_dead(self) -> None:
-        """PostgreSQL takes a killed postmaster that nobody has reaped yet for a running one; we
-        know better.
-        """
+        """PostgreSQL takes a killed postmaster that nobody has reaped for a running one."""
         lock = self.data / "postmaster.pid"
         try:
             pid = int(lock.read_text().splitlines()[0])
@@ -275,9 +262,7 @@ class EmbeddedPostgres:
         )
 
     def _take(self, directory: Path) -> None:
-        """The directory is the server's user's alone. Under /tmp somebody else may have made it
-        before us.
-        """
+        """The directory is for the server's user only. Under /tmp somebody may own it already."""
         directory = directory.resolve() if directory == self.directory else directory
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.lstat()
@@ -323,9 +308,7 @@ class EmbeddedPostgres:
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether the server says that it is ready before `pg_ctl`, which looks ten times a second,
-        has noticed.
-        """
+        """Whether it is ready before `pg_ctl`, which looks ten times a second, has noticed."""
         while process.poll() is None:
             if self.pid() is not None and self._status() == "ready":
                 threading.Thread(target=process.wait, daemon=True).start()
@@ -352,16 +335,10 @@ def _system_user() -> pwd.struct_passwd:
         log.info(
             "running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER
         )
-        command = [
-            "useradd",
-            "--system",
-            "--no-create-home",
-            "--shell",
-            "/usr/sbin/nologin",
-            SYSTEM_USER,
-        ]
+        options = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
         # Two brokers may start at once: losing that race is fine as long as the user is there
         # afterwards.
+        command = ["useradd", *options, SYSTEM_USER]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         try:
             return pwd.getpwnam(SYSTEM_USER)
@@ -373,9 +350,7 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
-    """The first directory on the way to `path`, itself included, that the user may not enter. The
-    kernel is asked.
-    """
+    """The first directory on the way to `path`, or it, that the user may not enter."""
     script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
     way = [*reversed(path.absolute().parents), path.absolute()]
     done = subprocess.run(

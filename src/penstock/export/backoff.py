@@ -9,27 +9,19 @@ batch: a destination that fails one batch for reasons of health fails the next o
 
 import asyncio
 from collections.abc import Callable
+from random import random
 
+from penstock.config.schema import SendQueue
 from penstock.export.clock import Clock
 
 
 class Backoff:
     def __init__(
-        self,
-        *,
-        enabled: bool,
-        base: float,
-        multiplier: float,
-        longest: float,
-        random: Callable[[], float],
-        clock: Clock,
+        self, settings: SendQueue, clock: Clock, random: Callable[[], float] = random
     ) -> None:
-        self._enabled = enabled
-        self._base = base
-        self._multiplier = multiplier
-        self._longest = longest
-        self._random = random
+        self._settings = settings
         self._clock = clock
+        self._random = random
         self.failures = 0  # in a row
         self._until = 0.0  # monotonic
         self._changed = asyncio.Event()
@@ -37,10 +29,11 @@ class Backoff:
     def failed(self, retry_after: float | None = None) -> float:
         """Note a failure; the delay it brings."""
         self.failures += 1
-        delay = self._base
-        if self._enabled:
-            exponent = min(self.failures - 1, 64)
-            delay = self._random() * min(self._longest, self._base * self._multiplier**exponent)
+        settings = self._settings
+        delay = settings.retry_interval
+        if settings.backoff.enabled:
+            delay *= settings.backoff.multiplier ** min(self.failures - 1, 64)
+            delay = self._random() * min(settings.max_retry_delay, delay)
         delay = max(delay, retry_after or 0.0)
         self._until = max(self._until, self._clock.monotonic() + delay)
         return delay

@@ -14,7 +14,6 @@ probe slot comes back.
 import asyncio
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 from penstock.config.schema import CircuitBreaker as Settings
 from penstock.export.clock import Clock
@@ -34,29 +33,23 @@ class Permit:
         self._open = True  # nothing was said yet
 
     def success(self) -> None:
-        if self._open:
-            self._open = False
-            self._breaker._succeeded(self._probe)
+        self._report(self._breaker.succeeded)
 
     def failure(self) -> None:
-        if self._open:
-            self._open = False
-            self._breaker._failed(self._probe)
+        self._report(self._breaker.failed)
 
     def release(self) -> None:
+        self._report(self._breaker.released)
+
+    def _report(self, outcome: Callable[[bool], None]) -> None:
         if self._open:
             self._open = False
-            self._breaker._released(self._probe)
+            outcome(self._probe)
 
     def __enter__(self) -> "Permit":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -84,11 +77,9 @@ class Breaker:
         """Wait until a batch may be sent."""
         rejected = False
         while self.state != CLOSED:
-            wait: float | None = None
-            if self.state == OPEN:
-                wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
-                if wait <= 0:
-                    self._enter(HALF_OPEN)
+            wait = self._seconds_open()
+            if wait is not None and wait <= 0:
+                self._enter(HALF_OPEN)
             if self.state == HALF_OPEN and not self._probing:
                 self._probing = True
                 return Permit(self, probe=True)
@@ -100,13 +91,16 @@ class Breaker:
 
     async def not_open(self) -> None:
         """Wait while nothing may be taken: for preparers, who need no permit."""
-        while self.state == OPEN:
-            wait = self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
-            if wait <= 0:
-                return
+        while (wait := self._seconds_open() or 0.0) > 0:
             await self._clock.wait(self._changed, wait)
 
-    def _succeeded(self, probe: bool) -> None:
+    def _seconds_open(self) -> float | None:
+        """Until the probe may be sent; None when it is not open."""
+        if self.state != OPEN:
+            return None
+        return self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
+
+    def succeeded(self, probe: bool) -> None:
         if self.state == CLOSED:
             self.failures = 0
         elif probe:
@@ -114,7 +108,7 @@ class Breaker:
             self.failures = 0
             self._enter(CLOSED)
 
-    def _failed(self, probe: bool) -> None:
+    def failed(self, probe: bool) -> None:
         if not self._settings.enabled:
             return
         self.failures += 1
@@ -124,7 +118,7 @@ class Breaker:
         elif self.state == CLOSED and self.failures >= self._settings.threshold:
             self._open()
 
-    def _released(self, probe: bool) -> None:
+    def released(self, probe: bool) -> None:
         if probe:
             self._probing = False
             self._notify()

@@ -30,9 +30,11 @@ from penstock.export.routes import Route
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue.inspect import examine, first_records, waiting_records
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
+from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK, Fs
 from penstock.log.lock import DirectoryLock
+from penstock.log.pool import cancelled
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 
@@ -55,7 +57,7 @@ class Exports:
         clock: Clock | None = None,
     ) -> None:
         self._settings = config.exporter.queue
-        self.directory = self._settings.path or config.private_directory / "routes"
+        self.directory = routes_directory(config)
         self._certificates = (
             config.exporter.certificates or config.private_directory / "certificates"
         )
@@ -87,9 +89,7 @@ class Exports:
 
     async def stop(self) -> None:
         """All routes at once, within one deadline."""
-        if self._retrier is not None:
-            self._retrier.cancel()
-            await asyncio.gather(self._retrier, return_exceptions=True)
+        await cancelled(self._retrier)
         deadline = self._context.clock.monotonic() + self._shutdown
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
@@ -162,18 +162,16 @@ class Exports:
         """Look at what takes a question, so that `status` shows it."""
         await asyncio.gather(*(route.refresh() for route in self._routes.values()))
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[RouteStatus]:
         running = [self._routes[name].status() for name in sorted(self._routes)]
         return running + [
-            {"name": name, "state": "failed", "lastError": why}
+            RouteStatus(name=name, state="failed", last_error=why)
             for name, why in sorted(self.failed.items())
         ]
 
-    async def inspect(self, name: str) -> dict[str, Any]:
+    async def inspect(self, name: str) -> Inspection:
         """Every block of a route's files read and checked; also of a route that could not start."""
-        report: dict[str, Any] = await self._look_into(name, examine)
-        del report["directory"]  # of no use elsewhere, and nobody's business
-        return report
+        return await self._look_into(name, examine)
 
     async def waiting_records(
         self, name: str, limit: int, size: int
@@ -250,6 +248,6 @@ def _refuse_loss(route: Route) -> None:
         )
 
 
-def route_directory(config: Config, name: str) -> Path:
-    """Where a route keeps its files (for commands that look at them while the broker is down)."""
-    return (config.exporter.queue.path or config.private_directory / "routes") / name
+def routes_directory(config: Config) -> Path:
+    """Where each route has the directory of its name."""
+    return config.exporter.queue.path or config.private_directory / "routes"

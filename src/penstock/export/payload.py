@@ -16,7 +16,6 @@ import base64
 import struct
 from collections.abc import Callable, Sequence
 
-import cramjam
 import msgspec
 
 FRAMES, NDJSON, JSON, RAW = range(4)
@@ -108,6 +107,10 @@ def _holds(
 
 
 def compress(data: bytes, compression: int) -> bytes:
+    if compression == NONE:
+        return data
+    import cramjam  # 2 MiB that most brokers do without
+
     if compression == SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data))
     if compression == ZSTD:
@@ -118,6 +121,10 @@ def compress(data: bytes, compression: int) -> bytes:
 
 
 def decompress(data: bytes, compression: int) -> bytes:
+    if compression == NONE:
+        return data
+    import cramjam
+
     if compression == SNAPPY:
         return bytes(cramjam.snappy.decompress_raw(data))
     if compression == ZSTD:

@@ -6,19 +6,10 @@ of their partition that wait there, and onto its disk while the database is down
 maintenance. Its pops find nothing while pops are in maintenance.
 """
 
-from dataclasses import dataclass, field
-
 from penstock.buffer import Buffer
 from penstock.errors import Full, NotFound
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Item, Message, PopRequest
-
-
-@dataclass(slots=True)
-class PoppedMessages:
-    group: str
-    messages: list[Message] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
 
 
 class QueuesAdapter:
@@ -32,11 +23,11 @@ class QueuesAdapter:
 
     async def pop(
         self, queue: str, group: str, batch: int, timeout: float, holder: int
-    ) -> PoppedMessages:
+    ) -> list[Message]:
         """Lease up to `batch` messages as `holder`; waits up to `timeout` for the first one."""
         gate = self._buffer.maintenance.pops
         if gate.closed and not await gate.opened(timeout):
-            return PoppedMessages(group)
+            return []
         request = PopRequest(
             queue=queue,
             group=group,
@@ -47,21 +38,20 @@ class QueuesAdapter:
             consumer=self,
         )
         popped = await gate.through(self._queues.pop(request))
-        messages = popped.messages if popped is not None else []
-        return PoppedMessages(group, messages, [message.payload for message in messages])
+        return popped.messages if popped is not None else []
 
-    async def ack(self, popped: PoppedMessages) -> None:
+    async def ack(self, messages: list[Message], group: str) -> None:
         """A message whose lease ran out meanwhile comes again, and is then sent twice."""
         await self._queues.ack(
             [
-                Ack(each.transaction_id, each.partition_id, each.lease_id, group=popped.group)
-                for each in popped.messages
+                Ack(each.transaction_id, each.partition_id, each.lease_id, group=group)
+                for each in messages
             ]
         )
 
-    async def renew(self, popped: PoppedMessages, seconds: int) -> None:
+    async def renew(self, messages: list[Message], seconds: int) -> None:
         """Let the lease live for at least `seconds` from now."""
-        for lease in {message.lease_id for message in popped.messages}:
+        for lease in {message.lease_id for message in messages}:
             await self._queues.extend(lease, seconds)
 
     async def release(self, queue: str, group: str, holder: int) -> int:

@@ -5,7 +5,6 @@ Its directory holds the queue, the dead letters, and what the route remembers (`
 
 import asyncio
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
+from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
 from penstock.export.workers import Workers
+from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
@@ -70,14 +71,7 @@ class Route:
             on_resume=self._resumed,
         )
         self._state = RouteState(spec.name, directory, context, self._pause, definition)
-        self.backoff = Backoff(
-            enabled=settings.backoff.enabled,
-            base=settings.retry_interval,
-            multiplier=settings.backoff.multiplier,
-            longest=settings.max_retry_delay,
-            random=random.random,
-            clock=clock,
-        )
+        self.backoff = Backoff(settings, clock)
         self.delivery = Delivery(
             self.queue,
             self.destination,
@@ -137,19 +131,15 @@ class Route:
             self._read()
 
     async def _stop_reading(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-            self._reader = None
+        await cancelled(self._reader)
+        self._reader = None
 
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
         self._state.stop_saving()
         self._pause.stop_probing()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await cancelled(self._watcher)
         await self._stop_reading()
         await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)
         await self.destination.stop()
@@ -258,42 +248,39 @@ class Route:
         if self._source is not None:
             await self._source.refresh()
 
-    def status(self) -> dict[str, Any]:
-        source = self.spec.source
-        shown = (
-            {"topic": source.topic}
-            if source.topic
-            else {"queue": source.queue, "group": source.group or self.name}
+    def status(self) -> RouteStatus:
+        source: RouteSource | str = "push"
+        if self.spec.source.topic:
+            source = RouteSource(topic=self.spec.source.topic)
+        elif self.spec.source.queue:
+            group = self.spec.source.group or self.name
+            source = RouteSource(queue=self.spec.source.queue, group=group)
+        probe_at = self._pause.next_probe  # of a route that was denied
+        wait = max(0.0, probe_at - self._context.clock.monotonic()) if probe_at is not None else 0.0
+        return RouteStatus(
+            name=self.name,
+            state=self.state,
+            last_error=self.delivery.last_error,
+            paused=self.paused,
+            tries_again_seconds=None if probe_at is None else round(wait, 3),
+            source=source,
+            lag=self._source.lag() if self._source is not None else None,
+            source_error=self._source.problem if self._source is not None else None,
+            source_damage=self._source.damage if self._source is not None else None,
+            destination=self.destination.describe(),
+            queue=self.queue.status(),
+            breaker=BreakerStatus(self.breaker.state, self.breaker.failures),
+            backoff_seconds=round(self.backoff.remaining, 3),
+            workers=WorkersStatus(
+                total=self.workers.total,
+                active=self.workers.active,
+                target=self.workers.target,
+                inflight=self.delivery.inflight,
+                latency_seconds=round(self.delivery.latency, 6),
+            ),
+            dead_letters=self.dead_letters.count,
+            failing_since=self.delivery.failing_since,
         )
-        return {
-            "name": self.name,
-            "state": self.state,
-            "paused": self.paused,
-            "triesAgainSeconds": self._seconds_to_probe(),
-            "source": shown if source.topic or source.queue else "push",
-            "lag": self._source.lag() if self._source is not None else None,
-            "sourceError": self._source.problem if self._source is not None else None,
-            "sourceDamage": self._source.damage if self._source is not None else None,
-            "destination": self.destination.describe(),
-            "queue": self.queue.status(),
-            "breaker": {"state": self.breaker.state, "failures": self.breaker.failures},
-            "backoffSeconds": round(self.backoff.remaining, 3),
-            "workers": {
-                "total": self.workers.total,
-                "active": self.workers.active,
-                "target": self.workers.target,
-                "inflight": self.delivery.inflight,
-                "latencySeconds": round(self.delivery.latency, 6),
-            },
-            "deadLetters": self.dead_letters.count,
-            "lastError": self.delivery.last_error,
-            "failingSince": self.delivery.failing_since,
-        }
-
-    def _seconds_to_probe(self) -> float | None:
-        """Until a route that was denied tries again."""
-        at = self._pause.next_probe
-        return None if at is None else round(max(0.0, at - self._context.clock.monotonic()), 3)
 
     def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
         workers = self.workers

@@ -42,10 +42,11 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap
 from penstock.export.payload import RAW, join
-from penstock.export.queuesadapter import PoppedMessages, QueuesAdapter
+from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
+from penstock.queues.types import Message
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
@@ -322,7 +323,7 @@ class QueueSource(Source):
                 )
                 releases = max(0, releases - 1)
                 self.problem = None
-                if popped.payloads:
+                if popped:
                     await self._move(popped)
             except PenstockError as error:
                 self._report(error)
@@ -335,13 +336,14 @@ class QueueSource(Source):
             text = "route %s: %d unused leases on queue %s are released"
             log.warning(text, self._spec.name, released, self._name)
 
-    async def _move(self, popped: PoppedMessages) -> None:
+    async def _move(self, popped: list[Message]) -> None:
         """Into the send queue, then acknowledged."""
-        records = popped.payloads
         if self._spec.source.envelope:
-            records = [wrap(message) for message in popped.messages]
+            records = [wrap(message) for message in popped]
         elif self._spec.target.takes_headers:
-            records = [with_headers(message) for message in popped.messages]
+            records = [with_headers(message) for message in popped]
+        else:
+            records = [message.payload for message in popped]
         try:
             blocks = await self._context.in_pool(make_blocks, records, self._encoding, self._batch)
             renewing = asyncio.create_task(self._renew(popped))
@@ -359,7 +361,7 @@ class QueueSource(Source):
             raise
         while True:
             try:
-                await self._queues.ack(popped)
+                await self._queues.ack(popped, self._group)
             except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)
@@ -367,7 +369,7 @@ class QueueSource(Source):
                 self.problem = None
                 return
 
-    async def _renew(self, popped: PoppedMessages) -> None:
+    async def _renew(self, popped: list[Message]) -> None:
         delay = RENEW_AFTER_SECONDS
         while True:
             await self._context.clock.sleep(delay)

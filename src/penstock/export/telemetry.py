@@ -7,6 +7,7 @@ batch.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Protocol
 
 from penstock.metrics import Counter, Metrics
@@ -45,6 +46,7 @@ GAUGES = {
     "route_source_lag": "Records of the source topic or queue that the route has not read yet",
     "dead_letters": "Dead letters of the route now, in records",
     "storage_failing": "1 while writes to the send queue's disk fail",
+    "circuit_breaker_state": "1 for the current state of the circuit breaker",
 }
 COUNTERS = {
     "queue_push_total": "Batches added to the send queue",
@@ -100,14 +102,9 @@ class ExportMetrics:
             for name, (text, label) in LABELLED_COUNTERS.items()
         }
         for name, text in GAUGES.items():
-            metrics.gauge(f"penstock_export_{name}", text, "route", read=self._reader(name))
-        metrics.gauge(
-            "penstock_export_circuit_breaker_state",
-            "1 for the current state of the circuit breaker",
-            "route",
-            "state",
-            read=self._read_breakers,
-        )
+            labels = ("route", "state") if name == "circuit_breaker_state" else ("route",)
+            read = partial(self._read, name)
+            metrics.gauge(f"penstock_export_{name}", text, *labels, read=read)
 
     def _show(self) -> dict[str, Mapping[str, float | Mapping[str, float]]]:
         """What the routes show: a scrape reads two dozen gauges and asks the routes once."""
@@ -117,24 +114,15 @@ class ExportMetrics:
             self._shown_at = now
         return self._shown
 
-    def _reader(self, name: str) -> Callable[[], Mapping[tuple[str, ...], float]]:
-        def read() -> dict[tuple[str, ...], float]:
-            shown = {(route,): gauges.get(name) for route, gauges in self._show().items()}
-            return {
-                route: float(value)
-                for route, value in shown.items()
-                if isinstance(value, int | float)
-            }
-
-        return read
-
-    def _read_breakers(self) -> dict[tuple[str, ...], float]:
-        states: dict[tuple[str, ...], float] = {}
+    def _read(self, name: str) -> dict[tuple[str, ...], float]:
+        values: dict[tuple[str, ...], float] = {}
         for route, gauges in self._show().items():
-            current = gauges.get("circuit_breaker_state")
-            if isinstance(current, Mapping):
-                states |= {(route, state): float(value) for state, value in current.items()}
-        return states
+            value = gauges.get(name)
+            if isinstance(value, Mapping):
+                values |= {(route, label): float(each) for label, each in value.items()}
+            elif value is not None:
+                values[route,] = float(value)
+        return values
 
     def of(self, route: str) -> "RouteMetrics":
         return RouteMetrics(self._counters, route)

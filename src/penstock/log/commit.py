@@ -42,7 +42,17 @@ class Promise(Protocol):
 class Entry:
     """One append on its way."""
 
-    __slots__ = ("count", "first", "lengths", "payloads", "producer", "promise", "size", "twin")
+    __slots__ = (
+        "count",
+        "first",
+        "is_list",
+        "lengths",
+        "payloads",
+        "producer",
+        "promise",
+        "size",
+        "twin",
+    )
 
     def __init__(
         self,
@@ -56,16 +66,13 @@ class Entry:
         # with `lengths`: a single buffer that holds them all; an array: payloads of one length
         self.payloads = payloads
         self.lengths = lengths
+        self.is_list = lengths is None and not isinstance(payloads, np.ndarray)
         self.count = count
         self.size = size + HEADER_SIZE * count  # as records
         self.producer = producer
         self.promise = promise
         self.first = -1  # its first offset, once it is part of a commit
         self.twin: Entry | None = None  # the same batch, earlier in the same commit
-
-    @property
-    def is_list(self) -> bool:
-        return self.lengths is None and not isinstance(self.payloads, np.ndarray)
 
     def frame(self, position: int) -> Frame:
         if isinstance(self.payloads, np.ndarray):
@@ -121,10 +128,13 @@ class Commit:
         if not alike:
             return
         first, position = self._next()
-        payloads: list[Bytes] = []
-        for entry in alike:
-            entry.first = first + len(payloads)
-            payloads.extend(entry.payloads)
+        payloads: Sequence[Bytes] = alike[0].payloads  # type: ignore[assignment]
+        alike[0].first = first
+        if len(alike) > 1:
+            payloads = list(payloads)
+            for entry in alike[1:]:
+                entry.first = first + len(payloads)
+                payloads.extend(entry.payloads)
         self._add(frame_payloads(payloads, first, position), None)
 
     def _is_old(self, entry: Entry, producer: Producer) -> bool:

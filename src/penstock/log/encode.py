@@ -5,6 +5,9 @@ Three ways to interleave headers with payloads, by shape: equal lengths are one 
 wherever they lie: also straight from the requests as they were read); small unequal ones a masked
 copy (about 1.3 ns a byte); for large unequal ones a copy per record is cheaper than a mask over
 every byte. Columns are plain arrays with strides: making a structured dtype costs 100 us.
+
+Up to `MAX_STRUCT_RECORDS` records are packed one by one: between two requests the caches are cold,
+and then a short loop beats the many small calls of numpy (decision 0326).
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ import numpy as np
 from penstock.log.fs import Bytes
 from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_ROW, INDEX_TYPE, RECORD_HEADER
 
-MAX_STRUCT_RECORDS = 4  # up to here struct beats numpy
+MAX_STRUCT_RECORDS = 40
 MAX_MASKED_BYTES = 256  # mean payload size above which a copy per record beats the mask
 
 _IN_HEADER = np.arange(HEADER_SIZE)
@@ -34,12 +37,11 @@ def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Fram
     if len(payloads) <= MAX_STRUCT_RECORDS:
         parts: list[Bytes] = []
         rows = []
-        offset = first
-        for payload in payloads:
+        pack_header, pack_row = RECORD_HEADER.pack, INDEX_ROW.pack
+        for offset, payload in enumerate(payloads, first):
             size = len(payload)
-            parts += (RECORD_HEADER.pack(offset, size), payload)
-            rows.append(INDEX_ROW.pack(offset, position))
-            offset += 1
+            parts += (pack_header(offset, size), payload)
+            rows.append(pack_row(offset, position))
             position += HEADER_SIZE + size
         return Frame(b"".join(parts), b"".join(rows), len(payloads))
     lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))

@@ -26,7 +26,15 @@ class Reader:
         self._segments = segments
         self._damage = damage
 
-    def read(self, offset: int, max_records: int, max_bytes: int, *, strict: bool) -> Batch:
+    def read(
+        self,
+        offset: int,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        *,
+        strict: bool = False,
+    ) -> Batch:
+        """Visible records from `offset` on, of one segment; at least one when there is one."""
         batch = self._retrying(
             lambda segments: self._first_of(
                 segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
@@ -34,7 +42,10 @@ class Reader:
         )
         return empty_batch(max(offset, self._segments.next_offset)) if batch is None else batch
 
-    def raw(self, offset: int, max_bytes: int, max_records: int | None, *, strict: bool) -> Raw:
+    def raw(
+        self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
+    ) -> Raw:
+        """The same as bytes of the log: where they lie in which file."""
         raw = self._retrying(
             lambda segments: self._first_of(
                 segments, offset, strict, lambda one, at: one.raw(at, max_bytes, max_records)
@@ -44,9 +55,11 @@ class Reader:
         return raw or Raw(end, 0, end, None, 0, 0)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
+        """The append times of these records, microseconds since 1970."""
         return self._retrying(lambda segments: _times(segments, offsets))
 
     def records_from(self, offset: int) -> int:
+        """How many records lie at and after `offset`; after compaction fewer than offsets."""
         return self._retrying(lambda segments: sum(_rows_from(one, offset) for one in segments))
 
     def offset_at(self, microseconds: int) -> int:

@@ -33,7 +33,6 @@ from penstock.log.layout import (
     COMPACTED,
     DATA,
     HEADER_SIZE,
-    HEADER_TYPE,
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
@@ -44,8 +43,6 @@ from penstock.log.layout import (
 WINDOW_ROWS = 512  # of the index, read at once at the end of a search
 MAX_ROWS = 1 << 16  # of the index, looked at by one read
 MIN_GUESSED_ROWS = 64  # up to here all that are allowed are read
-
-_IN_HEADER = np.arange(HEADER_SIZE)
 
 
 class _Mismatch(Exception):
@@ -288,11 +285,11 @@ class Segment:
             or size < starts[-1] + HEADER_SIZE
         ):
             return self._check_slowly(buffer, offsets, starts)
-        data = np.frombuffer(buffer, np.uint8)
-        headers = data[starts[:, None] + _IN_HEADER].view(HEADER_TYPE).reshape(-1)
-        lengths = headers["length"].astype(np.int64)
+        # views of one byte's stride: entry p is the integer that begins at byte p, or 8 after it
+        stored = np.ndarray(len(buffer) - 7, "<u8", buffer, 0, (1,))[starts]
+        lengths = np.ndarray(len(buffer) - 11, "<u4", buffer, 8, (1,))[starts].astype(np.int64)
         ends = starts + HEADER_SIZE + lengths
-        fine = headers["offset"] == offsets
+        fine = stored == offsets
         # the record before a hole is good, the one after it is for the next read
         fine[1:] &= ends[:-1] == starts[1:]
         fine[-1] &= bool(ends[-1] <= size)
@@ -479,22 +476,23 @@ class Segment:
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
         """Append times, microseconds; the file's modification time where no row says."""
-        times = np.zeros(len(offsets), np.int64)
-        dated = np.zeros(len(offsets), np.bool_)
+        rows = np.empty(0, BATCH_TYPE)
         if len(offsets) and self.batches_size:
             start = max(0, self._batch_search("first", int(offsets[0])) - 1)
             rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
-            if len(rows):
-                at = np.searchsorted(rows["first"], offsets.astype(np.uint64), "right") - 1
-                row = rows[np.maximum(at, 0)]
-                ends = row["first"] + row["count"]
-                dated = (at >= 0) & (
-                    (offsets.astype(np.uint64) < ends) | ((row["flags"] & COMPACTED) != 0)
-                )
-                times[dated] = row["time"][dated].astype(np.int64)
-        if not bool(dated.all()):
-            times[~dated] = self.modified()
-        return times
+        first = rows["first"].astype(np.int64)
+        ends = np.where(rows["flags"] & COMPACTED, np.iinfo(np.int64).max, first + rows["count"])
+        # Records of batch i are those at begins[i] to stops[i]; between two batches are those of
+        # neither.
+        begins = np.append(np.searchsorted(offsets, first), len(offsets))
+        stops = np.clip(np.searchsorted(offsets, ends), begins[:-1], begins[1:])
+        runs = np.empty(2 * len(rows) + 1, np.int64)
+        runs[0], runs[1::2], runs[2::2] = begins[0], stops - begins[:-1], begins[1:] - stops
+        times = np.zeros(len(runs), np.int64)
+        times[1::2] = rows["time"]
+        if runs[0::2].any():
+            times[0::2] = self.modified()
+        return np.repeat(times, runs)
 
     def modified(self) -> int:
         """The time of records whose time is unknown, microseconds."""

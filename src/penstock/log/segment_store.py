@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.log.context import Context
-from penstock.log.layout import CLEAN, INDEX_SIZE, KINDS, Checkpoint
+from penstock.log.layout import BATCH_SIZE, CLEAN, INDEX_SIZE, KINDS, Checkpoint
 from penstock.log.recovery import Recovered
 from penstock.log.segment import Segment
 from penstock.log.writer import Mark, Write, Writer
@@ -197,7 +197,7 @@ class SegmentStore:
         active = self.active
         active.data_size += write.size
         active.rows += write.count
-        active.batches_size += sum(map(len, write.batches))
+        active.batches_size += BATCH_SIZE * len(write.batches)
         active.newest = write.time
         active.end = self.next_offset = write.first + write.count
         if self._context.settings.fsync == "interval":

@@ -11,34 +11,37 @@ The formats are in `penstock.log.layout`.
 """
 
 import json
-import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
+from penstock.log.fs import DISK
 from penstock.log.layout import (
-    BATCH_TYPE,
+    BATCH_SIZE,
     BATCHES,
-    COMPACTED,
     DAMAGE,
     DATA,
     HEADER_SIZE,
     INCARNATION,
     INDEX,
-    INDEX_TYPE,
+    INDEX_SIZE,
+    KINDS,
     METADATA,
+    RECORD_HEADER,
     SWAP_PREFIX,
     TIER,
     parse_metadata,
     parse_sealed,
-    sealed_name,
 )
+from penstock.log.segment import Segment
+
+T = TypeVar("T")
 
 MAX_ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
 # The longest wait for a swap: a few renames and fsyncs, unless its broker was killed.
@@ -57,133 +60,61 @@ class Slice(NamedTuple):
     times: npt.NDArray[np.int64]  # append times, microseconds since 1970
 
 
-class _Segment:
-    """One segment's files, opened together."""
+class OpenSegment(Segment):
+    """A segment whose files were opened together: they belong together, whatever their names mean
+    by now."""
+
+    __slots__ = ("_modified", "timed")
 
     def __init__(self, directory: Path, base: int | None) -> None:
-        data, index, batches = (
-            directory / (kind if base is None else sealed_name(kind, base))
-            for kind in (DATA, INDEX, BATCHES)
-        )
-        self.path = data
-        self.timed = True  # whether it has a sidecar
-        self.data = os.open(data, os.O_RDONLY | os.O_CLOEXEC)  # -1 once closed
-        try:
-            status = os.fstat(self.data)
-            self.modified = status.st_mtime_ns // 1000
-            self.index = self._map(index, INDEX_TYPE)
-            self.batches = self._map(batches, BATCH_TYPE, optional=True)
-            if data.stat().st_ino != status.st_ino:
-                # rolled or swapped while we opened the rest: they do not belong together
-                raise FileNotFoundError(data)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(DISK, directory, base or 0, sealed=base is not None)
+        for kind in (DATA, INDEX, BATCHES):
+            try:
+                self.adopt(kind, DISK.open(self.path(kind), write=False))
+            except FileNotFoundError:
+                if kind != BATCHES:
+                    raise
+        status = os.fstat(self.file(DATA).fileno())
+        if self.path(DATA).stat().st_ino != status.st_ino:
+            # rolled or swapped while we opened the rest: they do not belong together
+            raise FileNotFoundError(self.path(DATA))
+        self.timed = self.open_files == len(KINDS)  # whether it has a sidecar
+        self.batches_size = self.file(BATCHES).size if self.timed else 0
+        self._modified = status.st_mtime_ns // 1000
+        last = self.batch_rows(max(0, self.batches_size // BATCH_SIZE - 1))
+        self.newest = int(last["time"][0]) if len(last) else self._modified
+        self.rows = self.file(INDEX).size // INDEX_SIZE
+        if self.rows:
+            self.end = int(self.index_rows(self.rows - 1, self.rows)["offset"][0]) + 1
+            if not self.sealed:
+                self.base = int(self.index_rows(0, 1)["offset"][0])
+        self.data_size = status.st_size if self.sealed else self._end_of_last(status.st_size)
 
-    def _map(self, path: Path, row: np.dtype, *, optional: bool = False) -> np.ndarray:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if optional:
-                self.timed = False
-                return np.empty(0, row)
-            raise
-        try:  # size and contents of one file, whatever its name means by now
-            count = os.fstat(fd).st_size // row.itemsize
-            if not count:
-                return np.empty(0, row)
-            return np.frombuffer(
-                mmap.mmap(fd, count * row.itemsize, access=mmap.ACCESS_READ), row, count
-            )
-        finally:
-            os.close(fd)
+    def _end_of_last(self, size: int) -> int:
+        """Where the active segment's last record ends that its index has; more is being written."""
+        rows = self.index_rows(max(0, self.rows - 1), self.rows)
+        if not len(rows) or (position := int(rows["position"][0])) > size - HEADER_SIZE:
+            return size
+        length = RECORD_HEADER.unpack(self.file(DATA).read_at(position, HEADER_SIZE))[1]
+        return min(size, position + HEADER_SIZE + int(length))
 
-    def close(self) -> None:
-        if self.data >= 0:
-            os.close(self.data)
-            self.data = -1
-
-    @property
-    def first_offset(self) -> int | None:
-        return int(self.index["offset"][0]) if len(self.index) else None
-
-    @property
-    def next_offset(self) -> int | None:
-        return int(self.index["offset"][-1]) + 1 if len(self.index) else None
-
-    def row_of(self, offset: int) -> int:
-        return int(np.searchsorted(self.index["offset"], np.uint64(offset)))
-
-    def read(self, row: int, stop: int) -> Slice:
-        """At least one and at most MAX_ROWS records from `row` on, cut at about MAX_BYTES."""
-        stop = min(stop, row + MAX_ROWS)
-        starts = self.index["position"][row : stop + 1].astype(np.int64)
-        offsets = self.index["offset"][row:stop].astype(np.int64)
-        if len(starts) == stop - row:
-            starts = np.append(starts, self._end_of(int(starts[-1])))
-        if starts[-1] - starts[0] > MAX_BYTES:
-            keep = max(1, int(np.searchsorted(starts, starts[0] + MAX_BYTES, "right")) - 1)
-            starts, offsets = starts[: keep + 1], offsets[:keep]
-        begin, size = int(starts[0]), int(starts[-1] - starts[0])
-        raw = os.pread(self.data, size, begin) if size > 0 else b""
-        starts -= begin
-        self._check(raw, starts, offsets, begin)
-        return Slice(memoryview(raw), starts, offsets, self.times(offsets))
-
-    def _end_of(self, position: int) -> int:
-        header = os.pread(self.data, HEADER_SIZE, position)
-        if len(header) < HEADER_SIZE:
-            raise _Contradiction(
-                f"{self.path.name} ends before byte {position}, where its index has a record"
-            )
-        return position + HEADER_SIZE + int.from_bytes(header[8:], "little")
-
-    def _check(
-        self, raw: bytes, starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], begin: int
-    ) -> None:
-        """Every header must agree with the index: that tells a stale index from a good one."""
-        sizes = np.diff(starts)
-        if len(raw) != int(starts[-1]) or int(sizes.min()) < HEADER_SIZE:
-            raise _Contradiction(
-                f"{self.path.name}: the index does not fit the data at byte {begin}"
-            )
-        places = starts[:-1]
-        # Views of one byte's stride: entry p is the integer that begins at byte p, or 8 bytes after
-        # it.
-        good = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[places] == offsets.view(np.uint64)
-        sizes -= HEADER_SIZE
-        good &= np.ndarray(len(raw) - HEADER_SIZE + 1, "<u4", raw, 8, strides=(1,))[places] == sizes
-        if not good.all():
-            i = int(np.argmin(good))
-            raise _Contradiction(
-                f"{self.path.name}: the record at byte {begin + int(places[i])} "
-                f"(offset {int(offsets[i])}) is damaged"
-            )
-
-    def times(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Append times; the file's modification time where the sidecar does not tell."""
-        low = max(
-            0, int(np.searchsorted(self.batches["first"], np.uint64(offsets[0]), "right")) - 1
-        )
-        high = int(np.searchsorted(self.batches["first"], np.uint64(offsets[-1]), "right"))
-        if low >= high:
-            return np.full(len(offsets), self.modified, np.int64)
-        rows = np.array(self.batches[low:high])
-        first = rows["first"].astype(np.int64)
-        ends = np.where(rows["flags"] & COMPACTED, np.iinfo(np.int64).max, first + rows["count"])
-        # Records of batch i are those at begins[i] to stops[i]; what lies between two batches is of
-        # neither.
-        begins = np.append(np.searchsorted(offsets, first), len(offsets))
-        stops = np.clip(np.searchsorted(offsets, ends), begins[:-1], begins[1:])
-        runs = np.empty(2 * len(rows) + 1, np.int64)
-        runs[0], runs[1::2], runs[2::2] = begins[0], stops - begins[:-1], begins[1:] - stops
-        times = np.full(len(runs), self.modified, np.int64)
-        times[1::2] = rows["time"]
-        return np.repeat(times, runs)
+    def modified(self) -> int:
+        return self._modified
 
 
-class _Contradiction(Exception):
-    """Index and data disagree: files were swapped under us, or are damaged."""
+def slices(segment: Segment, start: int, end: int) -> Iterator[Slice]:
+    """The records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and about
+    MAX_BYTES at a time. Headers agree with the index, or the data was walked."""
+    at = max(start, segment.base)
+    while at < min(end, segment.end):
+        batch = segment.read(at, min(end - at, MAX_ROWS), MAX_BYTES)
+        keep = int(np.searchsorted(batch.offsets, end))
+        if not keep:
+            return
+        offsets = batch.offsets[:keep]
+        starts = np.append(batch.starts[:keep] - HEADER_SIZE, batch.ends[keep - 1])
+        yield Slice(memoryview(batch.buffer), starts, offsets, segment.times(offsets))
+        at = batch.next_offset
 
 
 def _back_off(attempt: int) -> None:
@@ -214,25 +145,25 @@ class TopicFiles:
 
     def bounds(self) -> tuple[int, int]:
         """The first offset and the one after the last."""
+        return self._retrying(self._bounds)
+
+    def _bounds(self) -> tuple[int, int]:
+        bounds: list[tuple[int, int]] = []
+        for base in self._bases():
+            segment = self._open(base)
+            if segment.rows:
+                bounds.append((segment.base, segment.end))
+            elif base is None:
+                bounds.append((self._metadata(),) * 2)
+        return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
+
+    def _retrying(self, look: Callable[[], T]) -> T:
+        """What `look` says; again when a file was renamed or deleted since it was listed."""
         for attempt in range(MAX_ATTEMPTS):
-            bounds: list[tuple[int, int]] = []
             try:
-                for base in self._bases():
-                    segment = self._open(base)
-                    segment.close()
-                    if segment.first_offset is not None and segment.next_offset is not None:
-                        # Its name, not its first record, says where a sealed one begins: compaction
-                        # removes records.
-                        bounds.append(
-                            (segment.first_offset if base is None else base, segment.next_offset)
-                        )
-                    elif base is None:
-                        following = self._metadata()
-                        bounds.append((following, following))
+                return look()
             except FileNotFoundError:
                 _back_off(attempt)
-                continue  # renamed or deleted since it was listed
-            return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
     def bytes(self) -> int:
@@ -245,29 +176,13 @@ class TopicFiles:
 
     def offset_at(self, microseconds: int) -> int:
         """The first offset appended at or after this time; the next offset if there is none."""
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                offset = self._offset_at(microseconds)
-            except FileNotFoundError:
-                _back_off(attempt)
-                continue  # renamed or deleted since it was listed
-            return self.bounds()[1] if offset is None else offset
-        raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
-    def _offset_at(self, microseconds: int) -> int | None:
-        for base in self._bases():
-            segment = self._open(base)
-            segment.close()
-            if not len(segment.index):
-                continue
-            if not len(segment.batches):
-                if segment.modified >= microseconds:
-                    return int(segment.index["offset"][0])
-                continue
-            row = int(np.searchsorted(segment.batches["time"], np.uint64(max(0, microseconds))))
-            if row < len(segment.batches):
-                return int(segment.batches["first"][row])
-        return None
+        def search() -> int | None:
+            offsets = (self._open(base).offset_at(microseconds) for base in self._bases())
+            return next((at for at in offsets if at is not None), None)
+
+        offset = self._retrying(search)
+        return self.bounds()[1] if offset is None else offset
 
     def read(self, start: int, end: int) -> Iterator[Slice]:
         """The records from `start` up to, not including, `end`. Offsets that compaction removed are
@@ -307,40 +222,33 @@ class TopicFiles:
                 bases = self._bases()
                 for base in self._from(bases, start):
                     segment = self._open(base)
-                    try:
-                        if base is None and self._bases() != bases:
-                            # rolled since we listed: what was active is sealed and still to be read
-                            break
-                        row, stop = segment.row_of(start), segment.row_of(end)
-                        while row < stop:
-                            piece = segment.read(row, stop)
-                            yield piece
-                            attempts = 0
-                            start = int(piece.offsets[-1]) + 1
-                            row += len(piece.offsets)
-                    finally:
-                        segment.close()
+                    if base is None and self._bases() != bases:
+                        # rolled since we listed: what was active is sealed and still to be read
+                        break
+                    for piece in slices(segment, start, end):
+                        yield piece
+                        attempts = 0
+                        start = int(piece.offsets[-1]) + 1
                 else:
                     return
-            except (FileNotFoundError, _Contradiction) as error:
+            except (FileNotFoundError, Damaged) as error:  # perhaps files were swapped under us
                 attempts += 1
                 if attempts >= MAX_ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
                 _back_off(attempts)
 
-    def _open(self, base: int | None) -> _Segment:
-        segment = _Segment(self.directory, base)
+    def _open(self, base: int | None) -> OpenSegment:
+        segment = OpenSegment(self.directory, base)
         for pause in SIDECAR_RETRY_SECONDS if (self.directory / INCARNATION).exists() else ():
             if segment.timed:
                 break
             # A sidecar is the first to be renamed or removed: not to see it is no reason to guess
             # the times.
-            segment.close()
             time.sleep(pause)
-            segment = _Segment(self.directory, base)
+            segment = OpenSegment(self.directory, base)
         if base is not None and _swap_marker(os.listdir(self.directory)) is not None:
-            segment.close()  # perhaps this one: its files may be of before and after
-            raise FileNotFoundError(segment.path)
+            # perhaps this one: its files may be of before and after
+            raise FileNotFoundError(segment.path(DATA))
         return segment
 
     def _names_without_swap(self) -> list[str]:

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from penstock.export.status import RouteStatus
 from penstock.monitor.watched import Queue
 from penstock.topics.topic import Topic
 
 
-def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
     """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
 
     What a group skipped is what the others leave over, so only a part without any shows that
@@ -30,15 +31,15 @@ def ledger(queues: Iterable[Queue], routes: list[dict[str, Any]]) -> list[dict[s
                 "agrees": True if all(not group.skipped for _, group in pairs) else None,
             }
         )
-    books = [route["queue"]["accounting"] for route in routes if "queue" in route]
+    books = [route.queue.accounting for route in routes if route.queue]
     if books:
-        row = {
+        row: dict[str, Any] = {
             "part": "routes",
-            "accepted": sum(book["accepted"] for book in books),
-            "delivered": sum(book["delivered"] for book in books),
-            "dead": sum(book["deadLettered"] for book in books),
-            "dropped": sum(sum(book["dropped"].values()) for book in books),
-            "waiting": sum(book["queued"] for book in books),
+            "accepted": sum(book.accepted for book in books),
+            "delivered": sum(book.delivered for book in books),
+            "dead": sum(book.dead_lettered for book in books),
+            "dropped": sum(sum(book.dropped.values()) for book in books),
+            "waiting": sum(book.queued for book in books),
         }
         parts = ("delivered", "dead", "dropped", "waiting")
         rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.broker import Broker
+from penstock.export.status import RouteStatus
 from penstock.monitor.watched import Queue
 
 LONG_WAIT_SECONDS = 300.0
@@ -43,7 +44,7 @@ class Problems:
         queues: Mapping[str, Queue],
         deaths: Mapping[str, int],
         disk: dict[str, Any] | None,
-        routes: list[dict[str, Any]],
+        routes: list[RouteStatus],
     ) -> list[Problem]:
         """`deaths`: how many messages of a queue died in the last minutes."""
         errors, warnings = self._errors(routes), self._warnings(at, queues, deaths, disk)
@@ -57,7 +58,7 @@ class Problems:
             for level, text, path, _ in problems
         ]
 
-    def _errors(self, routes: list[dict[str, Any]]) -> Iterator[Wrong]:
+    def _errors(self, routes: list[RouteStatus]) -> Iterator[Wrong]:
         broker = self._broker
         if not broker.database.healthy:
             yield f"PostgreSQL is away: {broker.database.problem}", "/buffers", None
@@ -74,10 +75,9 @@ class Problems:
         if broker.buffer.failed.events:
             yield f"{broker.buffer.failed.events:,} buffered events were refused", "/buffers", None
         for route in routes:
-            denied = route.get("paused") if route.get("triesAgainSeconds") is not None else None
-            if why := route.get("lastError") or denied:
-                path = f"/routes/{quote(route['name'], safe='')}"
-                yield f"route {route['name']}: {why}", path, route.get("failingSince")
+            if why := route.last_error or (route.tries_again_seconds is not None and route.paused):
+                path = f"/routes/{quote(route.name, safe='')}"
+                yield f"route {route.name}: {why}", path, route.failing_since or None
         for pipeline in broker.logs.pipelines.all() if broker.logs else ():
             name, reported = pipeline["name"], pipeline["reported_at"]
             if pipeline["state"] == "failed":

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.broker import Broker
 from penstock.errors import PenstockError
+from penstock.export.status import RouteStatus
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
@@ -395,7 +396,7 @@ class Sampler:
             "schedules": self._schedules,
         }
 
-    def _ledger(self, at: float, routes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _ledger(self, at: float, routes: list[RouteStatus]) -> list[dict[str, Any]]:
         if self._broker.logs and at - self._topics[0] > SLOW_SECONDS:  # there may be thousands
             self._topics = at, topic_books(self._broker.logs.topics)
         topics = self._topics[1]

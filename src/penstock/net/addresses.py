@@ -1,6 +1,8 @@
 """Where brokers are and what they are shown, as users write it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from penstock.errors import InvalidRequest
 
@@ -44,6 +46,13 @@ def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
 
 def _parts(addresses: str | Sequence[str | Address]) -> Sequence[str | Address]:
     return addresses.split(",") if isinstance(addresses, str) else addresses
+
+
+def resource(*parts: str, **query: Any) -> str:
+    """The target of a request: parts that hold names are quoted, None in the query is left out."""
+    path = "/".join([parts[0], *(quote(part, safe="") for part in parts[1:])])
+    given = {key: value for key, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def token_text(token: Token | None) -> str:

@@ -11,7 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterator
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -75,12 +75,7 @@ class BrokerCaller:
     def __enter__(self) -> "BrokerCaller":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,25 +121,17 @@ class BrokerCaller:
 
         `timeout` limits the wait for the next one. The connection is of no use afterwards.
         """
-        connection, seconds = self._connection, self._timeout if timeout is None else timeout
-        if connection.sock is None:
-            self._connect(min(seconds, CONNECT_SECONDS))
-        connection.sock.settimeout(seconds)
         try:
-            connection.request("GET", self._prefix + path, None, self._headers(b""))
-            answer = connection.getresponse()
-            if answer.status >= 300:
-                raise error_from_http(answer.status, answer.read())
-            while line := answer.readline():
-                if line.startswith(b"data: "):
-                    yield msgspec.json.decode(line[6:])
-        except (OSError, http.client.HTTPException) as error:
-            why = explain(error) or type(error).__name__
-            raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
+            with self._answer("GET", path, b"", timeout) as answer:
+                if answer.status >= 300:
+                    raise error_from_http(answer.status, answer.read())
+                while line := answer.readline():
+                    if line.startswith(b"data: "):
+                        yield msgspec.json.decode(line[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Unavailable(f"the answer of {self.url} is not a broker's: {error}") from error
         finally:
-            connection.close()
+            self._connection.close()
 
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
@@ -154,14 +141,22 @@ class BrokerCaller:
         Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
         been done, and `InvalidRequest` for TLS that would fail the next time too.
         """
+        with self._answer(method, path, body, timeout) as answer:
+            return Answer(answer.status, answer.read())
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: bytes, timeout: float | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; the answer, whose body is to be read. The connection stays open only if
+        all of it was read."""
         connection, seconds = self._connection, self._timeout if timeout is None else timeout
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))
         connection.sock.settimeout(seconds)
         try:
             connection.request(method, self._prefix + path, body or None, self._headers(body))
-            answer = connection.getresponse()
-            return Answer(answer.status, answer.read())
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = explain(error) or type(error).__name__

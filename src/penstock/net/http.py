@@ -20,6 +20,7 @@ import re
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
@@ -32,9 +33,8 @@ from penstock.net.tls import client_context, explain, first_answer_missing
 Headers = Iterable[tuple[str, str]]
 _UNSAFE_TARGET = re.compile(r"[\x00-\x20\x7f]")
 _UNSAFE_HEADER = re.compile(r"[\r\n\x00]")
-_JOIN_BELOW = (
-    64 << 10
-)  # copying a small body beside its headers is cheaper than a second system call
+# copying a smaller body beside its headers is cheaper than a second system call
+_JOIN_BELOW = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,28 +288,23 @@ class HttpClient:
             return answer
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
+        loop, new = asyncio.get_running_loop(), partial(_Connection, self)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._unix_path:
-                    _, connection = await loop.create_unix_connection(
-                        lambda: _Connection(self), str(self._unix_path)
+                    made = await loop.create_unix_connection(new, str(self._unix_path))
+                else:
+                    name = self._host if self._tls else None
+                    made = await loop.create_connection(
+                        new, self._host, self._port, ssl=self._tls, server_hostname=name
                     )
-                    return connection
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self),
-                    self._host,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._host if self._tls else None,
-                )
         except TimeoutError as error:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
         except OSError as error:  # ssl.SSLError is one
             why = explain(error, shaking=bool(self._tls))
             raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {why}") from error
-        return connection
+        return made[1]
 
     def _forget(self, connection: _Connection) -> None:
         with contextlib.suppress(ValueError):

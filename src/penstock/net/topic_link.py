@@ -33,8 +33,8 @@ from penstock.protocol.frames import (
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.protocol.status import MAY_PASS, error_from_tcp
 
-CONNECT_TIMEOUT = 5.0
-ANSWER_TIMEOUT = 30.0
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
 
 
 class TopicLink:
@@ -69,24 +69,21 @@ class TopicLink:
     # What can be asked
 
     def info(self, topic: str) -> Info:
-        return frames.read_info(self.ask(frames.request(Command.TOPIC_INFO, frames.name(topic))))
+        return frames.read_info(self._command(Command.TOPIC_INFO, frames.name(topic)))
 
     def names(self) -> list[str]:
-        return frames.read_names(self.ask(frames.request(Command.LIST_TOPICS)))
+        return frames.read_names(self._command(Command.LIST_TOPICS))
 
     def create(self, topic: str) -> None:
-        self.ask(frames.request(Command.CREATE_TOPIC, frames.name(topic)))
+        self._command(Command.CREATE_TOPIC, frames.name(topic))
 
     def offset_at(self, topic: str, milliseconds: int) -> int:
-        asked = frames.request(Command.OFFSET_AT, frames.name(topic), TIMESTAMP.pack(milliseconds))
-        return int(Body(self.ask(asked)).take(U64)[0])
+        at = TIMESTAMP.pack(milliseconds)
+        return int(Body(self._command(Command.OFFSET_AT, frames.name(topic), at)).take(U64)[0])
 
     def commit(self, topic: str, group: str, offset: int) -> None:
-        self.ask(
-            frames.request(
-                Command.GROUP_COMMIT, frames.name(topic), frames.name(group), U64.pack(offset)
-            )
-        )
+        names = frames.name(topic), frames.name(group)
+        self._command(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
     def fetch(self, topic: str, start: int, max_bytes: int) -> Fetched:
         flags = frames.LENGTHS | frames.TIMES
@@ -102,13 +99,16 @@ class TopicLink:
         return first, count
 
     def claim(self, claim: Claim) -> Claimed:
-        asked = frames.request(Command.SINK_CLAIM, msgspec.json.encode(claim))
-        return msgspec.json.decode(self.ask(asked), type=Claimed)
+        body = self._command(Command.SINK_CLAIM, msgspec.json.encode(claim))
+        return msgspec.json.decode(body, type=Claimed)
 
     def commit_sink(self, done: Commit) -> None:
-        self.ask(frames.request(Command.SINK_COMMIT, msgspec.json.encode(done)))
+        self._command(Command.SINK_COMMIT, msgspec.json.encode(done))
 
     # How it is asked
+
+    def _command(self, command: Command, *parts: bytes) -> memoryview:
+        return self.ask(frames.request(command, *parts))
 
     def ask(self, *pieces: Bytes) -> memoryview:
         """Send a frame and wait for the answer's body; raises what its status means."""
@@ -136,7 +136,7 @@ class TopicLink:
         failure: OSError | None = None
         for address in self._addresses:
             try:
-                connection = socket.create_connection(address, CONNECT_TIMEOUT)
+                connection = socket.create_connection(address, CONNECT_SECONDS)
                 if self._tls is not None:
                     connection = self._tls.wrap_socket(connection, server_hostname=address[0])
             except ssl.SSLError as error:  # it would be the same the next time
@@ -145,7 +145,7 @@ class TopicLink:
                 failure = error
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(ANSWER_TIMEOUT)
+            connection.settimeout(ANSWER_SECONDS)
             if self._token:
                 try:
                     _exchange(connection, [frames.request(Command.AUTH, self._token.encode())])

@@ -67,7 +67,7 @@ class Outbox:
             transaction_id,
             calls.Extras(headers, delay, deliver_at, trace_id),
         )
-        return str(await fetch(connection, self.schema, call))
+        return str(await self._fetch(connection, call))
 
     async def push_many(
         self,
@@ -80,7 +80,7 @@ class Outbox:
     ) -> list[str]:
         """Push messages, in order, when the transaction commits. Returns their transaction ids."""
         call = calls.push_many(queue, payloads, partition, headers)
-        return list(await fetch(connection, self.schema, call))
+        return list(await self._fetch(connection, call))
 
     async def ack(self, connection: Any, message: LeasedMessage) -> None:
         """Acknowledge a message when the transaction commits.
@@ -102,8 +102,11 @@ class Outbox:
         await self._answer(connection, calls.ack(message, "dlq", error), message)
 
     async def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:
-        await fetch(connection, self.schema, call)
+        await self._fetch(connection, call)
         calls.staged(message)
+
+    async def _fetch(self, connection: Any, call: calls.Call) -> Any:
+        return await fetch(connection, self.schema, call)
 
 
 _outbox = Outbox()

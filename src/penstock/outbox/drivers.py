@@ -1,6 +1,6 @@
 """Runs a call on whatever connection the application has.
 
-A connection is known by the package its class comes from; no driver is imported that the
+A connection is recognised by the package its class comes from; no driver is imported that the
 application has not imported itself.
 """
 
@@ -139,10 +139,10 @@ def _quoted(schema: str) -> str:
 
 
 def _raise_known(error: Exception) -> None:
-    known = ERRORS.get(_sqlstate(error) or "")
-    if known is not None:
+    kind = ERRORS.get(_sqlstate(error) or "")
+    if kind is not None:
         cause = getattr(error, "orig", None) or error
-        raise known(str(cause).strip()) from error
+        raise kind(str(cause).strip()) from error
 
 
 def _sqlstate(error: BaseException) -> str | None:

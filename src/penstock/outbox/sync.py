@@ -8,14 +8,13 @@ driver.
         outbox.push(session, "orders", {"id": 7}, partition="c-1")
 """
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Any
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from penstock.outbox import calls
-from penstock.outbox.calls import LeasedMessage
+from penstock.outbox import Outbox
+from penstock.outbox.calls import Call, LeasedMessage
 from penstock.outbox.drivers import LeaseLost, fetch_sync, is_lease_lost
-from penstock.protocol.names import DEFAULT_PARTITION
 
 __all__ = [
     "LeaseLost",
@@ -30,63 +29,43 @@ __all__ = [
 ]
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _BlockingOutbox(Outbox):
+    """Its methods never wait for an event loop: they end when they are begun."""
+
+    async def _fetch(self, connection: Any, call: Call) -> Any:
+        return fetch_sync(connection, self.schema, call)
+
+
+def _blocking(
+    method: Callable[Concatenate[Outbox, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    @functools.wraps(method)
+    def call(self: "SyncOutbox", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            method(_BlockingOutbox(self.schema), *args, **kwargs).send(None)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+        raise AssertionError("a blocking call waits for nothing")
+
+    return call
+
+
 class SyncOutbox:
-    """`Outbox` for blocking connections."""
+    """`Outbox` for blocking connections: the same methods, called without `await`."""
 
     def __init__(self, schema: str = "penstock") -> None:
         self.schema = schema
 
-    def push(  # noqa: PLR0913 public, by keyword
-        self,
-        connection: Any,
-        queue: str,
-        payload: Any,
-        *,
-        partition: str = DEFAULT_PARTITION,
-        transaction_id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: float | None = None,
-        deliver_at: datetime | None = None,
-        trace_id: str | None = None,
-    ) -> str:
-        """See `Outbox.push`."""
-        call = calls.push(
-            queue,
-            payload,
-            partition,
-            transaction_id,
-            calls.Extras(headers, delay, deliver_at, trace_id),
-        )
-        return str(fetch_sync(connection, self.schema, call))
-
-    def push_many(
-        self,
-        connection: Any,
-        queue: str,
-        payloads: Iterable[Any],
-        *,
-        partition: str = DEFAULT_PARTITION,
-        headers: Mapping[str, str] | None = None,
-    ) -> list[str]:
-        """See `Outbox.push_many`."""
-        call = calls.push_many(queue, payloads, partition, headers)
-        return list(fetch_sync(connection, self.schema, call))
-
-    def ack(self, connection: Any, message: LeasedMessage) -> None:
-        """See `Outbox.ack`."""
-        self._answer(connection, calls.ack(message, "completed"), message)
-
-    def retry(self, connection: Any, message: LeasedMessage, error: str | None = None) -> None:
-        """See `Outbox.retry`."""
-        self._answer(connection, calls.ack(message, "retry", error), message)
-
-    def dead_letter(self, connection: Any, message: LeasedMessage, error: str) -> None:
-        """See `Outbox.dead_letter`."""
-        self._answer(connection, calls.ack(message, "dlq", error), message)
-
-    def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:
-        fetch_sync(connection, self.schema, call)
-        calls.staged(message)
+    push = _blocking(Outbox.push)
+    push_many = _blocking(Outbox.push_many)
+    ack = _blocking(Outbox.ack)
+    retry = _blocking(Outbox.retry)
+    dead_letter = _blocking(Outbox.dead_letter)
 
 
 _outbox = SyncOutbox()

@@ -2,10 +2,10 @@
 beforehand.
 
 Spark's own daemon imports nothing, so that no thread exists when it forks; every worker then
-imports PySpark, pyarrow and us, from a zip file that Python compiles anew each time: a second of
+imports PySpark, pyarrow and us, from a zip file that Python compiles each time: a second of
 CPU per worker. This one takes the installed PySpark instead of the same version's zip and imports
 before it forks (`spark.python.daemon.module` names it). A thread that happens to hold a lock at a
-fork would leave the worker waiting for ever, so no library may start one: numpy's BLAS is told not
+fork would leave the worker waiting for ever, so no library may start one: numpy's BLAS is set not
 to, jemalloc's (in pyarrow) is made for forks, and should there be another, this process becomes
 Spark's own daemon instead. Workers that plan a read or a write always come from Spark's daemon;
 `site/` is for those.
@@ -19,19 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ZIP = "pyspark.zip"
-# Takes part in forks: it holds no lock then, and starts anew in the child.
+# Takes part in forks: it holds no lock then, and is recreated in the child.
 HARMLESS = {"jemalloc_bg_thd"}
 
 
 def prefer_installed() -> None:
-    """Put the zip behind the installed PySpark, if there is one: the same code, compiled
-    already.
-    """
+    """Put the zip behind the installed PySpark, if there is one: the same code, but compiled."""
     from importlib.machinery import PathFinder
 
     others = [entry for entry in sys.path if not entry.endswith(ZIP)]
     if PathFinder.find_spec("pyspark", others) is not None:
-        sys.path[:] = others + [entry for entry in sys.path if entry.endswith(ZIP)]
+        sys.path.sort(key=lambda entry: entry.endswith(ZIP))
 
 
 def preload(worker: str) -> None:
@@ -52,8 +50,7 @@ def preload(worker: str) -> None:
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
     """As if it were not installed: ADBC imports polars where it can, which starts threads, and has
-    no need of it beside pyarrow. Workers may import it all the same.
-    """
+    no need of it beside pyarrow. Workers may import it all the same."""
     if module in sys.modules:
         yield
         return
@@ -66,13 +63,9 @@ def _without(module: str) -> Iterator[None]:
 
 def threads() -> list[str]:
     """The names of all threads but this one, those of C libraries included."""
-    tasks = Path("/proc/self/task")
-    others = (
-        [task for task in tasks.iterdir() if task.name != str(threading.get_native_id())]
-        if tasks.is_dir()
-        else []
-    )
-    return [(task / "comm").read_text().strip() for task in others]
+    own = str(threading.get_native_id())
+    tasks = Path("/proc/self/task").glob("*")  # none where there is no such directory
+    return [(task / "comm").read_text().strip() for task in tasks if task.name != own]
 
 
 def main() -> None:
@@ -81,9 +74,8 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     prefer_installed()
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads a port from it
-        preload(
-            sys.argv[1] if sys.argv[1:2] and sys.argv[1].startswith("pyspark") else "pyspark.worker"
-        )
+        given = "".join(sys.argv[1:2])
+        preload(given if given.startswith("pyspark") else "pyspark.worker")
     if not HARMLESS.issuperset(threads()):
         os.execv(sys.executable, plain)
     from pyspark.daemon import manager

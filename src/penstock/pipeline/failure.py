@@ -1,4 +1,4 @@
-"""What went wrong, told in a line or two: the innermost cause, without Spark's stack."""
+"""What went wrong, in a line or two: the innermost cause, without Spark's stack."""
 
 import re
 import traceback
@@ -15,28 +15,17 @@ class PipelineFailed(PenstockError):
 
 
 def step_failed(name: str, error: Exception) -> ConfigError:
-    """A step could not be built: which, why, and for a function of the user's the line that
-    raised.
-    """
-    ours = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename
-    ]
-    last = ours[-1] if ours else None
-    place = (
-        f" ({last.filename}, line {last.lineno})"
-        if last and "/penstock/pipeline/" not in last.filename
-        else ""
-    )
+    """A step could not be built: which, why, and the line of a user's function that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if "site-packages" not in frame.filename][-1:]
+    users = [frame for frame in last if "/penstock/pipeline/" not in frame.filename]
+    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in users)
     kind = "" if type(error).__module__.startswith("pyspark") else f"{type(error).__name__}: "
     return ConfigError(f"step {name}: {kind}{cause(error)}{place}")
 
 
 def _chain(error: BaseException | None) -> Iterator[str]:
-    """What Spark says, and what that came from: a write that could not even be aborted tells the
-    reason there only.
-    """
+    """What Spark says, and what that came from: the only reason of a write not even aborted."""
     for _ in range(8):
         if error is None:
             return
@@ -45,27 +34,18 @@ def _chain(error: BaseException | None) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost reason, in a line or two: a Python error raised in a task, or Spark's own
-    message.
-    """
+    """The innermost reason, in a line or two: a task's Python error, or Spark's own message."""
     text = "\n".join(_chain(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("penstock.")]
     if ours:
         return ours[-1].partition(": ")[2] or ours[-1]
     if FULL in text:
-        target = WRITING.search(text)
-        place = (
-            target[1]
-            if target
-            else "the checkpoint, the target or Spark's own files (spark.local.dir)"
-        )
+        place = "the checkpoint, the target or Spark's own files (spark.local.dir)"
+        if target := WRITING.search(text):
+            place = target[1]
         return f"the disk is full: no space is left for {place}. Free some and run it again"
-    python = [
-        line
-        for line in lines
-        if ("Error: " in line or "Exception: " in line) and not line.startswith("at ")
-    ]
-    return (python[-1] if python else lines[0] if lines else type(error).__name__).removeprefix(
-        "Caused by: "
-    )[:2000]
+    raised = [line for line in lines if "Error: " in line or "Exception: " in line]
+    python = [line for line in raised if not line.startswith("at ")]
+    reasons = [type(error).__name__, *lines[:1], *python]
+    return reasons[-1].removeprefix("Caused by: ")[:2000]

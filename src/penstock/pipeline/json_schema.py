@@ -13,8 +13,13 @@ alone is laxer: it ignores what follows the first value, takes the last of two e
   the column's type.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
+
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 from penstock.pipeline.validation import META
 
@@ -28,7 +33,7 @@ STRICT = {
     "dateFormat": "yyyy-MM-dd",  # without it `2026-01-05 garbage` is a date
 }
 MAX_DIGITS = 38  # of Spark's decimals
-SHOWN = 100  # characters of a value in a reason
+SHOWN_CHARACTERS = 100  # characters of a value in a reason
 
 
 def typed(frame: Any, schema: str) -> Any:
@@ -38,11 +43,8 @@ def typed(frame: Any, schema: str) -> Any:
     `frame` is what a topic or queue source gives; its other columns stay, with an underscore before
     their names.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
-
     kind = "queue" if "queue" in frame.columns else "topic"
-    target: Any = StructType.fromDDL(schema)
+    target: Any = t.StructType.fromDDL(schema)
     judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in META[kind]])
     return judged.select(
         *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
@@ -54,8 +56,6 @@ def typed(frame: Any, schema: str) -> Any:
 
 def parsed_fields(frame: Any, target: Any, names: dict[str, str]) -> Any:
     """The frame's own columns, then the payload's fields under the names given and `_reason`."""
-    from pyspark.sql import functions as f
-
     judged = _judged(frame, target, [f.col(name) for name in frame.columns])
     return judged.select(
         *frame.columns,
@@ -66,12 +66,11 @@ def parsed_fields(frame: Any, target: Any, names: dict[str, str]) -> Any:
 
 def _judged(frame: Any, target: Any, kept: list[Any]) -> Any:
     """The columns to keep, `_text`, `_fields` with the payload's fields, and `_reason`."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructField, StructType
-
     text = f.col("payload").cast("string")
     parsed = f.from_json(
-        "_text", StructType([*_widened(target).fields, StructField(CORRUPT, StringType())]), STRICT
+        "_text",
+        t.StructType([*_widened(target).fields, t.StructField(CORRUPT, t.StringType())]),
+        STRICT,
     )
     hashed = f.xxhash64("_text").cast("string")
     pair = f.try_parse_json(f.concat(f.lit("["), f.col("_text"), f.lit(","), hashed, f.lit("]")))
@@ -86,19 +85,17 @@ def _judged(frame: Any, target: Any, kept: list[Any]) -> Any:
 
 
 def _widened(kind: Any) -> Any:
-    """The type with room for all digits that decimals may come with, and no column that must not be
-    null.
-    """
-    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructField, StructType
-
-    if isinstance(kind, StructType):
-        return StructType([StructField(one.name, _widened(one.dataType)) for one in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_widened(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _widened(kind.valueType))
-    if isinstance(kind, DecimalType):
-        return DecimalType(MAX_DIGITS, MAX_DIGITS - (kind.precision - kind.scale))
+    """The type with room for all digits of decimals, and no column that must not be null."""
+    if isinstance(kind, t.StructType):
+        return t.StructType(
+            [t.StructField(one.name, _widened(one.dataType)) for one in kind.fields]
+        )
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_widened(kind.elementType))
+    if isinstance(kind, t.MapType):
+        return t.MapType(kind.keyType, _widened(kind.valueType))
+    if isinstance(kind, t.DecimalType):
+        return t.DecimalType(MAX_DIGITS, MAX_DIGITS - (kind.precision - kind.scale))
     return kind
 
 
@@ -106,22 +103,17 @@ def _misfit(
     value: Any, kind: Any, leaf: type | tuple[type, ...], test: Callable[[Any, Any], Any]
 ) -> Any:
     """Whether `test` holds for any value of type `leaf` inside; None when there cannot be one."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
     if isinstance(kind, leaf):
         return f.coalesce(test(value, kind), f.lit(False))
-    if isinstance(kind, StructType):
-        parts = [_misfit(value.getField(one.name), one.dataType, leaf, test) for one in kind.fields]
-        misfit = None
-        for part in parts:
-            misfit = part if misfit is None else misfit if part is None else misfit | part
-        return misfit
-    if isinstance(kind, ArrayType | MapType):
-        inner = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
+    if isinstance(kind, t.StructType):
+        parts = (_misfit(value.getField(one.name), one.dataType, leaf, test) for one in kind.fields)
+        inside = [part for part in parts if part is not None]
+        return functools.reduce(operator.or_, inside) if inside else None
+    if isinstance(kind, t.ArrayType | t.MapType):
+        inner = kind.elementType if isinstance(kind, t.ArrayType) else kind.valueType
         if _misfit(f.lit(None), inner, leaf, test) is None:
             return None
-        values = value if isinstance(kind, ArrayType) else f.map_values(value)
+        values = value if isinstance(kind, t.ArrayType) else f.map_values(value)
         return f.coalesce(
             f.exists(values, lambda one: _misfit(one, inner, leaf, test)), f.lit(False)
         )
@@ -129,8 +121,6 @@ def _misfit(
 
 
 def _not_finite(value: Any, _kind: Any) -> Any:
-    from pyspark.sql import functions as f
-
     return f.isnan(value) | (f.abs(value) == f.lit(float("inf")))
 
 
@@ -139,12 +129,7 @@ def _rounded(value: Any, kind: Any) -> Any:
 
 
 def _reason(target: Any, whole: Any) -> Any:
-    """Why a record does not fit, null for one that does. The expensive questions are asked of bad
-    records only.
-    """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import DecimalType, DoubleType, FloatType
-
+    """Why a record does not fit, null if it does. Expensive questions are for bad ones."""
     text, parsed = f.col("_text"), f.col("_parsed")
     alone = f.try_parse_json(text)
     sound = parsed.isNotNull() & parsed[CORRUPT].isNull()
@@ -159,10 +144,10 @@ def _reason(target: Any, whole: Any) -> Any:
     for field in target.fields:
         name, kind = field.name, field.dataType
         value, ddl = parsed.getField(name), kind.simpleString()
-        if (infinite := _misfit(value, kind, (DoubleType, FloatType), _not_finite)) is not None:
+        if (infinite := _misfit(value, kind, (t.DoubleType, t.FloatType), _not_finite)) is not None:
             reason = reason.when(infinite, f"field {name}: a number is too large for {ddl}")
-        if (rounded := _misfit(value, kind, DecimalType, _rounded)) is not None:
-            if isinstance(kind, DecimalType) and (given := _given(name)) is not None:
+        if (rounded := _misfit(value, kind, t.DecimalType, _rounded)) is not None:
+            if isinstance(kind, t.DecimalType) and (given := _given(name)) is not None:
                 # 38 digits leave no room beyond a DECIMAL(38, n): the variant has the number as it
                 # was written
                 beyond = f.rlike(given, f.lit(rf"^-?[0-9]+\.[0-9]{{{kind.scale}}}[0-9]*[1-9]"))
@@ -173,17 +158,13 @@ def _reason(target: Any, whole: Any) -> Any:
 
 def _given(name: str) -> Any:
     """A field's value as the record has it, as text; None for a name that has no path."""
-    from pyspark.sql import functions as f
-
-    return (
-        None if set(name) & set("'\\") else f.try_variant_get("_pair", f"$[0]['{name}']", "string")
-    )
+    if set(name) & set("'\\"):
+        return None
+    return f.try_variant_get("_pair", f"$[0]['{name}']", "string")
 
 
 def _mismatch(target: Any) -> Any:
     """Which field is not of its type: it has a value in the record and none in the columns."""
-    from pyspark.sql import functions as f
-
     kind = f.schema_of_variant(f.try_variant_get("_pair", "$[0]", "variant"))
     reason = f.when(~f.startswith(kind, f.lit("OBJECT")), "the payload is not a JSON object")
     for field in target.fields:
@@ -191,23 +172,16 @@ def _mismatch(target: Any) -> Any:
             lost = given.isNotNull() & f.col("_parsed").getField(field.name).isNull()
             what = f.concat(
                 f.lit(f"field {field.name}: not {field.dataType.simpleString()}: "),
-                f.substring(given, 1, SHOWN),
+                f.substring(given, 1, SHOWN_CHARACTERS),
             )
             reason = reason.when(lost, what)
     return reason.otherwise("the payload does not match the schema")
 
 
 def dead_letters(frame: Any, source: str) -> Any:
-    """The records of a `typed` frame that did not fit, as JSON with the reason and where they came
-    from.
-    """
-    from pyspark.sql import functions as f
-
-    origin = [
-        name
-        for name in frame.columns
-        if name in {f"_{meta}" for names in META.values() for meta in names}
-    ]
+    """The records of a `typed` frame that did not fit, as JSON with the reason and their origin."""
+    meta_columns = {f"_{meta}" for names in META.values() for meta in names}
+    origin = [name for name in frame.columns if name in meta_columns]
     record = f.struct(
         f.col(REASON).alias("reason"),
         f.lit(source).alias("source"),

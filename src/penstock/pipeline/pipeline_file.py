@@ -24,7 +24,7 @@ columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,16 @@ class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     queue: str | None = None
 
 
+SOURCES = ("topic", "topicPattern", "queue", "parquet")
+SINKS = ("topic", "queue", "parquet", "route", "table", "format", "foreachBatch")
+
+
+def _kinds(struct: msgspec.Struct, kinds: Sequence[str]) -> list[str]:
+    return [kind for kind in kinds if getattr(struct, kind)]
+
+
 class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a pipeline reads: one of topic, topicPattern, queue or parquet."""
+    """What a pipeline reads: one of SOURCES."""
 
     topic: str | None = None
     topicPattern: str | None = None  # noqa: N815
@@ -60,11 +68,8 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Which of them it is."""
-        return next(
-            (name for name in ("topic", "topicPattern", "queue", "parquet") if getattr(self, name)),
-            "",
-        )
+        """Which of SOURCES it is."""
+        return _kinds(self, SOURCES)[0]
 
     @property
     def default_name(self) -> str:
@@ -79,9 +84,6 @@ class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
     sql: str | None = None
     python: str | None = None
-
-
-SINKS = ("topic", "queue", "parquet", "route", "table", "format", "foreachBatch")
 
 
 class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -104,7 +106,7 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def kind(self) -> str:
         """Which of SINKS it is."""
-        return next((kind for kind in SINKS if getattr(self, kind)), "")
+        return _kinds(self, SINKS)[0]
 
     @property
     def messages(self) -> bool:
@@ -177,88 +179,78 @@ def parse(text: str, where: str = "pipeline") -> Pipeline:
         ) from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
-    _check(pipeline, where)
+    for mistake in _mistakes(pipeline):
+        raise ConfigError(f"{where}: {mistake}")
     return pipeline
 
 
-def _check(pipeline: Pipeline, where: str) -> None:
-    def refuse(text: str) -> None:
-        raise ConfigError(f"{where}: {text}")
-
+def _mistakes(pipeline: Pipeline) -> Iterator[str]:
+    """What is wrong. What comes after the first may be due to it."""
     if not pipeline.name.strip():
-        refuse("a pipeline has a `name`: the broker shows it under it")
+        yield "a pipeline has a `name`: the broker shows it under it"
     if not pipeline.views:
-        refuse("give a `source`, or `sources` by name")
+        yield "give a `source`, or `sources` by name"
     for name, source in pipeline.views.items():
-        given = [
-            kind for kind in ("topic", "topicPattern", "queue", "parquet") if getattr(source, kind)
-        ]
-        if len(given) != 1:
-            refuse(f"source {name} reads one of topic, topicPattern, queue or parquet")
+        if len(_kinds(source, SOURCES)) != 1:
+            yield f"source {name} reads one of topic, topicPattern, queue or parquet"
         if source.format not in ("raw", "json"):
-            refuse(f"source {name}: format is raw or json, not {source.format!r}")
+            yield f"source {name}: format is raw or json, not {source.format!r}"
         if (source.format == "json") != bool(source.schema):
-            refuse(f"source {name}: `format: json` and `schema` belong together")
+            yield f"source {name}: `format: json` and `schema` belong together"
         if source.deadLetter and (
             source.format != "json"
             or bool(source.deadLetter.topic) == bool(source.deadLetter.queue)
         ):
-            refuse(f"source {name}: deadLetter is for `format: json`, and names a topic or a queue")
+            yield f"source {name}: deadLetter is for `format: json`, and names a topic or a queue"
         if len(source.watermark) > 1 or not all(map(INTERVAL.fullmatch, source.watermark.values())):
-            refuse(
-                f"source {name}: watermark is one column and an interval, such as "
-                f"{{at: 10 minutes}}"
-            )
+            example = "{at: 10 minutes}"
+            yield f"source {name}: watermark is one column and an interval, such as {example}"
         if source.watermark and not pipeline.streaming:
-            refuse(f"source {name}: a watermark is for streams")
+            yield f"source {name}: a watermark is for streams"
         if source.parquet and pipeline.streaming:
-            refuse(f"source {name}: Parquet is read with `trigger: batch`")
+            yield f"source {name}: Parquet is read with `trigger: batch`"
     names = [*pipeline.views, *(step.name for step in pipeline.steps)]
     for name in names:
         if not NAME.fullmatch(name):
-            refuse(f"{name!r} cannot be a view's name: letters, digits and underscores")
+            yield f"{name!r} cannot be a view's name: letters, digits and underscores"
         # to Spark they are the same in any case
         if sum(name.lower() == other.lower() for other in names) > 1:
-            refuse(f"two sources or steps are named {name}")
+            yield f"two sources or steps are named {name}"
     for step in pipeline.steps:
         if bool(step.sql) == bool(step.python):
-            refuse(f"step {step.name} has either `sql` or `python`")
+            yield f"step {step.name} has either `sql` or `python`"
         if step.python and ":" not in step.python:
-            refuse(f"step {step.name}: python is module:function, not {step.python!r}")
+            yield f"step {step.name}: python is module:function, not {step.python!r}"
     if not pipeline.outputs:
-        refuse("give a `sink`, or `sinks` by name")
+        yield "give a `sink`, or `sinks` by name"
     for name, sink in pipeline.outputs.items():
-        _check_sink(name, sink, names, pipeline.streaming, refuse)
-    if pipeline.trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(
-        pipeline.trigger
-    ):
-        refuse(
-            "trigger is availableNow, batch or an interval such as '10 seconds', not "
-            f"{pipeline.trigger!r}"
+        yield from _sink_mistakes(name, sink, names, pipeline.streaming)
+    trigger = pipeline.trigger
+    if trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(trigger):
+        yield (
+            f"trigger is availableNow, batch or an interval such as '10 seconds', not {trigger!r}"
         )
     if pipeline.streaming and not pipeline.checkpoint:
-        refuse("a stream needs a `checkpoint`: a directory of its own that survives restarts")
+        yield "a stream needs a `checkpoint`: a directory of its own that survives restarts"
 
 
-def _check_sink(
-    name: str, sink: Sink, views: list[str], streaming: bool, refuse: Callable[[str], None]
-) -> None:
+def _sink_mistakes(name: str, sink: Sink, views: list[str], streaming: bool) -> Iterator[str]:
     where = sink_place(name)
     if not NAME.fullmatch(name) or name in ("steps", "dead"):
-        refuse(f"{name!r} cannot be a sink's name: letters, digits and underscores")
-    if len([kind for kind in SINKS if getattr(sink, kind)]) != 1:
-        refuse(f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}")
+        yield f"{name!r} cannot be a sink's name: letters, digits and underscores"
+    if len(_kinds(sink, SINKS)) != 1:
+        yield f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}"
     if sink.view is not None and sink.view not in views:
-        refuse(f"{where}: `from` names {sink.view!r}; there are {', '.join(views)}")
+        yield f"{where}: `from` names {sink.view!r}; there are {', '.join(views)}"
     if sink.foreachBatch and ":" not in sink.foreachBatch:
-        refuse(f"{where}: foreachBatch is module:function, not {sink.foreachBatch!r}")
+        yield f"{where}: foreachBatch is module:function, not {sink.foreachBatch!r}"
     updates = sink.messages or bool(sink.foreachBatch)
     if sink.mode not in ("append", "update") or (sink.mode == "update" and not updates):
-        refuse(f"{where}.mode is append, or for a topic, a queue or foreachBatch update")
+        yield f"{where}.mode is append, or for a topic, a queue or foreachBatch update"
     if sink.mode == "update" and not streaming:
-        refuse(f"{where}.mode: update is for streams")
+        yield f"{where}.mode: update is for streams"
     if sink.partitionBy and sink.kind not in ("parquet", "format"):
-        refuse(f"{where}.partitionBy is for parquet and format")
+        yield f"{where}.partitionBy is for parquet and format"
 
 
 def sink_place(name: str) -> str:

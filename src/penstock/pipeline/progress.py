@@ -51,18 +51,16 @@ def in_words(sources: Iterable[Any]) -> str:
 
 def lag_of(sources: Iterable[Any]) -> int | None:
     """Records and messages behind, over all sources; None when none of them counts."""
-    known = [position.lag for position in positions(sources) if position.lag is not None]
-    return sum(known) if known else None
+    lags = [position.lag for position in positions(sources) if position.lag is not None]
+    return sum(lags) if lags else None
 
 
 def rows_of(progress: Any) -> int:
     """What a batch read. Spark Connect leaves the sum to its reader."""
-    known = progress["numInputRows"]
-    return int(
-        known
-        if known is not None
-        else sum(source["numInputRows"] or 0 for source in progress["sources"])
-    )
+    rows = progress["numInputRows"]
+    if rows is None:
+        rows = sum(source["numInputRows"] or 0 for source in progress["sources"])
+    return int(rows)
 
 
 def _decoded(text: Any) -> dict[str, Any]:

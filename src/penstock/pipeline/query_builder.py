@@ -8,21 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from pyspark.sql import functions as f
 
-from penstock.errors import ConfigError, InvalidRequest
+from penstock.errors import ConfigError
 from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
-from penstock.pipeline.pipeline_file import (
-    Pipeline,
-    Sink,
-    Source,
-    Step,
-    source_options,
-    texts,
-)
+from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, source_options, texts
 from penstock.pipeline.spark_plan import refuse_unrepeatable, refuse_unsupported
-from penstock.pipeline.validation import UNORDERED, load_function, refuse_twice
+from penstock.pipeline.validation import UNORDERED, load_function, naming, refuse_twice
 
 # Of a plan as Spark prints it.
 NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
@@ -49,8 +43,7 @@ class Frames:
 def frames(
     spark: Any, pipeline: Pipeline, read: Callable[[str, Source], Any] | None = None
 ) -> Frames:
-    """All frames, each registered as a view. `read` makes those of sources, if not from what they
-    name."""
+    """All frames, each registered as a view. `read` makes those of sources, instead of `_read`."""
     made = Frames()
     frame = None
     for name, source in pipeline.views.items():
@@ -65,31 +58,25 @@ def frames(
         frame.createOrReplaceTempView(name)
         made.views[name] = frame
     for step in pipeline.steps:
-        if step.sql:
-            frame = _made(step, spark.sql, step.sql)
-        else:
-            frame = _made(step, load_function(step.python or "", f"step {step.name}"), frame)
-            if not hasattr(frame, "createOrReplaceTempView"):
-                raise ConfigError(
-                    f"step {step.name}: {step.python} gave {type(frame).__name__}, not a DataFrame"
-                )
+        where = f"step {step.name}"
+        make = spark.sql if step.sql else load_function(step.python or "", where)
+        try:
+            frame = make(step.sql or frame)
+        # whatever a user's function raises, or Spark finds wrong with the SQL
+        except Exception as error:
+            raise step_failed(step.name, error) from error
+        if not hasattr(frame, "createOrReplaceTempView"):
+            raise ConfigError(
+                f"{where}: {step.python} gave {type(frame).__name__}, not a DataFrame"
+            )
         frame.createOrReplaceTempView(step.name)
         made.views[step.name] = frame
     return made
 
 
-def _made(step: Step, make: Callable[[Any], Any], given: Any) -> Any:
-    try:
-        return make(given)
-    # whatever a user's function raises, or Spark finds wrong with the SQL
-    except Exception as error:
-        raise step_failed(step.name, error) from error
-
-
 def counted(frame: Any) -> tuple[Any, Any]:
     """The frame, and how many rows it had once it was written (`rows`)."""
     from pyspark.sql import Observation
-    from pyspark.sql import functions as f
 
     observed = Observation()
     return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
@@ -147,10 +134,8 @@ def _verify_sink(pipeline: Pipeline, frame: Any, sink: Sink) -> None:
 
     kinds = (QueueWriter, QueueStreamWriter) if sink.queue else (TopicWriter, TopicStreamWriter)
     options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id)))
-    try:
+    with naming("sink"):
         kinds[pipeline.streaming](options, as_messages(frame, sink).schema)
-    except InvalidRequest as error:
-        raise ConfigError(f"sink: {error}") from None
 
 
 def _late(frame: Any, source: Source, name: str) -> Any:
@@ -180,28 +165,20 @@ def read_batch(spark: Any, pipeline: Pipeline, source: Source) -> Any:
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:
-    """What a topic or queue takes: a column payload. Rows without one become JSON of all their
-    columns.
-    """
-    from pyspark.sql import functions as f
-
+    """What a topic or queue takes: a column payload; without one, JSON of all columns."""
     refuse_twice(frame.columns)
     if "payload" in frame.columns:
         return frame
-    kept = [
-        name
-        for name in ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
-        if name in frame.columns
-    ]
-    return frame.select(*dict.fromkeys(kept), f.to_json(f.struct("*")).alias("payload"))
+    names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
+    kept = dict.fromkeys(name for name in names if name in frame.columns)
+    return frame.select(*kept, f.to_json(f.struct("*")).alias("payload"))
 
 
 def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
-    options = {
-        "appId": app,
-        **({"token": pipeline.token} if pipeline.token else {}),
-        **sink.options,
-    }
+    options = {"appId": app}
+    if pipeline.token:
+        options["token"] = pipeline.token
+    options |= sink.options
     if sink.orderBy:
         options["orderBy"] = ",".join(sink.orderBy)
     if sink.queue:
@@ -238,11 +215,10 @@ def writer(pipeline: Pipeline, frame: Any, sink: Sink, app: str, checkpoint: str
     if sink.partitionBy and by_batch is None:
         configured = configured.partitionBy(*sink.partitionBy)
     if pipeline.streaming:
-        configured = (
-            configured.queryName(app)
-            .option("checkpointLocation", checkpoint)
-            .trigger(**_trigger(pipeline.trigger))
-        )
+        at = pipeline.trigger
+        trigger = {"availableNow": True} if at == "availableNow" else {"processingTime": at}
+        configured = configured.queryName(app).option("checkpointLocation", checkpoint)
+        configured = configured.trigger(**trigger)
     return configured
 
 
@@ -270,12 +246,9 @@ def _by_batch(
         return TableSink(sink.table, app, options)
     # Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows
     # which batch it belongs to all the same, and one that is run again is recognised.
-    if kind in BATCH_FORMATS or sink.mode == "update":
-        return _append(kind, options)
-    return None
+    if kind not in BATCH_FORMATS and sink.mode != "update":
+        return None
 
-
-def _append(kind: str, options: dict[str, Any]) -> Callable[[Any, int], None]:
     def append(batch: Any, _number: int) -> None:
         batch.write.format(kind).mode("append").options(**texts(options)).save()
 
@@ -283,19 +256,17 @@ def _append(kind: str, options: dict[str, Any]) -> Callable[[Any, int], None]:
 
 
 def _refuse_unordered(frame: Any, sink: Sink) -> None:
-    """After a shuffle rows come in any order, so a batch run again would give the same numbers to
-    other rows.
-    """
+    """After a shuffle rows come in any order: run again, others would have the same numbers."""
     if sink.orderBy or "transactionId" in frame.columns:
         return
-    if not hasattr(frame, "_jdf"):  # Spark Connect
-        if gathers(frame._explain_string(extended=True)):
-            raise ConfigError(UNORDERED)
-        return
-    # A frame made by spark.sql() does not say that it is a stream until something is made of it.
-    execution = frame.select("*")._jdf.queryExecution()
-    mode = frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("simple")
-    if shuffles(execution.explainString(mode)):
+    if hasattr(frame, "_jdf"):
+        # A frame made by spark.sql() does not say that it is a stream until something is made of it
+        execution = frame.select("*")._jdf.queryExecution()
+        modes = frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode
+        unordered = shuffles(execution.explainString(modes.fromString("simple")))
+    else:  # Spark Connect
+        unordered = gathers(frame._explain_string(extended=True))
+    if unordered:
         raise ConfigError(UNORDERED)
 
 
@@ -310,11 +281,5 @@ def shuffles(plan: str) -> bool:
 
 
 def gathers(plan: str) -> bool:
-    """The same of a plan that has its logical form only: a join may then be one that would not
-    shuffle.
-    """
+    """The same of a logical plan, where a join may be one that would not shuffle."""
     return any(GATHERS.search(name) for name, _ in NODE.findall(plan))
-
-
-def _trigger(text: str) -> dict[str, Any]:
-    return {"availableNow": True} if text == "availableNow" else {"processingTime": text}

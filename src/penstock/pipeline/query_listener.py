@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.pipeline.failure import cause
-from penstock.pipeline.progress import in_words, lag_of, rows_of
+from penstock.pipeline.progress import in_words, lag_of
 from penstock.pipeline.report import Heartbeat, Report
 from penstock.pipeline.runner import stop_after_batch
 
@@ -46,11 +46,8 @@ class QueryListener(StreamingQueryListener):
         report = self._reports.get(str(progress.runId))
         if report is None:  # started before it was listened to
             return
-        rows, sources = rows_of(progress), progress["sources"]
+        rows, sources = report.take(progress), progress["sources"]
         report.state = "running" if rows else "idle"
-        report.batch, report.rows = int(progress["batchId"]), report.rows + rows
-        report.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
-        report.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
         report.lag, report.position = lag_of(sources), in_words(sources)
         if rows and report.position:
             log.info("%s: %s", report.name, report.position)

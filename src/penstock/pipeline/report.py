@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from penstock.errors import PenstockError
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.progress import rows_of
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -39,6 +40,14 @@ class Report:
     pid: int = field(default_factory=os.getpid)
     started_at: float = field(default_factory=time.time)
     master: str = ""
+
+    def take(self, progress: Any) -> int:
+        """Take over what Spark says of a batch; how many rows it read."""
+        rows = rows_of(progress)
+        self.batch, self.rows = int(progress["batchId"]), self.rows + rows
+        self.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
+        self.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
+        return rows
 
     def fields(self) -> dict[str, Any]:
         """All of it with the time, as the broker and readers of the JSON lines get it."""

@@ -46,7 +46,7 @@ class Runner:
         self._master = master
         self._listeners = listeners or []
         self._stop = threading.Event()
-        self._seen: dict[str, int] = {}
+        self._seen = -1  # the last batch of the main query that the report has
 
     def stop(self) -> None:
         """Ask it to end after the batch it is in. May be called from a signal handler."""
@@ -97,52 +97,38 @@ class Runner:
 
     @contextmanager
     def _counting_tasks(self, frame: Any) -> Iterator[None]:
-        """Tell from time to time how many of the tasks are done, as far as Spark has planned
-        them.
-        """
+        """Report from time to time how many of the tasks that Spark has planned are done."""
         ended = threading.Event()
-        tracker = (
-            None if not hasattr(frame, "_jdf") else frame.sparkSession.sparkContext.statusTracker()
-        )
 
-        def look() -> None:
+        def poll() -> None:
             while not ended.wait(POLL_SECONDS):
-                stages = (
-                    [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-                    if tracker
-                    else []
-                )
-                tasks = sum(stage.numTasks for stage in stages if stage)
-                if tasks:
-                    self.report.progress = (
-                        sum(stage.numCompletedTasks for stage in stages if stage) / tasks
-                    )
+                if hasattr(frame, "_jdf"):  # Spark Connect has no tracker
+                    tracker = frame.sparkSession.sparkContext.statusTracker()
+                    stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
+                    if tasks := sum(stage.numTasks for stage in stages if stage):
+                        done = sum(stage.numCompletedTasks for stage in stages if stage)
+                        self.report.progress = done / tasks
                 self._report()
 
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
+        polling = threading.Thread(target=poll, daemon=True)
+        polling.start()
         try:
             yield
         finally:
             ended.set()
-            looking.join()
+            polling.join()
 
     def _keep_running(self, outputs: list[Output]) -> None:
-        """Go on from the checkpoint when the machine was too busy to start a Python worker in
-        Spark's fixed 10 s.
-        """
-        for attempt in range(MAX_ATTEMPTS):
+        """Resume from the checkpoint when no Python worker started within Spark's fixed 10 s."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                self._run_streams(outputs)
-                return
+                return self._run_streams(outputs)
             except Exception as error:
-                if (
-                    WORKER_TOO_SLOW not in str(error)
-                    or attempt == MAX_ATTEMPTS - 1
-                    or self._stop.is_set()
-                ):
+                last = attempt == MAX_ATTEMPTS or self._stop.is_set()
+                if last or WORKER_TOO_SLOW not in str(error):
                     raise
-                log.warning("a Python worker did not start in time; going on from the checkpoint")
+                log.warning("a Python worker did not start in time; resuming from the checkpoint")
+        return None
 
     def _run_streams(self, outputs: list[Output]) -> None:
         p = self.pipeline
@@ -167,7 +153,7 @@ class Runner:
                 except Exception:
                     if queries[0].exception() is None:
                         raise
-                    break  # its failure is told below, with its place
+                    break  # its failure is raised below, with its place
                 self._take_progress(queries)
             self._take_progress(queries)
             for query, output in zip(queries, outputs, strict=True):
@@ -183,25 +169,21 @@ class Runner:
         """Take over what Spark says of the main query."""
         report, query = self.report, queries[0]
         for progress in query.recentProgress:
-            batch, rows = int(progress["batchId"]), rows_of(progress)
-            if batch <= self._seen.get(query.id, -1) or not rows:
-                continue
-            self._seen[query.id] = report.batch = batch
-            report.rows += rows
-            report.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
-            report.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
+            if int(progress["batchId"]) > self._seen and rows_of(progress):
+                report.take(progress)
+                self._seen = report.batch
         last = query.lastProgress
         if last is not None:
             report.lag = lag_of(last["sources"])
             report.position = in_words(last["sources"]) or report.position
             if self.pipeline.trigger == "availableNow" and report.lag is not None:
                 report.progress = report.rows / max(1, report.rows + report.lag)
-        state = (
-            "running"
-            if query.status["isTriggerActive"] and query.status["isDataAvailable"]
-            else "idle"
-        )
-        self._report(state if query.isActive and report.state != "stopping" else report.state)
+        state = report.state
+        if query.isActive and state != "stopping":
+            status = query.status
+            busy = status["isTriggerActive"] and status["isDataAvailable"]
+            state = "running" if busy else "idle"
+        self._report(state)
 
     def _report(self, state: str | None = None) -> None:
         self.report.state = state or self.report.state
@@ -212,9 +194,7 @@ class Runner:
 
 
 def failed_batch(checkpoint: Path) -> str:
-    """Which batch was begun and not finished, and what it reads; nothing when the checkpoint does
-    not say.
-    """
+    """Which batch was begun and not finished, and what it reads; empty if that is not known."""
     begun, done = (
         [int(path.name) for path in (checkpoint / kind).glob("*") if path.name.isdigit()]
         for kind in ("offsets", "commits")
@@ -224,11 +204,9 @@ def failed_batch(checkpoint: Path) -> str:
     number = max(begun)
     # A version, metadata, then a line per source: https://github.com/apache/spark, OffsetSeqLog
     ends = _offsets(checkpoint / "offsets" / str(number))
-    starts = (
-        _offsets(checkpoint / "offsets" / str(number - 1))
-        if number - 1 in begun
-        else [{}] * len(ends)
-    )
+    starts: list[dict[str, Any]] = [{}] * len(ends)
+    if number - 1 in begun:
+        starts = _offsets(checkpoint / "offsets" / str(number - 1))
     parts = []
     for start, end in zip(starts, ends, strict=False):
         if "xid" in end:

@@ -45,12 +45,13 @@ SILENCED_LOGGERS = (
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
     "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
 )
+# Else the main class "sets the default log level" and says so.
+LOGGER_LEVELS = {"org.apache.spark.api.python.PythonGatewayServer": "error"}
+LOGGER_LEVELS |= dict.fromkeys(SILENCED_LOGGERS, "off")
 SILENCE = "".join(
-    f"logger.{i}.name = {name}\nlogger.{i}.level = off\n" for i, name in enumerate(SILENCED_LOGGERS)
+    f"logger.{i}.name = {name}\nlogger.{i}.level = {level}\n"
+    for i, (name, level) in enumerate(LOGGER_LEVELS.items())
 )
-# Else this one, the main class, "sets the default log level" and says so.
-SILENCE += "logger.main.name = org.apache.spark.api.python.PythonGatewayServer\n"
-SILENCE += "logger.main.level = error\n"
 QUIET = "error"
 LEVELS = ("off", "error", "warn", "info", "debug", "trace", "all")
 # What the JVM and its start script print, past any logger.
@@ -72,10 +73,8 @@ COMMON = {
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.log.structuredLogging.enabled": "false",
 }
-NOISY_LOGGERS = (
-    "SQLQueryContextLogger",
-    "DataFrameQueryContextLogger",
-)  # print the stack of every error that is raised too
+# Of PySpark: they print the stack of every error that is raised too.
+NOISY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -87,9 +86,7 @@ LOCAL = {
 def build(
     name: str = "penstock", master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """A session with our data source registered. `master` is any Spark master, or a Spark Connect
-    address (sc://...).
-    """
+    """A session with our data source. `master`: Spark's, or a Spark Connect address (sc://...)."""
     try:
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
@@ -162,9 +159,7 @@ def find_java() -> str | None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """A new SparkContext takes Ctrl-C for itself, to cancel all jobs. Who has said what Ctrl-C
-    means keeps it.
-    """
+    """A handler of Ctrl-C stays: a new SparkContext takes it for itself, to cancel all jobs."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else signal.default_int_handler
     try:
@@ -175,40 +170,36 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def activate(spark: Any) -> Any:
-    """The session, made the calling thread's own: there Spark looks data sources up. Threads begin
-    without one.
+    """The session, made the calling thread's own: there Spark looks data sources up.
 
-    Jobs take a session or a function that makes one: what is wrong with their arguments is then
-    told before a JVM starts."""
+    Jobs take a session or a function that makes one: wrong arguments are then reported before a
+    JVM starts."""
     spark = spark() if callable(spark) else spark
     session = getattr(spark, "_jsparkSession", None)
-    if session is not None:  # else Spark Connect, which knows no such thing
+    if session is not None:  # else Spark Connect, which has no such thing
         spark._jvm.SparkSession.setActiveSession(session)
     return spark
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":
-    """A session on a Spark Connect server: what queries need is set, what belongs to the server is
-    refused.
-    """
-    theirs = [key for key in settings if not key.startswith("spark.sql.")]
-    if theirs:
-        raise ConfigError(
-            f"{theirs[0]} belongs to the Spark Connect server at {master}: set it where that "
-            "is started"
-        )
+    """On a Spark Connect server: what queries need is set, the server's own settings refused."""
+    for key in settings:
+        if not key.startswith("spark.sql."):
+            raise ConfigError(
+                f"{key} belongs to the Spark Connect server at {master}: set it where that is "
+                "started"
+            )
+    missing = f"{master} needs a Spark Connect client: pip install 'penstock[connect]'"
     # PySpark itself would take us for a doctest and leave, in some places
     if importlib.util.find_spec("grpc") is None:
-        raise Unavailable(f"{master} needs a Spark Connect client: pip install 'penstock[connect]'")
+        raise Unavailable(missing)
     try:
         spark: SparkSession = builder.remote(master).getOrCreate()
         for key, value in {**COMMON, **settings}.items():
             if key.startswith("spark.sql."):
                 spark.conf.set(key, value)
     except ImportError as error:
-        raise Unavailable(
-            f"{master} needs a Spark Connect client: pip install 'penstock[connect]' ({error})"
-        ) from None
+        raise Unavailable(f"{missing} ({error})") from None
     except Exception as error:
         from pyspark.errors import PySparkException
 

@@ -2,43 +2,60 @@
 loop over records (see `penstock.protocol.record_batch`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import InvalidRequest
 from penstock.log.topic_files import Slice
 from penstock.protocol.record_batch import payload_array
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.string())
-TOPIC_DDL = "topic STRING, offset BIGINT, timestamp TIMESTAMP, payload BINARY"
+KINDS = {
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    TIMESTAMP: "TIMESTAMP",
+    HEADERS: "MAP<STRING, STRING>",
+    pa.list_(pa.int16()): "ARRAY<SMALLINT>",
+    pa.list_(pa.int64()): "ARRAY<BIGINT>",
+}
+
+
+def ddl(schema: pa.Schema) -> str:
+    """The schema as Spark reads it."""
+    return ", ".join(f"{field.name} {KINDS[field.type]}" for field in schema)
+
+
 TOPIC_COLUMNS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("offset", pa.int64()),
-        ("timestamp", TIMESTAMP),
-        ("payload", pa.binary()),
-    ]
-)
-QUEUE_DDL = (
-    "queue STRING, partition STRING, seq BIGINT, id STRING, transactionId STRING, traceId STRING, "
-    "payload STRING, createdAt TIMESTAMP, headers MAP<STRING, STRING>"
+    {"topic": pa.string(), "offset": pa.int64(), "timestamp": TIMESTAMP, "payload": pa.binary()}
 )
 QUEUE_COLUMNS = pa.schema(
-    [
-        ("queue", pa.string()),
-        ("partition", pa.string()),
-        ("seq", pa.int64()),
-        ("id", pa.string()),
-        ("transactionId", pa.string()),
-        ("traceId", pa.string()),
-        ("payload", pa.string()),
-        ("createdAt", TIMESTAMP),
-        ("headers", HEADERS),
-    ]
+    {
+        "queue": pa.string(),
+        "partition": pa.string(),
+        "seq": pa.int64(),
+        **dict.fromkeys(("id", "transactionId", "traceId", "payload"), pa.string()),
+        "createdAt": TIMESTAMP,
+        "headers": HEADERS,
+    }
 )
+TOPIC_DDL, QUEUE_DDL = ddl(TOPIC_COLUMNS), ddl(QUEUE_COLUMNS)
+
+
+def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """The names of columns that a read asks for; InvalidRequest when the source has no such."""
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise InvalidRequest(
+            f"a {source} has the columns {', '.join(schema.names)}; it has no {unknown[0]!r}"
+        )
+    return list(names)
 
 
 class Archived(Protocol):

@@ -6,6 +6,7 @@ Spark Connect shows its clients no plan; there the server refuses what it does n
 starts.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,33 +14,12 @@ from penstock.errors import ConfigError
 
 # These depend on the task and its rows alone, or on nothing that changes between two attempts.
 REPEATABLE = {"monotonically_increasing_id", "spark_partition_id", "input_file_name"}
-REPEATABLE |= {
-    "current_user",
-    "user",
-    "session_user",
-    "current_catalog",
-    "current_database",
-    "current_schema",
-}
-REPEATABLE |= {"current_timezone", "current_path"}
-STATEFUL = {
-    *(
-        "Aggregate",
-        "Distinct",
-        "Deduplicate",
-        "DeduplicateWithinWatermark",
-        "Join",
-        "GlobalLimit",
-        "LocalLimit",
-    ),
-    *(
-        "FlatMapGroupsWithState",
-        "FlatMapGroupsInPandasWithState",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
-    ),
-    *("TransformWithStateInPandas", "LateralJoin", "AsOfJoin"),
-}
+REPEATABLE |= {"current_user", "user", "session_user", "current_catalog", "current_database"}
+REPEATABLE |= {"current_schema", "current_timezone", "current_path"}
+STATEFUL = re.compile(
+    "Aggregate|Distinct|Deduplicate(WithinWatermark)?|(Lateral|AsOf)?Join|(Global|Local)Limit"
+    "|FlatMapGroups(InPandas)?WithState|TransformWithState(In(PySpark|Pandas))?"
+)
 
 
 def refuse_unrepeatable(frame: Any) -> None:
@@ -50,8 +30,8 @@ def refuse_unrepeatable(frame: Any) -> None:
     if names:
         raise ConfigError(
             "what is written must not differ when a batch is run again, and "
-            f"{', '.join(f'{one}()' for one in names)} "
-            "would: use columns of the records instead, such as timestamp or createdAt for the time"
+            f"{', '.join(f'{one}()' for one in names)} would: use columns of the records instead, "
+            "such as timestamp or createdAt for the time"
         )
 
 
@@ -76,7 +56,10 @@ def refuse_unsupported(frame: Any, mode: str) -> None:
 
 def stateful_nodes(frame: Any) -> int:
     """How many of the plan's operators keep state from batch to batch."""
-    return sum(node.nodeName() in STATEFUL and _gathers(node) for node in _nodes(analyzed(frame)))
+    return sum(
+        STATEFUL.fullmatch(node.nodeName()) is not None and _gathers(node)
+        for node in _nodes(analyzed(frame))
+    )
 
 
 def analyzed(frame: Any) -> Any:
@@ -103,11 +86,9 @@ def _varying(expression: Any, pattern: Any) -> Iterator[str]:
     """The functions within whose result is another one the next time."""
     if expression.deterministic() and not expression.containsPattern(pattern):
         return
-    inner = [name for child in _each(expression.children()) for name in _varying(child, pattern)]
-    if inner:
-        yield from inner
-        return
     children = _each(expression.children())
+    inner = [name for child in children for name in _varying(child, pattern)]
+    yield from inner
     own = all(child.deterministic() and not child.containsPattern(pattern) for child in children)
     if own and expression.prettyName() not in REPEATABLE:
         yield str(expression.prettyName())

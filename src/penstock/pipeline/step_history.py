@@ -33,12 +33,10 @@ log = logging.getLogger("penstock.pipeline")
 
 
 def record_steps(spark: Any, pipeline: Pipeline) -> None:
-    """Refuse steps that the checkpoint's state was not made by; record what they are now. The views
-    must be there.
-    """
+    """Refuse steps that did not make the checkpoint's state; record them. Needs the views."""
     if not hasattr(spark, "_jvm"):
         log.info(
-            "over Spark Connect a checkpoint's steps are not compared: its files are the server's"
+            "over Spark Connect steps are not compared: the checkpoint's files are the server's"
         )
         return
     files = _Files(spark, (pipeline.checkpoint or "").rstrip("/"))
@@ -49,19 +47,13 @@ def record_steps(spark: Any, pipeline: Pipeline) -> None:
         if differences:
             raise ConfigError(
                 f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
-                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either "
-                "go on with the steps "
-                "as they were, or give the pipeline a new `checkpoint`: it then reads from "
-                "startingOffsets on and "
-                "writes to the sink again"
+                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go "
+                "on with the steps as they were, or give the pipeline a new `checkpoint`: it then "
+                "reads from startingOffsets on and writes to the sink again"
             )
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
-            log.warning(
-                "pipeline %s: its steps changed; what is read from now on goes through the new "
-                "ones",
-                now["name"],
-            )
+            log.warning("pipeline %s: its steps changed; new data takes the new ones", now["name"])
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
@@ -90,9 +82,8 @@ def _state(spark: Any, pipeline: Pipeline) -> set[str]:
     """The steps and sources that the sink's state is made of."""
     inputs: dict[str, list[str]] = {}
     before = next(reversed(pipeline.views))
-    names = {
-        name.lower(): name for name in [*pipeline.views, *(step.name for step in pipeline.steps)]
-    }
+    views = [*pipeline.views, *(step.name for step in pipeline.steps)]
+    names = {name.lower(): name for name in views}
     for step in pipeline.steps:
         inputs[step.name] = [before] if step.python else _tables(step.sql or "", names)
         before = step.name
@@ -105,9 +96,7 @@ def _state(spark: Any, pipeline: Pipeline) -> set[str]:
 
 
 def _tables(sql: str, names: dict[str, str]) -> list[str]:
-    """The views a query reads, each as often as it does; all of them if it cannot be parsed
-    here.
-    """
+    """The views a query reads, each as often as it does; all if it cannot be parsed here."""
     try:
         tables = [table.name.lower() for table in parse_sql(sql).find_all(exp.Table)]
     except SqlglotError:
@@ -131,9 +120,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name in sorted({*before["state"], *now["state"]}):
         old, new = before["steps"].get(name), now["steps"].get(name)
         if name in before["sources"] and name in now["sources"]:
-            differences += _retyped(
-                name, before["sources"][name]["schema"], now["sources"][name]["schema"]
-            )
+            differences += _retyped(name, before["sources"][name], now["sources"][name])
         elif old is None or new is None:
             differences.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
@@ -150,11 +137,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names) or "nothing"
 
 
-def _retyped(name: str, old: str | None, new: str | None) -> list[str]:
-    """Columns whose type changed. One that came or went either does not matter or fails the steps
-    that read it.
-    """
-    before, now = (parse_schema(name, ddl) if ddl else {} for ddl in (old, new))
+def _retyped(name: str, *sources: dict[str, Any]) -> list[str]:
+    """Columns whose type changed. One that came or went does not matter, or fails its readers."""
+    schemas = (source["schema"] for source in sources)
+    before, now = (parse_schema(name, ddl) if ddl else {} for ddl in schemas)
     return [
         f"column {column} of source {name} was {before[column]} and is {kind}"
         for column, kind in now.items()
@@ -163,15 +149,13 @@ def _retyped(name: str, old: str | None, new: str | None) -> list[str]:
 
 
 def _same(old: dict[str, str], new: dict[str, str]) -> bool:
-    if old == new:
-        return True
-    if old.keys() != new.keys():
-        return False
-    if "sql" in new:
-        return _parsed_sql(old["sql"]) == _parsed_sql(new["sql"])
-    return old["python"] == new["python"] and _parsed_python(old["source"]) == _parsed_python(
-        new["source"]
-    )
+    return old == new or _parsed(old) == _parsed(new)
+
+
+def _parsed(step: dict[str, str]) -> tuple[str, ...]:
+    if "sql" in step:
+        return (_parsed_sql(step["sql"]),)
+    return step["python"], _parsed_python(step["source"])
 
 
 def _parsed_sql(sql: str) -> str:
@@ -207,21 +191,15 @@ class _Files:
 
     def _names(self, directory: str) -> list[str]:
         path = self._path(directory)
-        return (
-            [one.getPath().getName() for one in self._fs.listStatus(path)]
-            if self._fs.exists(path)
-            else []
-        )
+        entries = self._fs.listStatus(path) if self._fs.exists(path) else []
+        return [entry.getPath().getName() for entry in entries]
 
     def committed(self) -> bool:
         return any(name.isdigit() for name in self._names("main/commits"))
 
     def last(self) -> tuple[int, dict[str, Any] | None]:
-        numbers = [
-            int(name[: -len(".json")])
-            for name in self._names("steps")
-            if name[: -len(".json")].isdigit()
-        ]
+        names = [name.removesuffix(".json") for name in self._names("steps")]
+        numbers = [int(name) for name in names if name.isdigit()]
         if not numbers:
             return -1, None
         stream = self._fs.open(self._path(f"steps/{max(numbers)}.json"))

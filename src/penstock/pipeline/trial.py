@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.errors import ConfigError
 from penstock.pipeline.pipeline_file import Pipeline, Source
 from penstock.pipeline.query_builder import Frames, frames, read_batch
-from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
+from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 
 Rows = list[dict[str, Any]]
 DEAD = "dead:"  # before a source's name: its dead letters
@@ -41,14 +43,12 @@ class Difference:
 
 
 def given_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
-    """Rows by source from the text of a JSON file: an object of lists, or one list for the only
-    source."""
+    """Rows by source from a JSON file's text: an object of lists, or a list for the only source."""
     return _by_view(text, where, list(pipeline.views), next(iter(pipeline.views)))
 
 
 def expected_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
-    """Rows by view from the text of a JSON file: an object of lists, or one list for the last
-    view."""
+    """Rows by view from a JSON file's text: an object of lists, or a list for the last view."""
     views = [*pipeline.views, *(step.name for step in pipeline.steps)]
     dead = [f"{DEAD}{name}" for name, source in pipeline.views.items() if source.deadLetter]
     return _by_view(text, where, [*views, *dead], views[-1])
@@ -62,19 +62,17 @@ def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str,
     rows = {default: value} if isinstance(value, list) else value
     if not isinstance(rows, dict) or not all(isinstance(one, list) for one in rows.values()):
         raise ConfigError(f"{where}: give a list of rows, or an object with a list for each view")
-    unknown = [name for name in rows if name not in names]
-    if unknown:
-        raise ConfigError(f"{where}: there is no {unknown[0]!r}; there are {', '.join(names)}")
+    for name in rows:
+        if name not in names:
+            raise ConfigError(f"{where}: there is no {name!r}; there are {', '.join(names)}")
     return rows
 
 
 def on_rows(spark: Any, pipeline: Pipeline, rows: Mapping[str, list[Any]]) -> Frames:
     """All frames of the pipeline, over these rows of its sources."""
-
-    def read(name: str, source: Source) -> Any:
-        return _frame(spark, name, source, rows.get(name, []))
-
-    return frames(spark, pipeline, read)
+    return frames(
+        spark, pipeline, lambda name, source: _frame(spark, name, source, rows.get(name, []))
+    )
 
 
 def on_first_records(spark: Any, pipeline: Pipeline, records: int) -> Frames:
@@ -93,33 +91,28 @@ def compare(made: Frames, expected: Mapping[str, list[Any]]) -> list[Difference]
         actual = Counter(_text(row) for row in rows_of(made, view, hidden=hidden))
         missing = Counter(_text(row) for row in wanted)
         missing.subtract(actual)
-        differences.append(
-            Difference(
-                view,
-                [json.loads(row) for row, count in missing.items() for _ in range(count)],
-                [json.loads(row) for row, count in missing.items() for _ in range(-count)],
-            )
+        lacking, unexpected = (
+            [json.loads(row) for row in rows.elements()] for rows in (+missing, -missing)
         )
-    return [one for one in differences if one.missing or one.unexpected]
+        if lacking or unexpected:
+            differences.append(Difference(view, lacking, unexpected))
+    return differences
 
 
 def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None = None) -> Rows:
     """A view's rows, as Spark writes them in JSON; without columns that begin with an underscore
     if those are `hidden`."""
-    from pyspark.sql import functions as f
-
     frame = made.dead[view.removeprefix(DEAD)] if view.startswith(DEAD) else made.views[view]
     names = [name for name in frame.columns if not (hidden and name.startswith("_"))]
     columns = [_readable(frame, name) for name in names]
     options = {"ignoreNullFields": "false"}
     texts = frame.select(f.to_json(f.struct(*columns), options).alias("row"))
-    chosen = texts if limit is None else texts.limit(limit)
-    return [json.loads(row["row"]) for row in chosen.collect()]
+    rows = texts if limit is None else texts.limit(limit)
+    return [json.loads(row["row"]) for row in rows.collect()]
 
 
 def _readable(frame: Any, name: str) -> Any:
     """Bytes as text: JSON would have them in base64."""
-    from pyspark.sql import functions as f
     from pyspark.sql.types import BinaryType
 
     column = frame[f"`{name}`"]
@@ -136,10 +129,10 @@ def _frame(spark: Any, name: str, source: Source, rows: list[Any]) -> Any:
         if not rows:
             raise ConfigError(f"source {name}: give rows, Parquet's columns are theirs")
         return spark.createDataFrame(rows)
-    ddl = QUEUE_DDL if source.queue else TOPIC_DDL
+    schema = QUEUE_COLUMNS if source.queue else TOPIC_COLUMNS
     records = [_record(name, source, number, row) for number, row in enumerate(rows)]
-    columns = [part.strip().split(" ")[0] for part in ddl.replace("MAP<STRING, ", "").split(",")]
-    return spark.createDataFrame([tuple(one[column] for column in columns) for one in records], ddl)
+    rows = [tuple(one[column] for column in schema.names) for one in records]
+    return spark.createDataFrame(rows, ddl(schema))
 
 
 def _record(name: str, source: Source, number: int, row: Any) -> dict[str, Any]:
@@ -164,11 +157,11 @@ def _record(name: str, source: Source, number: int, row: Any) -> dict[str, Any]:
     else:
         topic = (source.topic or name).split(",")[0].strip()
         defaults = {"topic": topic, "offset": number, "timestamp": at, "payload": ""}
-    unknown = [column for column in given if column not in defaults]
-    if unknown:
-        raise ConfigError(
-            f"source {name}: there is no column {unknown[0]!r}; there are {', '.join(defaults)}"
-        )
+    for column in given:
+        if column not in defaults:
+            raise ConfigError(
+                f"source {name}: there is no column {column!r}; there are {', '.join(defaults)}"
+            )
     made = {**defaults, **given}
     for column in ("createdAt", "timestamp"):
         if isinstance(made.get(column), str):

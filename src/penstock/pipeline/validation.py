@@ -13,7 +13,8 @@ said about columns after one.
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,13 +28,7 @@ from sqlglot.optimizer.qualify import qualify
 from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import (
-    QUEUE_SINK,
-    QUEUE_SOURCE,
-    TOPIC_SINK,
-    TOPIC_SOURCE,
-    Options,
-)
+from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
 from penstock.pipeline.pipeline_file import (
     Pipeline,
     Sink,
@@ -52,8 +47,7 @@ VARYING |= {"current_timestamp", "now", "current_date", "curdate", "localtimesta
 WINDOWS = {"_window": "window", "_session_window": "session_window"}
 UNORDERED = (
     "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed "
-    "order: name the columns "
-    "that order them in sink.orderBy, so that each is written exactly once"
+    "order: name the columns that order them in sink.orderBy, so that each is written exactly once"
 )
 META = {
     "topic": ("topic", "offset", "timestamp"),
@@ -62,9 +56,7 @@ META = {
 
 
 def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
-    """Raise ConfigError for what is wrong; otherwise the columns the sink will get, empty when they
-    cannot be known.
-    """
+    """Raise ConfigError for what is wrong; returns the sink's columns, none if not known."""
     views: dict[str, Columns | None] = {
         name: source_columns(name, source) for name, source in pipeline.views.items()
     }
@@ -72,8 +64,9 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
         if step.python:  # it must be there; what it makes of the columns is its own affair
             load_function(step.python, f"step {step.name}")
         views[step.name] = _sql_columns(step, views) if step.sql else None
+    last = next(reversed(views))
     for name, sink in pipeline.outputs.items():
-        columns = views[sink.view or next(reversed(views))]
+        columns = views[sink.view or last]
         if columns is not None:
             _check_sink(name, sink, columns)
         if sink.foreachBatch:
@@ -85,7 +78,7 @@ def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
         _check_broker(pipeline)
         _check_queues(pipeline)
         resolve_routes(pipeline)
-    return list(views[next(iter(pipeline.outputs.values())).view or next(reversed(views))] or ())
+    return list(views[next(iter(pipeline.outputs.values())).view or last] or ())
 
 
 def parse_schema(name: str, ddl: str) -> Columns:
@@ -96,12 +89,9 @@ def parse_schema(name: str, ddl: str) -> Columns:
         detail = error.errors[0] if error.errors else {}
         near = f" near {detail['highlight']!r}" if detail.get("highlight") else ""
         raise ConfigError(f"source {name}: the schema is not valid{near}: {ddl!r}") from None
-    columns = {
-        column.name: column.kind.sql("spark")
-        for column in (table.expressions if table else [])
-        if column.kind
-    }
-    if not columns or len(columns) != len(table.expressions if table else []):
+    parts = table.expressions if table else []
+    columns = {column.name: column.kind.sql("spark") for column in parts if column.kind}
+    if not columns or len(columns) != len(parts):
         raise ConfigError(
             f"source {name}: every column of the schema has a name and a type: {ddl!r}"
         )
@@ -141,7 +131,7 @@ def _check_options(pipeline: Pipeline) -> None:
                     f"source {name}: watermark: {column} is {columns[column]}, not TIMESTAMP"
                 )
         options = Options(texts(source_options(pipeline, source)))
-        try:
+        with naming(f"source {name}"):
             if source.queue:
                 options.refuse_others(QUEUE_SOURCE, "a queue source")
                 QueueOptions(options, [], streaming=pipeline.streaming)
@@ -150,17 +140,24 @@ def _check_options(pipeline: Pipeline) -> None:
                 checked = TopicOptions(options, [])
                 if pipeline.streaming:
                     TopicStreamReader(checked)
-        except InvalidRequest as error:
-            raise ConfigError(f"source {name}: {error}") from None
+    sinks = {
+        "topic": (TOPIC_SINK, "a topic sink"),
+        "queue": (QUEUE_SINK, "a queue sink"),
+        "route": (TOPIC_SINK | QUEUE_SINK, "a route"),
+    }
     for name, sink in pipeline.outputs.items():
-        if not sink.messages:
-            continue  # Spark's own know their options
-        known = (TOPIC_SINK, "a topic sink") if sink.topic else (QUEUE_SINK, "a queue sink")
-        known = (TOPIC_SINK | QUEUE_SINK, "a route") if sink.route else known
-        try:
-            Options(texts(sink.options)).refuse_others(*known)
-        except InvalidRequest as error:
-            raise ConfigError(f"{sink_place(name)}: {error}") from None
+        if sink.kind in sinks:  # Spark's own check their options
+            with naming(sink_place(name)):
+                Options(texts(sink.options)).refuse_others(*sinks[sink.kind])
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """What a source or sink refuses, as an error of the pipeline file."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def parse_sql(sql: str) -> exp.Expr:
@@ -172,11 +169,8 @@ def parse_sql(sql: str) -> exp.Expr:
 
 def aggregates(sql: str) -> bool:
     """Whether rows are brought together, which takes a shuffle."""
-    query = parse_sql(sql)
-    return any(
-        not node.find_ancestor(exp.Window)
-        for node in query.find_all(exp.Group, exp.Distinct, exp.AggFunc)
-    )
+    nodes = parse_sql(sql).find_all(exp.Group, exp.Distinct, exp.AggFunc)
+    return any(not node.find_ancestor(exp.Window) for node in nodes)
 
 
 def _check_repeatable(pipeline: Pipeline) -> None:
@@ -194,9 +188,8 @@ def _check_repeatable(pipeline: Pipeline) -> None:
             if name in VARYING:
                 raise ConfigError(
                     f"step {step.name}: what is written must not differ when a batch is run "
-                    f"again, and {name}() would: "
-                    "use columns of the records instead, such as timestamp or createdAt for "
-                    "the time"
+                    f"again, and {name}() would: use columns of the records instead, such as "
+                    "timestamp or createdAt for the time"
                 )
 
 
@@ -211,16 +204,15 @@ def _steps_of(pipeline: Pipeline, sink: Sink) -> list[Step]:
 def _check_aggregates(pipeline: Pipeline, sink: Sink, columns: Columns | None) -> None:
     steps = _steps_of(pipeline, sink)
     grouped = [step.name for step in steps if step.sql and aggregates(step.sql)]
-    python = any(step.python for step in steps)
     if not grouped:
         return
-    # a function may set one
-    marked = python or any(source.watermark for source in pipeline.views.values())
+    marked = any(source.watermark for source in pipeline.views.values())
+    marked |= any(step.python for step in steps)  # a function may set one
     if pipeline.streaming and sink.mode == "append" and not marked:
         raise ConfigError(
             f"step {grouped[0]} aggregates a stream, which never ends: give the source a "
-            "watermark, such as "
-            "{at: 10 minutes}, and group by window(at, '1 minute'), or give the sink `mode: update`"
+            "watermark, such as {at: 10 minutes}, and group by window(at, '1 minute'), or give the "
+            "sink `mode: update`"
         )
     if (
         sink.messages
@@ -250,8 +242,9 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
         if table.lower() in known_as:
             used.add(known_as[table.lower()])
         elif table.lower() not in own:
-            known = ", ".join(views)
-            raise ConfigError(f"{where}: there is no view {table!r} before it; there are {known}")
+            raise ConfigError(
+                f"{where}: there is no view {table!r} before it; there are {', '.join(views)}"
+            )
     if any(views[table] is None for table in used):
         return None
     written = query.named_selects  # before names are made lower case
@@ -274,9 +267,7 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
 
 
 def refuse_twice(names: list[str], where: str = "sink") -> None:
-    """Two columns of one name would be a JSON object with a key twice, of which readers see one or
-    the other.
-    """
+    """Two columns of one name would be a JSON object with a key twice: readers see either."""
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
@@ -301,7 +292,7 @@ def load_function(named: str, where: str) -> Callable[..., Any]:
 def _check_sink(name: str, sink: Sink, columns: Columns) -> None:
     for wanted, names in (("orderBy", sink.orderBy), ("partitionBy", sink.partitionBy)):
         for column in names:
-            if column.lower() not in {known.lower() for known in columns}:
+            if column.lower() not in {name.lower() for name in columns}:
                 raise ConfigError(
                     f"{sink_place(name)}.{wanted} names {column!r}; the rows have "
                     f"{', '.join(columns)}"
@@ -312,31 +303,28 @@ def _check_queues(pipeline: Pipeline) -> None:
     for name, source in pipeline.views.items():
         if source.queue:
             postgres = Postgres(Options(texts(source_options(pipeline, source))))
-            names = [
-                row[0]
-                for row in postgres.rows(
-                    "SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name"
-                )
-            ]
+            sql = "SELECT name FROM queues WHERE deleted_at IS NULL ORDER BY name"
+            names = [queue for (queue,) in postgres.rows(sql)]
             if source.queue not in names:
-                known = ", ".join(names[:10]) or "none yet"
                 raise ConfigError(
                     f"source {name}: there is no queue {source.queue!r} in the database; "
-                    f"queues: {known}"
+                    f"queues: {', '.join(names[:10]) or 'none yet'}"
                 )
 
 
 def resolve_routes(pipeline: Pipeline) -> Pipeline:
     """The pipeline with routes replaced by the topic or queue they read."""
-    sinks = {name: resolve_route(pipeline, sink) for name, sink in pipeline.outputs.items()}
+    sinks = {
+        name: _resolve_route(pipeline, sink) if sink.route else sink
+        for name, sink in pipeline.outputs.items()
+    }
     return msgspec.structs.replace(pipeline, sink=None, sinks=sinks)
 
 
-def resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
-    """The sink itself; for an export route, the topic or queue it reads, so that what Spark writes
-    there is delivered with the route's own breaker, retries and dead letters."""
-    if not sink.route:
-        return sink
+def _resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
+    """The topic or queue that an export route reads, so that what Spark writes there is delivered
+    with the route's own breaker, retries and dead letters."""
+    assert sink.route is not None
     try:
         with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
             route = caller.json("GET", f"/api/v1/routes/{quote(sink.route, safe='')}")
@@ -347,16 +335,12 @@ def resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
             f"the broker cannot be asked for export route {sink.route!r}: {error}"
         ) from None
     source = route.get("source")  # the word "push" when there is none
-    source = source if isinstance(source, dict) else {}
-    topic, queue = source.get("topic"), source.get("queue")
-    if not topic and not queue:
-        raise ConfigError(
-            f"export route {sink.route!r} takes direct pushes only: give it a source topic, "
-            "which keeps Spark's output "
-            "until it is delivered"
-        )
-    return msgspec.structs.replace(
-        sink, route=None, topic=topic or None, queue=None if topic else queue
+    for kind in ("topic", "queue"):
+        if isinstance(source, dict) and source.get(kind):
+            return msgspec.structs.replace(sink, **{"route": None, kind: source[kind]})
+    raise ConfigError(
+        f"export route {sink.route!r} takes direct pushes only: give it a source topic, which "
+        "keeps Spark's output until it is delivered"
     )
 
 
@@ -373,9 +357,9 @@ def _check_broker(pipeline: Pipeline) -> None:
             try:
                 link.info(topic)
             except NotFound:
-                known = ", ".join(link.names()[:10]) or "none yet"
+                names = ", ".join(link.names()[:10]) or "none yet"
                 raise ConfigError(
-                    f"there is no topic {topic!r} on {pipeline.broker}; topics: {known}"
+                    f"there is no topic {topic!r} on {pipeline.broker}; topics: {names}"
                 ) from None
             except PenstockError as error:
                 raise ConfigError(

@@ -92,7 +92,6 @@ ANSWER = Struct(">BBI")
 U16 = Struct(">H")
 U32 = Struct(">I")
 U64 = Struct(">Q")
-PRODUCED = Struct(">BBIQ")  # a whole PRODUCE answer
 BATCH_ANSWER = Struct(">QI")
 FETCH_REQUEST = Struct(">QII")
 FETCH_ANSWER = Struct(">16sQQQI")
@@ -433,20 +432,17 @@ def failure(status: TcpStatus, message: str, details: bytes = b"") -> bytes:
     )
 
 
-if np is not None:
-    _ANSWERS = np.dtype([("command", "u1"), ("status", "u1"), ("length", ">u4"), ("offset", ">u8")])
+_PRODUCED_HEAD = ANSWER.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, U64.size)
 
 
-def produced(first: int, count: int) -> bytes:
+def produced(first: int, count: int) -> Bytes:
     """The answers to `count` consecutive PRODUCEs whose records got the offsets from `first` on."""
     if count == 1:
-        return PRODUCED.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, 8, first)
-    answers = np.empty(count, _ANSWERS)
-    answers["command"] = Command.PRODUCE | REPLY
-    answers["status"] = TcpStatus.SUCCESS
-    answers["length"] = 8
-    answers["offset"] = np.arange(first, first + count, dtype=np.uint64)
-    return answers.tobytes()
+        return _PRODUCED_HEAD + U64.pack(first)
+    answers = bytearray((_PRODUCED_HEAD + bytes(U64.size)) * count)
+    size, at = len(_PRODUCED_HEAD) + U64.size, len(_PRODUCED_HEAD)
+    np.ndarray(count, ">u8", answers, at, (size,))[:] = np.arange(first, first + count)
+    return answers
 
 
 def consumed(offsets: Iterable[int], payloads: Sequence[Bytes]) -> bytes:

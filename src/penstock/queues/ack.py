@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
-from penstock.queues.merge import Merger
-from penstock.queues.push import SLICE, Fetch
-from penstock.queues.signals import Signals
+from penstock.queues.merge import SLICE, Fetch, Merger
 from penstock.queues.types import Ack, Acked, Extended
 
 SQL = "SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7)"
@@ -59,10 +57,8 @@ class Prepared:
             key = ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error
             if key != last:
                 last = key
-                status, lease = (
-                    STATUSES.get(ack.status),
-                    uuid_of(ack.lease_id) if ack.lease_id else None,
-                )
+                status = STATUSES.get(ack.status)
+                lease = uuid_of(ack.lease_id) if ack.lease_id else None
                 partition = catalog.partition_id(ack.partition_id)
                 error = (
                     f"Unknown status: {ack.status}" if status is None
@@ -72,15 +68,8 @@ class Prepared:
                 )  # fmt: skip
                 if error is None:
                     starts.append(len(places))
-                    runs.append(
-                        (
-                            partition,
-                            ack.group,
-                            lease,
-                            status,
-                            ack.error and ack.error[:LONGEST_ERROR],
-                        )
-                    )
+                    text = ack.error and ack.error[:LONGEST_ERROR]
+                    runs.append((partition, ack.group, lease, status, text))
             if error is None:
                 places.append(place)
             else:
@@ -101,15 +90,8 @@ class Prepared:
         if outcomes is None:
             for item in items:
                 place = places[item - 1]
-                answers[place] = Acked(
-                    acks[place].transaction_id,
-                    True,
-                    None,
-                    queue,
-                    partition,
-                    released[0],
-                    more=more,
-                )
+                transaction, free = acks[place].transaction_id, released[0]
+                answers[place] = Acked(transaction, True, None, queue, partition, free, more=more)
             return
         for item, outcome, free, buried in zip(items, outcomes, released, dead, strict=True):
             place, error = places[item - 1], ERRORS.get(outcome)
@@ -126,19 +108,13 @@ class Prepared:
 
 
 class Acknowledger:
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        signals: Signals,
-        failures: Failures,
-        acked: Counter,
-    ) -> None:
-        self._database, self._catalog, self._signals = database, catalog, signals
+    def __init__(self, context: QueueContext, failures: Failures, acked: Counter) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._signals = context.signals
         self._failures = failures
         self.acked = acked
         self._extender: Merger[tuple[UUID, int], Extended] = Merger(
-            self._extend, size=_one, limit=1000, slots=1
+            self._extend, limit=1000, slots=1
         )
 
     async def extend(self, lease_id: str, seconds: int) -> Extended:
@@ -205,7 +181,3 @@ def uuid_of(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
-
-
-def _one(_: object) -> int:
-    return 1

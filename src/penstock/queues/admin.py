@@ -5,19 +5,18 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.catalog import Catalog, check_name, check_text
-from penstock.queues.crypto import Keys
+from penstock.queues.catalog import check_name, check_text
+from penstock.queues.context import QueueContext
 from penstock.queues.options import OPTIONS, columns_of, options_of
 from penstock.queues.scheduled import Scheduled
 from penstock.queues.schema import query
-from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
 
-STEP_MESSAGES = 5000
+ROWS_PER_STEP = 5000
 
 PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
@@ -41,15 +40,9 @@ class PartitionInfo(msgspec.Struct):
 
 
 class Admin:
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        signals: Signals,
-        keys: Keys,
-        scheduled: Scheduled,
-    ) -> None:
-        self._database, self._catalog, self._signals, self._keys = database, catalog, signals, keys
+    def __init__(self, context: QueueContext, scheduled: Scheduled) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
         self._scheduled = scheduled
 
     async def configure(
@@ -59,17 +52,11 @@ class Admin:
         namespace: str | None = None,
         task: str | None = None,
     ) -> Configured:
-        """Create or change a queue. A full replacement: options not given go back to their
-        defaults.
-        """
+        """Create or change a queue. Options that are not given go back to their defaults."""
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
             check_text(kind, text or "")
-        columns = columns_of(options)
-        if columns["encryption_enabled"] and self._keys.current is None:
-            raise InvalidRequest(
-                "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
-            )
+        columns = self._columns(options)
         await self._catalog.load_installation()
         values = {"namespace": namespace or "", "task": task or ""} | columns
         names = list(values)
@@ -84,23 +71,16 @@ class Admin:
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._signals.available(queue, 1000)
         info = await self._catalog.queue(queue)
-        partition = await self._catalog.partition(
-            queue, DEFAULT_PARTITION
-        )  # the copy may be emptied at any moment
+        # looked up: the copy may be emptied at any moment
+        partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
         return Configured(info, self._catalog.partition_uuid(partition))
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
-        """Change options of a queue that exists: those whose fields are named in `only`, and leave
-        the others as they are.
-        """
-        columns = columns_of(options)
+        """Change those options of a queue that exists whose fields are named in `only`."""
+        columns = self._columns(options)
         names = [option.column for option in OPTIONS if option.field in only]
-        if columns["encryption_enabled"] and self._keys.current is None:
-            raise InvalidRequest(
-                "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
-            )
         changes = ", ".join(f"{name} = ${place}" for place, name in enumerate(names, 2))
         rows = await self._database.fetch(
             f"""UPDATE queues SET {changes or "name = name"}
@@ -114,6 +94,14 @@ class Admin:
         self._signals.changed()
         self._signals.available(queue, 1000)
         return options_of(rows[0])
+
+    def _columns(self, options: QueueOptions) -> dict[str, Any]:
+        columns = columns_of(options)
+        if columns["encryption_enabled"] and self._keys.current is None:
+            raise InvalidRequest(
+                "encryptionEnabled needs an encryption key on the broker (queues.encryption_key)"
+            )
+        return columns
 
     async def _reconsider(self, queue_id: int) -> None:
         """Delays and ordering may have changed: let the next pops decide what is due. (now(),
@@ -131,9 +119,7 @@ class Admin:
         return info
 
     async def delete(self, queue: str) -> bool:
-        """Delete a queue with its groups and their subscriptions; its messages are purged in the
-        background.
-        """
+        """Delete a queue with its groups; its messages are purged in the background."""
         check_text("queue", queue)
 
         async def work(connection: Any) -> bool:
@@ -166,16 +152,11 @@ class Admin:
         deleted, after = await self._scheduled.clear(info.id, None), "0"
         now = (await self._database.read("SELECT clock_timestamp()"))[0][0]
         while True:
-            row = (
-                await self._database.fetch(
-                    """SELECT deleted, reached::text, more
-                         FROM queue_trim($1, $2, false, $3::text::xid8, $4)""",
-                    info.id,
-                    now,
-                    after,
-                    STEP_MESSAGES,
-                )
-            )[0]
+            (row,) = await self._database.fetch(
+                """SELECT deleted, reached::text, more
+                     FROM queue_trim($1, $2, false, $3::text::xid8, $4)""",
+                *(info.id, now, after, ROWS_PER_STEP),
+            )
             deleted += int(row["deleted"])
             after = row["reached"] or after
             if not row["more"]:
@@ -189,22 +170,7 @@ class Admin:
         number = self._catalog.partition_id(after) if after else 0
         if number is None:
             raise InvalidRequest("after must be the id of a partition")
-        rows = await self._database.browse(
-            PARTITIONS,
-            queue,
-            limit,
-            offset,
-            number,
-        )
         return [
-            PartitionInfo(
-                id=self._catalog.partition_uuid(row["id"]),
-                name=row["name"],
-                queue=row["queue"],
-                created_at=row["created_at"],
-                messages=row["seq"] - row["first"] + 1 - row["holes"] if row["seq"] else 0,
-                oldest_message=row["oldest"],
-                newest_message=row["newest"],
-            )
-            for row in rows
+            struct_of(PartitionInfo, row, id=self._catalog.partition_uuid(row["id"]))
+            for row in await self._database.browse(PARTITIONS, queue, limit, offset, number)
         ]

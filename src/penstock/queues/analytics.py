@@ -53,18 +53,15 @@ class Analytics:
         group: str | None = None,
         limit: int = 1000,
     ) -> Points:
-        """In order of time, then kind and name. An answer that does not fit ends with a whole
-        interval where it can.
-        """
+        """In order of time, then kind and name; cut between two intervals where it can be."""
         if not since < until:
             raise InvalidRequest("`from` must be before `to`")
         if until - since > LONGEST:
             raise InvalidRequest(f"`from` and `to` may be at most {LONGEST.days} days apart")
         if topic and queue:
             raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
-        kinds = (
-            ["topic"] if topic else ["queue", "group"] if queue else _ALL
-        )  # a topic's groups are of its kind
+        # a topic's groups are of its kind
+        kinds = ["topic"] if topic else ["queue", "group"] if queue else _ALL
         rows = await self._database.browse(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1
         )

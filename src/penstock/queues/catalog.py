@@ -10,19 +10,20 @@ does not fit is looked up in the database, in batches.
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.database import Database
+from penstock.database import Database, struct_of
 from penstock.errors import InvalidRequest
 from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
 MOST_REMEMBERED = 100_000  # of each kind; beyond it we start over
-COUNTED_PER_SECOND = (
-    20_000  # a count of more than this many partitions is kept for a second per so many
-)
+# a count of more than this many partitions is kept for a second per so many
+COUNTED_PER_SECOND = 20_000
 LONGEST_NAME = 512
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Catalog:
@@ -30,15 +31,13 @@ class Catalog:
         self._database = database
         self.installation = -1
         self.partitions: dict[tuple[str, str], int] = {}
-        self.groups: dict[
-            tuple[str, str, int], int
-        ] = {}  # (queue, group, partition or 0) -> group id
+        # (queue, group, partition or 0) -> group id
+        self.groups: dict[tuple[str, str, int], int] = {}
         self._queues: dict[str, QueueInfo] = {}
         self._generation = 0
         self._prefixes: dict[int, str] = {}
-        self._counts: dict[
-            int, tuple[float, int]
-        ] = {}  # queue -> (until when to believe it, its partitions)
+        # queue -> (until when to believe it, its partitions)
+        self._counts: dict[int, tuple[float, int]] = {}
 
     def forget(self) -> None:
         """Drop every copy: something changed somewhere."""
@@ -48,9 +47,7 @@ class Catalog:
         self._queues.clear()
 
     def shares(self, queue: str) -> bool:
-        """Whether the consumers of a queue share its partitions (`ordering: none`), as far as we
-        remember.
-        """
+        """Whether consumers share its partitions (`ordering: none`), as far as we remember."""
         info = self._queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
@@ -87,14 +84,11 @@ class Catalog:
         return lambda seq: self.message_uuid(partition, seq) if seq >> 48 else f"{prefix}{seq:012x}"
 
     def _prefix(self, partition: int) -> str:
-        """What the ids of a partition and its messages have in common: all but the last twelve
-        digits.
-        """
+        """All but the last twelve digits of the ids of a partition and its messages."""
         prefix = self._prefixes.get(partition)
         if prefix is None:
-            if len(self._prefixes) > MOST_REMEMBERED:
-                self._prefixes.clear()
-            prefix = self._prefixes[partition] = text_of(base_of(self.installation, partition))[:24]
+            prefix = text_of(base_of(self.installation, partition))[:24]
+            remember(self._prefixes, partition, prefix)
         return prefix
 
     def partition_id(self, text: str) -> int | None:
@@ -153,20 +147,11 @@ class Catalog:
             )
             if rows:
                 number = rows[0]["id"]
-                if len(self.partitions) >= MOST_REMEMBERED:
-                    self.partitions.clear()
-                self.partitions[queue, name] = number
+                remember(self.partitions, (queue, name), number)
         return number
 
-    def remember_group(self, queue: str, group: str, partition: int | None, number: int) -> None:
-        if len(self.groups) >= MOST_REMEMBERED:
-            self.groups.clear()
-        self.groups[queue, group, partition or 0] = number
-
     async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
-        """How many partitions each queue has. Counting many takes time, so such a count may be some
-        seconds old.
-        """
+        """How many partitions each queue has; a large count may be some seconds old."""
         now = time.monotonic()
         wanted = set(queues)
         counts = {
@@ -185,6 +170,13 @@ class Catalog:
             if row["n"] > COUNTED_PER_SECOND:
                 self._counts[row["id"]] = (now + row["n"] / COUNTED_PER_SECOND, row["n"])
         return counts
+
+
+def remember(copies: dict[K, V], key: K, value: V) -> None:
+    """Add to copies of limited number; when they are too many, start over."""
+    if len(copies) >= MOST_REMEMBERED:
+        copies.clear()
+    copies[key] = value
 
 
 def check_name(kind: str, name: str) -> None:
@@ -214,12 +206,4 @@ def check_text(kind: str, text: str) -> None:
 
 
 def info_of(row: Any) -> QueueInfo:
-    return QueueInfo(
-        id=row["id"],
-        uuid=str(row["uuid"]),
-        name=row["name"],
-        namespace=row["namespace"],
-        task=row["task"],
-        created_at=row["created_at"],
-        options=options_of(row),
-    )
+    return struct_of(QueueInfo, row, uuid=str(row["uuid"]), options=options_of(row))

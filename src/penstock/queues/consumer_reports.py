@@ -43,9 +43,8 @@ class ConsumerReports:
     """The reports that came to this process."""
 
     def __init__(self) -> None:
-        self._reports: dict[
-            str, ConsumerReport
-        ] = {}  # by id, the one that reported last at the end
+        # by id, the one that reported last at the end
+        self._reports: dict[str, ConsumerReport] = {}
 
     def add(self, reports: Iterable[ConsumerReport]) -> None:
         now = datetime.now(UTC)

@@ -32,12 +32,10 @@ class Consumers:
         self.member = ""  # this process in the table, when it is there
         self._seen: dict[tuple[str, str], dict[Consumer, float]] = {}  # by queue and group
 
-    def seen(self, queue: str, group: str, consumer: Consumer) -> None:
-        """A consumer asks for messages."""
-        consumers = self._seen.get((queue, group))
-        if consumers is None:
-            consumers = self._seen[queue, group] = {}
-        consumers[consumer] = time.monotonic()
+    def seen(self, queue: str | None, group: str, consumer: Consumer | None) -> None:
+        """A consumer, if it is one, asks for messages."""
+        if queue is not None and consumer is not None:
+            self._seen.setdefault((queue, group), {})[consumer] = time.monotonic()
 
     def counts(self) -> dict[tuple[str, str], int]:
         """How many there are in this process, by queue and group. Forgets those that are gone."""

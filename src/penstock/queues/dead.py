@@ -7,19 +7,17 @@ groups see.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import Conflict
-from penstock.queues.catalog import Catalog
-from penstock.queues.crypto import Keys, opened_headers
+from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
-from penstock.queues.signals import Signals
 
 LISTING = query("dead_letters")
 ERRORS = query("dead_letter_errors")
@@ -27,7 +25,7 @@ COUNT = query("dead_letter_count")
 PURGE = query("dead_letter_purge")
 NEXT = query("dead_letter_step")
 REQUEUED = query("dead_letter_requeued")
-STEP = 500  # letters
+LETTERS_PER_STEP = 500
 COUNTED = 100_000  # letters that are counted exactly (dead_letter_count.sql)
 MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
 
@@ -45,7 +43,7 @@ class Which:
     error: str | None = None  # a part of it, in upper or lower case
 
     def args(self) -> tuple[Any, ...]:
-        return self.queue, self.group, self.partition, self.since, self.until, self.id
+        return astuple(self)
 
 
 class DeadLetter(msgspec.Struct):
@@ -82,8 +80,9 @@ class DeadLetterErrors(msgspec.Struct):
 
 
 class DeadLetters:
-    def __init__(self, database: Database, catalog: Catalog, keys: Keys, signals: Signals) -> None:
-        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
 
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
@@ -92,35 +91,20 @@ class DeadLetters:
         than this letter, for the next page."""
         await self._catalog.load_installation()
         rows = await self._database.browse(
-            LISTING,
-            *which.args(),
-            limit,
-            offset,
-            MOST_BYTES,
-            before,
-            which.error,
+            LISTING, *which.args(), limit, offset, MOST_BYTES, before
         )
         return DeadLetterPage([self._entry(row) for row in rows], await self.count(which))
 
     async def count(self, which: Which) -> int:
         """How many match, exact up to `COUNTED`."""
-        rows = await self._database.browse(COUNT, *which.args(), which.error)
+        rows = await self._database.browse(COUNT, *which.args())
         return int(rows[0][0])
 
     async def errors(self, which: Which, most: int = 10) -> DeadLetterErrors:
-        """What the newest letters died of, the most frequent first, and in how many partitions; of
-        1000 letters.
-        """
-        rows = await self._database.browse(
-            ERRORS,
-            *which.args(),
-            most,
-            which.error,
-        )
-        return DeadLetterErrors(
-            rows[0]["partitions"] if rows else 0,
-            [ErrorCount(row["error"], row["n"], row["last"]) for row in rows],
-        )
+        """What the newest 1000 letters died of, the most frequent first."""
+        rows = await self._database.browse(ERRORS, *which.args(), most)
+        partitions = rows[0]["partitions"] if rows else 0
+        return DeadLetterErrors(partitions, [struct_of(ErrorCount, row) for row in rows])
 
     async def requeue(self, which: Which) -> int:
         """Put dead letters back, as many as match; answers how many. One that cannot be put back
@@ -138,9 +122,9 @@ class DeadLetters:
                     "or its group was deleted"
                 )
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
-                self._signals.available(queue, STEP, group)
+                self._signals.available(queue, LETTERS_PER_STEP, group)
             yield len(back)
-            if looked < STEP:
+            if looked < LETTERS_PER_STEP:
                 return
 
     async def purge(self, which: Which) -> int:
@@ -150,44 +134,32 @@ class DeadLetters:
     async def purge_steps(self, which: Which) -> AsyncIterator[int]:
         """As `purge`; says after each step how many it deleted."""
         while True:
-            rows = await self._database.fetch(PURGE, *which.args(), STEP, which.error)
-            yield rows[0][0]
-            if rows[0][0] < STEP:
+            ((removed,),) = await self._database.fetch(PURGE, *which.args(), LETTERS_PER_STEP)
+            yield removed
+            if removed < LETTERS_PER_STEP:
                 return
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
-        """Put back the next ones behind the letter `after`: how many were looked at, those put
-        back, the last of them.
-        """
-        rows = await connection.fetch(
-            NEXT,
-            *which.args(),
-            after,
-            STEP,
-            which.error,
-        )
-        numbers = sorted({row["partition_id"] for row in rows})
+        """Put back letters behind `after`: how many it looked at, those put back, the last."""
+        rows = await connection.fetch(NEXT, *which.args(), after, LETTERS_PER_STEP)
         await connection.execute(
-            "SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE", numbers
+            "SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE",
+            [row["partition_id"] for row in rows],
         )
-        present = {
-            row["id"]
-            for row in await connection.fetch(
-                "SELECT id FROM dead_letters WHERE id = ANY ($1) FOR UPDATE",
-                [row["id"] for row in rows],
-            )
-        }
+        locked = await connection.fetch(
+            "SELECT id FROM dead_letters WHERE id = ANY ($1) FOR UPDATE",
+            [row["id"] for row in rows],
+        )
+        present = {row["id"] for row in locked}
         wanted: dict[tuple[int, int], list[Any]] = {}
         for row in rows:
             if row["id"] in present and row["group_name"] is not None:
                 wanted.setdefault((row["partition_id"], row["group_id"]), []).append(row)
         back: list[Any] = []
         for (partition, group), letters in sorted(wanted.items()):
+            numbers = [letter["seq"] for letter in letters]
             seqs = await connection.fetchval(
-                "SELECT queue_unsettle($1, $2, $3)",
-                partition,
-                group,
-                [letter["seq"] for letter in letters],
+                "SELECT queue_unsettle($1, $2, $3)", partition, group, numbers
             )
             back += [
                 letter
@@ -203,11 +175,8 @@ class DeadLetters:
         """Store a letter's copy at the end of its partition, unless the message is there and the
         group will get it anyway. False: it does not fit, or its queue is encrypted now and the
         letter is not."""
-        if await connection.fetchval(
-            "SELECT true FROM messages WHERE partition_id = $1 AND seq = $2",
-            partition,
-            letter["seq"],
-        ):
+        sql = "SELECT true FROM messages WHERE partition_id = $1 AND seq = $2"
+        if await connection.fetchval(sql, partition, letter["seq"]):
             return True
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL queue_push(
@@ -219,27 +188,15 @@ class DeadLetters:
             letter["id"],
         )
         number = row["heads"][0] if row["heads"] is not None else row["answers"][0]
-        return bool(
-            number
-        )  # queued, or there is one with this transaction id already; not 0 (full) or NULL
+        # queued, or there is one with this transaction id already; not 0 (full) or NULL
+        return bool(number)
 
     def _entry(self, row: Any) -> DeadLetter:
-        payload: bytes = row["payload"]
-        if row["key_id"] is not None and not row["omitted"]:
-            payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-        return DeadLetter(
-            number=row["id"],
+        return struct_of(
+            DeadLetter,
+            row,
             message_id=self._catalog.message_uuid(row["partition_id"], row["seq"]),
-            transaction_id=row["transaction_id"],
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
-            queue=row["queue"],
-            partition=row["partition"],
-            group=row["group_name"],
-            error=row["error"],
-            attempts=row["attempts"],
-            payload=None if row["omitted"] else payload,
-            producer=row["producer"],
-            created_at=row["created_at"],
-            failed_at=row["failed_at"],
-            headers=opened_headers(self._keys, row),
+            payload=self._keys.payload_of(row),
+            headers=self._keys.headers_of(row),
         )

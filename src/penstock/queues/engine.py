@@ -22,13 +22,13 @@ from penstock.queues.admin import Admin
 from penstock.queues.analytics import Analytics
 from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers
+from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Keys
 from penstock.queues.dead import DeadLetters
 from penstock.queues.exchange import Exchanger
 from penstock.queues.failures import Failures
 from penstock.queues.figures import Figures
 from penstock.queues.groups import Groups
-from penstock.queues.handover import HandOver
 from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
@@ -77,36 +77,22 @@ class Queues:
             "queue",
             "status",
         )
-        self.later = Later(database, self.catalog, self.signals, pushed)
-        self._pusher = Pusher(
-            database,
-            self.catalog,
-            self.keys,
-            self.signals,
-            self.later,
-            pushed,
-            settings.merge_max,
-        )
-        self._failures = Failures(database, self.catalog)
-        self._acknowledger = Acknowledger(
-            database, self.catalog, self.signals, self._failures, acked
-        )
-        self._exchanger = Exchanger(
-            database, self.catalog, self.signals, self._acknowledger, settings
-        )
-        self._popper = Popper(
-            database, self.catalog, self.keys, self.signals, self._exchanger, settings, popped
-        )
-        self._pusher.claim = HandOver(database, self.signals, self._exchanger).claim
-        self._transactions = Transactions(database, self.catalog, self._pusher, self._acknowledger)
-        self.scheduled = Scheduled(database, self.catalog, self.keys)
-        self.admin = Admin(database, self.catalog, self.signals, self.keys, self.scheduled)
-        self.schedules = Schedules(database, self.catalog, self._pusher, self.keys, self.signals)
-        self.groups = Groups(database, self.catalog, self.signals, self.figures, self.consumers)
-        self.dead = DeadLetters(database, self.catalog, self.keys, self.signals)
-        self.messages = Messages(database, self.catalog, self.keys, self.signals)
-        self.traces = Traces(database, self.catalog, self.keys)
-        self.status = Status(database, self.catalog, self.figures)
+        context = QueueContext(database, settings, self.catalog, self.keys, self.signals)
+        self.later = Later(context, pushed)
+        self._failures = Failures(context)
+        self._acknowledger = Acknowledger(context, self._failures, acked)
+        self._exchanger = Exchanger(context, self._acknowledger)
+        self._pusher = Pusher(context, self._exchanger, self.later, pushed)
+        self._popper = Popper(context, self._exchanger, popped)
+        self._transactions = Transactions(context, self._pusher, self._acknowledger)
+        self.scheduled = Scheduled(context)
+        self.admin = Admin(context, self.scheduled)
+        self.schedules = Schedules(context, self._pusher)
+        self.groups = Groups(context, self.figures, self.consumers)
+        self.dead = DeadLetters(context)
+        self.messages = Messages(context)
+        self.traces = Traces(context)
+        self.status = Status(context, self.figures)
         self.analytics = Analytics(database)
         self.sinks = Sinks(database)
         self.upkeep = Upkeep(database, settings, metrics)
@@ -142,21 +128,16 @@ class Queues:
         await self.signals.stop()
 
     def answer_waiting(self) -> None:
-        """Have waiting pops answered now, and let none wait any more: the listeners are about to
-        close.
-        """
+        """Have waiting pops answered and let none wait any more: listeners are about to close."""
         self._popper.answer_waiting()
 
     def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
-        """Store messages; done when they are durable. Safe to repeat when transaction ids are
-        given.
-        """
-        return self._pusher.push(items) if items else completed(items, [])
+        """Store messages; done when durable. Safe to repeat when transaction ids are given."""
+        pusher = self._pusher
+        return pusher.merger.submit(pusher.named(items)) if items else completed(items, [])
 
     async def sealable(self, items: list[Item]) -> None:
-        """Raise `MissingKey` when one of their queues asks for encryption and there is no key for
-        it.
-        """
+        """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
         if self.keys.current is None:
             for queue in {item.queue for item in items}:
                 await self.catalog.queue(queue)
@@ -190,9 +171,9 @@ class Queues:
         the caller returns whatever was taken for it; what it acknowledged stays so.
         """
         await self.catalog.load_installation()
-        self._seen(request, request.queue)
+        self.consumers.seen(request.queue, request.group, request.consumer)
         popped = await self._popper.pop(request, acks)
-        self._seen(request, popped.queue)
+        self.consumers.seen(popped.queue, request.group, request.consumer)
         return popped
 
     def begin_pop(
@@ -203,21 +184,15 @@ class Queues:
         """
         if self.catalog.installation < 0:
             return None
-        self._seen(request, request.queue)
+        self.consumers.seen(request.queue, request.group, request.consumer)
         return self._popper.begin(request, acks, patience)
-
-    def _seen(self, request: PopRequest, queue: str | None) -> None:
-        if request.consumer is not None and queue is not None:
-            self.consumers.seen(queue, request.group, request.consumer)
 
     def ack(self, acks: list[Ack]) -> Pending[Any, list[Acked]]:
         """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""
         return self._exchanger.ack(acks) if acks else completed(acks, [])
 
     async def release(self, queue: str, group: str, holder: int) -> int:
-        """End the leases that pops took as `holder` (`PopRequest.holder`), no attempt counted; how
-        many there were.
-        """
+        """End the leases of pops with this `PopRequest.holder`, uncounted; how many there were."""
         return await self._exchanger.release(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:

@@ -15,7 +15,7 @@ those leases are ended, and the same is done for whoever went away while a call 
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -23,17 +23,13 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.config.schema import Queues as Settings
-from penstock.database import Database
 from penstock.errors import Busy, PenstockError, Unavailable
-from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
 from penstock.queues.ack import STATUSES, Acknowledger, Prepared, check
-from penstock.queues.catalog import Catalog
-from penstock.queues.merge import Merger, Pending
-from penstock.queues.push import SLICE
-from penstock.queues.signals import Signals
+from penstock.queues.catalog import Catalog, remember
+from penstock.queues.context import QueueContext
+from penstock.queues.merge import SLICE, Merger, Pending
 from penstock.queues.types import Ack, Acked
 
 SQL = "SELECT * FROM queue_exchange(" + ", ".join(f"${n}" for n in range(1, 26)) + ")"
@@ -45,7 +41,6 @@ ACKED = 17, 18, 19, 2, 20, 21, 22  # as `Prepared.fill` takes them
 REQUEST, PARTITION, NAME, SEQS, TRANSACTIONS, TIMES, NOTE, WAIT, DUE, VERSION = (
     0, 1, 2, 3, 4, 6, 11, 12, 13, 14,
 )  # fmt: skip
-NOTHING = Prepared([])  # to look up
 MAX_HELD = 50_000  # messages of leases that are remembered
 TAKE_WEIGHT = 4  # of an acknowledgement's
 MAX_TAKES = 256  # in a call
@@ -77,18 +72,22 @@ class Take:
     target: Target
     batch: int
     partitions: int
-    lease: UUID
-    holder: int | None = None
-    lease_id: str = ""  # the lease as text, once it is needed
+    holder: int | None
+    lease: UUID = field(init=False)
+    _lease_text: str = field(init=False)  # once it is needed
+
+    def __post_init__(self) -> None:
+        self.renew()
 
     def renew(self) -> None:
-        """Use another lease from now on."""
-        self.lease, self.lease_id = new_lease(self.holder), ""
+        """Get a lease, another one each time."""
+        self.lease = uuid7() if self.holder is None else lease_of(self.holder)
+        self._lease_text = ""
 
     def lease_text(self) -> str:
-        if not self.lease_id:
-            self.lease_id = str(self.lease)
-        return self.lease_id
+        if not self._lease_text:
+            self._lease_text = str(self.lease)
+        return self._lease_text
 
 
 @dataclass(slots=True)
@@ -129,15 +128,14 @@ class Held(msgspec.Struct, gc=False):
 class HeldLeases:
     """The leases that are remembered, the oldest first; of limited size."""
 
-    def __init__(self, most: int = MAX_HELD) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._held: dict[str, Held] = {}
         self._messages = 0
 
     def add(self, lease: str, held: Held) -> None:
         self._messages += len(held.transactions)
         self._held[lease] = held
-        while self._messages > self._most:
+        while self._messages > MAX_HELD:
             self.forget(next(iter(self._held)))
 
     def forget(self, lease: str) -> Held | None:
@@ -170,15 +168,16 @@ class HeldLeases:
 class Completions:
     """The acknowledgements of a call: whole leases that are remembered, and the others."""
 
-    __slots__ = ("_held", "_others", "acks", "answers")
+    __slots__ = ("_held", "_others", "acks", "answers", "prepared")
 
     def __init__(self, acks: list[Ack]) -> None:
         self.acks = acks
         self.answers: list[Any] = [None] * len(acks)
         self._held: list[tuple[int, int, int, Held]] = []  # partition, group, place
-        self._others: list[int] = []
+        self._others: list[int] = []  # places of those that are looked up
+        self.prepared: Prepared | None = None  # the same
 
-    async def split(self, leases: HeldLeases) -> None:
+    async def split(self, leases: HeldLeases, catalog: Catalog) -> None:
         acks, place, rested = self.acks, 0, 0
         while place < len(acks):
             if place - rested >= SLICE:
@@ -191,7 +190,9 @@ class Completions:
             else:
                 self._held.append((held.partition, held.group_id, place, held))
                 place += len(held.transactions)
-        self._held.sort(key=_cursor)
+        self._held.sort(key=lambda held: held[:2])
+        if self._others:
+            self.prepared = await Prepared.of([acks[place] for place in self._others], catalog)
 
     def leases(self) -> tuple[Any, ...]:
         """The first arguments of the call."""
@@ -213,63 +214,55 @@ class Completions:
             times,
         )
 
-    def others(self) -> list[Ack]:
-        """Those that are to be looked up."""
-        return [self.acks[place] for place in self._others]
+    async def fill(self, rows: list[Any]) -> int:
+        """Take over the rows about acknowledgements, the first ones; how many these are. Those of
+        leases that were not completed have no answer.
+        """
+        used = 0
+        if self._held:
+            used = 1
+            for number, more in zip(rows[0][DONE] or (), rows[0][MORE] or (), strict=True):
+                _, _, first, held = self._held[number - 1]
+                queue, name = held.queue, held.partition_name
+                for place, transaction in enumerate(held.transactions, first):
+                    self.answers[place] = Acked(
+                        transaction, True, None, queue, name, True, more=more
+                    )
+        if self.prepared is not None:
+            while used < len(rows) and rows[used][ITEMS] is not None:
+                await self.prepared.fill([rows[used][column] for column in ACKED])
+                used += 1
+            for place, answer in zip(self._others, self.prepared.answers, strict=True):
+                self.answers[place] = answer
+        return used
 
-    def fill(self, done: Sequence[int] | None, more: Sequence[bool] | None) -> None:
-        """Take over which leases were completed; the rest has to be looked up."""
-        for number, left_over in zip(done or (), more or (), strict=True):
-            _, _, first, held = self._held[number - 1]
-            for place, transaction in enumerate(held.transactions, first):
-                self.answers[place] = Acked(
-                    transaction,
-                    True,
-                    None,
-                    held.queue,
-                    held.partition_name,
-                    True,
-                    more=left_over,
-                )
 
-    def fill_others(self, answers: Sequence[Acked]) -> None:
-        for place, answer in zip(self._others, answers, strict=True):
-            self.answers[place] = answer
+@dataclass(slots=True)
+class Scan:
+    """How a group's cursors are looked through."""
 
-    def missing(self) -> list[int]:
-        """Places of those of leases that were not completed."""
-        return [place for place, answer in enumerate(self.answers) if answer is None]
+    floor: datetime | None = None  # those that were due before were looked at already
+    full_at: float = 0.0  # when all of them are looked at next
+    unusual_until: float = 0.0  # one met something unusual: no call for one before
 
 
 class Exchanger:
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        signals: Signals,
-        acknowledger: Acknowledger,
-        settings: Settings,
-    ) -> None:
-        self._database, self._catalog, self._signals = database, catalog, signals
+    def __init__(self, context: QueueContext, acknowledger: Acknowledger) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._signals, self._settings = context.signals, context.settings
         self._acknowledger = acknowledger
-        self._settings = settings
+        self.acked = acknowledger.acked
         self.held = HeldLeases()
         self.merger: Merger[Exchange, Any] = Merger(
             self._run,
             size=_weight,
-            limit=max(settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
+            limit=max(self._settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
             slots=2,
             orphan=self.orphaned,
         )
-        self._auto_acks: Merger[UUID, None] = Merger(self._complete, size=_one, limit=1000, slots=2)
-        self.floors: dict[int, datetime] = {}  # group -> cursors due before were looked at already
-        self._full_look: dict[int, float] = {}  # group -> when all of them are looked at next
-        self._unusual: dict[int, float] = {}  # group -> until when
+        self._auto_acks: Merger[UUID, None] = Merger(self._complete, limit=1000, slots=2)
+        self.scans: dict[int, Scan] = {}  # by group; hints, of limited number
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def acked(self) -> Counter:
-        return self._acknowledger.acked
 
     async def stop(self) -> None:
         await self.merger.drain()
@@ -284,9 +277,6 @@ class Exchanger:
         for ack in acks:
             check(ack)
         return self.merger.submit(Exchange(acks)).then(_acked)
-
-    def submit(self, exchange: Exchange) -> Pending[Exchange, Any]:
-        return self.merger.submit(exchange)
 
     async def take(self, exchange: Exchange) -> Exchanged:
         pending = self.merger.submit(exchange)
@@ -319,23 +309,18 @@ class Exchanger:
                 await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes.sort(key=self._order)
         now = time.monotonic()
-        since = [self.since(take.target.group_id, now) for take in takes]
+        since = [self.since(take, now) for take in takes]
         completions = Completions([ack for one in requests for ack in one.acks])
-        await completions.split(self.held)
-        others = completions.others()
-        prepared = await Prepared.of(others, self._catalog) if others else NOTHING
-        arguments = completions.leases()
+        await completions.split(self.held, self._catalog)
+        prepared, leases = completions.prepared, completions.leases()
         sent = self._database.healthy
         try:
-            if len(requests) == 1 and not others and self._is_usual(takes, arguments, now):
-                rows = await self._call_for_one(takes, since, arguments, now)
+            if len(requests) == 1 and prepared is None and self._is_usual(takes, leases, now):
+                rows = await self._call_for_one(takes, since, leases, now)
             else:
-                rows = await self._database.fetch(
-                    SQL,
-                    *arguments,
-                    *(prepared.arguments or NO_ACKS),
-                    *(self.arguments(takes, since) if takes else NO_TAKES),
-                )
+                others = (prepared and prepared.arguments) or NO_ACKS
+                wanted = self.arguments(takes, since) if takes else NO_TAKES
+                rows = await self._database.fetch(SQL, *leases, *others, *wanted)
         except Busy:
             raise  # rolled back
         except Unavailable:
@@ -345,18 +330,9 @@ class Exchanger:
         if (cost := FULL_LOOK_SHARE * (time.monotonic() - now)) > FULL_LOOK_SECONDS:
             for take, start in zip(takes, since, strict=True):
                 if start is None:
-                    self._full_look[take.target.group_id] = now + min(cost, MAX_FULL_LOOK_SECONDS)
-        begin = 0
-        if arguments is not NO_LEASES:
-            completions.fill(rows[0][DONE], rows[0][MORE])
-            begin = 1
-        while others and begin < len(rows) and rows[begin][ITEMS] is not None:
-            row = rows[begin]
-            await prepared.fill([row[column] for column in ACKED])
-            begin += 1
-        if others:
-            completions.fill_others(prepared.answers)
-        late = completions.missing()
+                    self._scan(take).full_at = now + min(cost, MAX_FULL_LOOK_SECONDS)
+        begin = await completions.fill(rows) if completions.acks else 0
+        late = [place for place, answer in enumerate(completions.answers) if answer is None]
         if late:
             acks = [completions.acks[place] for place in late]
             answers = await self._acknowledger.acknowledge(self._database.fetch, acks)
@@ -378,14 +354,10 @@ class Exchanger:
         return results
 
     def _is_usual(self, takes: list[Take], leases: tuple[Any, ...], now: float) -> bool:
-        """Whether `queue_exchange_one` will probably do for a request without acknowledgements that
-        have to be looked up.
-        """
+        """Whether `queue_exchange_one` will probably do for these leases and takes."""
         if leases is not NO_LEASES and len(leases[0]) > 1:
             return False
-        return not takes or (
-            self._is_plain(takes[0]) and now >= self._unusual.get(takes[0].target.group_id, 0)
-        )
+        return not takes or (self._is_plain(takes[0]) and now >= self._scan(takes[0]).unusual_until)
 
     async def _call_for_one(
         self,
@@ -410,7 +382,7 @@ class Exchanger:
             return rows
         if row[NOTE] is not None:
             return [*rows, row]
-        self._unusual[takes[0].target.group_id] = now + UNUSUAL_SECONDS
+        self._scan(takes[0]).unusual_until = now + UNUSUAL_SECONDS
         general = self.arguments(takes, since)
         return rows + await self._database.fetch(SQL, *NO_LEASES, *NO_ACKS, *general)
 
@@ -456,7 +428,8 @@ class Exchanger:
             shares[id(take)] = Exchanged(take, (), taken, note, row[WAIT])
             begin = end
             if take.target.partition is None and (due := row[DUE]) is not None:
-                self._saw(take.target.group_id, due, since[position])
+                floor, start = due - SLACK, since[position]
+                self._scan(take).floor = floor if start is None else max(floor, start)
             if row[VERSION] is not None and len(row[SEQS]) <= SLICE:
                 self._hold(take, row)
         return shares
@@ -492,18 +465,22 @@ class Exchanger:
     def _order(self, take: Take) -> tuple[bool, int]:
         return not self._is_plain(take), take.target.group_id
 
-    def since(self, group_id: int, now: float) -> datetime | None:
-        """Cursors that were due long ago and are not any more leave dead index entries; do not wade
-        through them.
-        """
-        if now >= self._full_look.get(group_id, 0):
-            self._full_look[group_id] = now + FULL_LOOK_SECONDS
-            return None
-        return self.floors.get(group_id)
+    def _scan(self, take: Take) -> Scan:
+        scan = self.scans.get(take.target.group_id)
+        if scan is None:
+            scan = Scan()
+            remember(self.scans, take.target.group_id, scan)
+        return scan
 
-    def _saw(self, group_id: int, due: datetime, since: datetime | None) -> None:
-        floor = due - SLACK
-        self.floors[group_id] = floor if since is None else max(floor, since)
+    def since(self, take: Take, now: float) -> datetime | None:
+        """Cursors that were due long ago and are not any more leave dead index entries: from when
+        on to look, so as not to wade through them. None: through all of them, from time to time.
+        """
+        scan = self._scan(take)
+        if now < scan.full_at:
+            return scan.floor
+        scan.full_at = now + FULL_LOOK_SECONDS
+        return None
 
     def orphaned(self, exchanged: Exchanged) -> None:
         """Nobody is there to receive this: give it back."""
@@ -536,9 +513,7 @@ class Exchanger:
                 return
 
     async def release(self, queue: str, group: str, holder: int) -> int:
-        """End the leases of a holder that has none in use (its process died): what it held is free
-        again at once.
-        """
+        """End the leases of a holder whose process died: what it held is free again at once."""
         rows = await self._database.fetch(
             """SELECT queue_release((SELECT coalesce(array_agg(DISTINCT l.lease_id), '{}')
                                        FROM leases l WHERE l.lease_id BETWEEN $1 AND $2), false)""",
@@ -554,21 +529,9 @@ class Exchanger:
         self._signals.available(take.target.queue, 1, take.target.group)
 
 
-def new_lease(holder: int | None) -> UUID:
-    return uuid7() if holder is None else lease_of(holder)
-
-
-def _one(_: object) -> int:
-    return 1
-
-
 def _acked(exchanged: Exchanged) -> list[Acked]:
     return list(exchanged.acked)
 
 
 def _weight(exchange: Exchange) -> int:
     return len(exchange.acks) + (0 if exchange.take is None else TAKE_WEIGHT)
-
-
-def _cursor(held: tuple[int, int, int, Held]) -> tuple[int, int]:
-    return held[0], held[1]

@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 
 import asyncpg
 
-from penstock.database import Database
 from penstock.errors import PenstockError
-from penstock.queues.catalog import Catalog
+from penstock.queues.context import QueueContext
 from penstock.queues.types import Ack
 
 log = logging.getLogger("penstock.queues")
@@ -47,9 +46,8 @@ Note = tuple[datetime, int, str, str, str, str]
 
 
 class Failures:
-    def __init__(self, database: Database, catalog: Catalog) -> None:
-        self._database = database
-        self._catalog = catalog
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog = context.database, context.catalog
         self._waiting: deque[Note] = deque()
         self._writing: asyncio.Task[None] | None = None  # while there are some to write
 

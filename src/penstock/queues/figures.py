@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import Database, struct_of
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.schema import query
 
@@ -55,9 +55,7 @@ class QueueFigures(msgspec.Struct):
 
     @property
     def leading(self) -> GroupFigures | None:
-        """The group that speaks for the queue where one number is asked for: queue mode, or the
-        one with the largest lag.
-        """
+        """The group that speaks for the queue: queue mode, or the one with the largest lag."""
         return max(
             self.groups, key=lambda group: (group.name == QUEUE_MODE, group.waiting), default=None
         )
@@ -100,16 +98,8 @@ class Figures:
         for row in await self._database.browse(FIGURES, ids):
             queue = queues.get(row["id"])
             if queue is None:
-                queue = queues[row["id"]] = QueueFigures(
-                    row["id"],
-                    row["name"],
-                    row["namespace"],
-                    row["task"],
-                    row["pushed"],
-                    row["stored"],
-                    row["queue_letters"],
-                    row["scheduled"],
-                    [],
+                queue = queues[row["id"]] = struct_of(
+                    QueueFigures, row, dead_letters=row["queue_letters"], groups=[]
                 )
             if row["group_id"] is not None:
                 queue.groups.append(_group(row))
@@ -136,14 +126,12 @@ class Figures:
 def _group(row: Any) -> GroupFigures:
     waiting = row["stored"] - row["consumed"]
     accounted = row["completed"] + row["letters"] + row["dropped"] + waiting
-    return GroupFigures(
-        row["group_id"],
-        row["group_name"],
-        waiting,
-        row["leased"],
-        row["completed"],
-        row["failed"],
-        row["letters"],
-        row["dropped"],
-        row["pushed"] - accounted,
+    return struct_of(
+        GroupFigures,
+        row,
+        id=row["group_id"],
+        name=row["group_name"],
+        waiting=waiting,
+        dead_letters=row["letters"],
+        skipped=row["pushed"] - accounted,
     )

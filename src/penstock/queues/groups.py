@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import Database, struct_of
 from penstock.errors import NotFound
-from penstock.queues.catalog import Catalog, check_text
+from penstock.queues.catalog import check_text
 from penstock.queues.consumers import Consumers
+from penstock.queues.context import QueueContext
 from penstock.queues.figures import Backlog, Figures, GroupFigures
 from penstock.queues.schema import query
-from penstock.queues.signals import Signals
 
-STEP = 1000  # partitions per call
+PARTITIONS_PER_STEP = 1000
 MAX_LAGGING_PARTITIONS = 10_000  # looked at for a time lag
 LATE_SECONDS = 300.0  # messages that wait longer make a group late
 
@@ -87,15 +87,9 @@ class SeekPreview(msgspec.Struct):
 
 
 class Groups:
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        signals: Signals,
-        figures: Figures,
-        consumers: Consumers,
-    ) -> None:
-        self._database, self._catalog, self._signals = database, catalog, signals
+    def __init__(self, context: QueueContext, figures: Figures, consumers: Consumers) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._signals = context.signals
         self._figures, self._consumers = figures, consumers
 
     async def listing(
@@ -143,20 +137,9 @@ class Groups:
         return [self._partition(row) for row in rows]
 
     def _partition(self, row: Any) -> PartitionLag:
-        lag = row["head"] - max(row["position"], row["below"]) - row["beyond"]
-        seconds = (row["now"] - row["oldest"]).total_seconds() if row["oldest"] else 0.0
-        return PartitionLag(
-            group=row["group"],
-            queue=row["queue"],
-            partition=row["name"],
-            partition_id=self._catalog.partition_uuid(row["id"]),
-            lease_id=str(row["lease_id"]) if row["leased"] else None,
-            lag=max(0, lag),
-            lag_seconds=max(0.0, seconds),
-            oldest=row["oldest"],
-            consumed=row["consumed"],
-            consumed_at=row["consumed_at"],
-        )
+        partition = self._catalog.partition_uuid(row["partition_id"])
+        lease = row["lease_id"] and str(row["lease_id"])
+        return struct_of(PartitionLag, row, partition_id=partition, lease_id=lease)
 
     async def delete(
         self, group: str, queue: str | None = None, *, metadata: bool = True
@@ -174,12 +157,8 @@ class Groups:
         self._signals.changed()
         deleted, ids = 0, rows[0][0]
         for number in ids:
-            more = True
-            while more:
-                row = (
-                    await self._database.fetch("SELECT * FROM queue_forget($1, $2)", number, STEP)
-                )[0]
-                deleted, more = deleted + row["removed"], row["more"]
+            async for removed in forgotten(self._database, number):
+                deleted += removed
         return GroupDeleted(deleted, bool(ids))
 
     async def subscription(self, group: str, moment: datetime) -> int:
@@ -197,9 +176,7 @@ class Groups:
         moment: datetime | None = None,
         to: str = "end",
     ) -> Seek:
-        """Move a group to after `moment`, or `to` the "end" or the "beginning". Its leases there
-        are dropped.
-        """
+        """Move a group to after `moment` or `to` an end. Its leases there are dropped."""
         group_id, queue_id = await self._find(group, queue)
         target = ("time" if moment is not None else to, moment)
         moved, last = 0, None
@@ -218,17 +195,12 @@ class Groups:
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> SeekPreview:
-        """What `seek` would do: how many finished messages come again, how many open ones are
-        skipped.
-        """
+        """What `seek` would do."""
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):
-            row = (
-                await self._database.browse(
-                    PREVIEW, group_id, numbers, "time" if moment is not None else to, moment
-                )
-            )[0]
+            target = "time" if moment is not None else to
+            (row,) = await self._database.browse(PREVIEW, group_id, numbers, target, moment)
             partitions += row["partitions"]
             again += int(row["again"])
             skipped += int(row["skipped"])
@@ -252,9 +224,7 @@ class Groups:
         while step := await self._database.read(
             """SELECT id FROM partitions WHERE queue_id = $1 AND id > $2
                 ORDER BY queue_id, id LIMIT $3""",
-            queue_id,
-            after,
-            STEP,
+            *(queue_id, after, PARTITIONS_PER_STEP),
         ):
             numbers = [row["id"] for row in step]
             yield numbers
@@ -263,11 +233,9 @@ class Groups:
     async def _seek(
         self, group_id: int, partitions: list[int], target: tuple[str, datetime | None]
     ) -> tuple[int, int | None]:
-        row = (
-            await self._database.fetch(
-                "SELECT * FROM queue_seek($1, $2, $3, $4)", group_id, partitions, *target
-            )
-        )[0]
+        (row,) = await self._database.fetch(
+            "SELECT * FROM queue_seek($1, $2, $3, $4)", group_id, partitions, *target
+        )
         return row["moved"], row["last"]
 
 
@@ -280,21 +248,23 @@ def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> 
         and row["mode"] is not None
         and not row["discovering"]
     )
-    return GroupStatus(
-        queue=row["queue"],
-        figures=figures,
-        backlog=backlog,
-        members=members,
-        state=state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind),
-        mode=row["mode"],
-        start_at=row["start_at"],
-        created_at=row["created_at"],
-        discovering=row["discovering"],
+    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind)
+    return struct_of(
+        GroupStatus, row, figures=figures, backlog=backlog, members=members, state=state
     )
 
 
 def state_of(members: int, *, late: bool) -> str:
-    """Empty while nobody is connected; otherwise Lagging when messages wait for longer than
-    LATE_SECONDS, or Stable.
-    """
+    """Empty while nobody is connected; Lagging when messages wait for LATE_SECONDS; Stable."""
     return "Empty" if not members else "Lagging" if late else "Stable"
+
+
+async def forgotten(database: Database, group: int) -> AsyncIterator[int]:
+    """Remove what a deleted group left in partitions, in steps; how many each removed."""
+    more = True
+    while more:
+        (row,) = await database.fetch(
+            "SELECT * FROM queue_forget($1, $2)", group, PARTITIONS_PER_STEP
+        )
+        more = row["more"]
+        yield row["removed"]

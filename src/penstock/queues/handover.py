@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Busy, Unavailable
-from penstock.queues.exchange import Exchanger, Take, Target, new_lease
+from penstock.queues.exchange import Exchanger, Take
 from penstock.queues.signals import Signals, Waiter
 from penstock.queues.types import Item
 
@@ -27,49 +27,39 @@ SQL = f"""SELECT * FROM queue_push_exchange({
 MAX_TAKES = 64  # in a call
 
 
-class HandOver:
-    """Finds pops that wait for what is being pushed."""
-
-    def __init__(self, database: Database, signals: Signals, exchanger: Exchanger) -> None:
-        self.database, self.exchanger = database, exchanger
-        self._signals = signals
-
-    def claim(self, items: Iterable[Item]) -> "Claim | None":
-        """The parked pops that could have these items, which nobody else wakes until the claim is
-        closed; None when there are none.
-        """
-        if not self._signals.any_waiting:
-            return None
-        partitions: dict[str, set[str]] = {}
-        for item in items:
-            if item.due is None and item.queue in self._signals.any_waiting:
-                partitions.setdefault(item.queue, set()).add(item.partition)
-        waiters: list[Waiter] = []
-        for queue, names in partitions.items():
-            waiters += self._signals.claim(queue, min(len(names), MAX_TAKES - len(waiters)))
-        return Claim(self, waiters) if waiters else None
+def waiting_pops(signals: Signals, items: Iterable[Item]) -> list[Waiter]:
+    """The parked pops that could have these items: they are for a `Claim` from now on."""
+    waiting = signals.waiters
+    if not waiting:
+        return []
+    partitions: dict[str, set[str]] = {}
+    for item in items:
+        if item.due is None and item.queue in waiting:
+            partitions.setdefault(item.queue, set()).add(item.partition)
+    waiters: list[Waiter] = []
+    for queue, names in partitions.items():
+        waiters += signals.claim(queue, min(len(names), MAX_TAKES - len(waiters)))
+    return waiters
 
 
 class Claim:
-    """The pops that one push takes for."""
+    """The pops that one push takes for; nobody else wakes them until it is closed."""
 
-    def __init__(self, hand_over: HandOver, waiters: list[Waiter]) -> None:
-        self._database, self._exchanger = hand_over.database, hand_over.exchanger
-        self._waiters: list[Waiter] = waiters  # that are still without an outcome
-        self.served: dict[
-            tuple[str, str], int
-        ] = {}  # queue, group -> pops that got something or look
+    def __init__(self, database: Database, exchanger: Exchanger, waiters: list[Waiter]) -> None:
+        self._database, self._exchanger = database, exchanger
+        self._waiters = waiters  # that are still without an outcome
+        # queue, group -> pops that got something or look
+        self.served: dict[tuple[str, str], int] = {}
 
     async def fetch(self, sql: str, *push: Any) -> list[Any]:
         """Run the statement of a push, the first time with the pops; its rows."""
         if not self._waiters:
             return await self._database.fetch(sql, *push)
-        taking = sorted(
-            ((_take(waiter), waiter) for waiter in self._waiters), key=lambda one: _group(one[0])
-        )
+        taking = [(Take(*waiter.wanted), waiter) for waiter in self._waiters]
+        taking.sort(key=lambda one: one[0].target.group_id)
         takes = [take for take, _ in taking]
         now = time.monotonic()
-        since = [self._exchanger.since(_group(take), now) for take in takes]
+        since = [self._exchanger.since(take, now) for take in takes]
         arguments = self._exchanger.arguments(takes, since)
         ids, starts, plain, groups, _, batches, _, leases, _, _, most_bytes = arguments
         sent = self._database.healthy
@@ -84,10 +74,7 @@ class Claim:
                 self._exchanger.release_later(leases)
             raise
         finally:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.claimed = False
-                waiter.wake()
+            self.close()
         shares = self._exchanger.shares(takes, since, rows, 1)
         for take, waiter in taking:
             share = shares.get(id(take))
@@ -106,14 +93,3 @@ class Claim:
             waiter.claimed = False
             waiter.wake()
         self._waiters = []
-
-
-def _take(waiter: Waiter) -> Take:
-    assert waiter.wanted is not None
-    target, batch, holder = waiter.wanted
-    return Take(target, batch, 1, new_lease(holder), holder)
-
-
-def _group(take: Take) -> int:
-    target: Target = take.target
-    return target.group_id

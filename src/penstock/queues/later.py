@@ -22,11 +22,9 @@ from typing import Any
 
 import asyncpg
 
-from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Counter
-from penstock.queues.catalog import Catalog
-from penstock.queues.signals import Signals
+from penstock.queues.context import QueueContext
 
 log = logging.getLogger("penstock.queues")
 
@@ -46,16 +44,16 @@ SLACK = timedelta(seconds=10)  # a push may commit after its message is due
 
 
 class Later:
-    def __init__(
-        self, database: Database, catalog: Catalog, signals: Signals, pushed: Counter
-    ) -> None:
-        self._database, self._catalog, self._signals = database, catalog, signals
+    def __init__(self, context: QueueContext, pushed: Counter) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._signals = context.signals
         self._pushed = pushed
         self._look_at = 0.0  # monotonic: nothing is due before, as far as we know
         self._earlier = asyncio.Event()  # `_look_at` has become earlier
         self._ahead: float | None = None  # seconds: the database's clock minus our monotonic one
         self._since: datetime | None = None  # everything due before has been delivered
         self._full_look_at = 0.0
+        self._announced = 0.0  # due then (seconds since 1970): all brokers look at that moment
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -77,7 +75,9 @@ class Later:
     def scheduled(self, dues: Iterable[datetime]) -> None:
         """Messages for these moments were pushed here."""
         due = min(dues).timestamp()
-        if self._expect(due):
+        self._expect(due)
+        if not self.moment(0).timestamp() < self._announced <= due:
+            self._announced = due
             self._signals.scheduled(due)
 
     async def deliver(self) -> int:
@@ -125,16 +125,14 @@ class Later:
                 self._signals.available(queue, messages if shared else partitions)
         return step
 
-    def _expect(self, due: float) -> bool:
-        """Look when this (of the database's clock) has come; false when we would have anyway."""
+    def _expect(self, due: float) -> None:
+        """Look when this (of the database's clock) has come."""
         if self._since is not None and due < self._since.timestamp():
             self._full_look_at = 0.0
         at = 0.0 if self._ahead is None else due - self._ahead
-        if at >= self._look_at:
-            return False
-        self._look_at = at
-        self._earlier.set()
-        return True
+        if at < self._look_at:
+            self._look_at = at
+            self._earlier.set()
 
     async def _run(self) -> None:
         while True:

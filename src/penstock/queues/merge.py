@@ -30,6 +30,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
 
+Fetch = Callable[..., Awaitable[list[Any]]]  # of the pool, or of a transaction
+SLICE = 1000  # items of a large call handled before others get a turn
 GATHER_SECONDS = 0.005  # the longest that a request waits for others while a slot is free
 REFUSED = (
     asyncpg.DataError,
@@ -44,21 +46,16 @@ class Pending(asyncio.Future[R], Generic[T, R]):
     It costs no coroutine: what has to be done with the outcome is done at the moment it is there.
     """
 
-    __slots__ = ("_convert", "_intercept", "_task", "request", "size")
+    __slots__ = ("_convert", "_task", "intercept", "request", "size")
 
     def __init__(self, request: T, size: int = 0) -> None:
         super().__init__()
         self.request = request
         self.size = size
-        self._intercept: Callable[[Pending[T, R], R | BaseException], bool] | None = None
+        # sees the outcome first, also when nobody waits any more; true: it completes us later
+        self.intercept: Callable[[Pending[T, R], R | BaseException], bool] | None = None
         self._convert: Callable[[R], Any] | None = None
         self._task: asyncio.Task[R] | None = None
-
-    def intercept(self, first: "Callable[[Pending[T, R], R | BaseException], bool]") -> None:
-        """Have `first` see the outcome, also when nobody waits any more. True: it completes us
-        later.
-        """
-        self._intercept = first
 
     def then(self, convert: Callable[[R], A]) -> "Pending[T, A]":
         """This very future, which gets what `convert` makes of the result."""
@@ -69,7 +66,7 @@ class Pending(asyncio.Future[R], Generic[T, R]):
         return cast("Pending[T, A]", self)
 
     def complete(self, outcome: R | BaseException) -> None:
-        intercept, self._intercept = self._intercept, None
+        intercept, self.intercept = self.intercept, None
         if (intercept is not None and intercept(self, outcome)) or self.done():
             return
         if isinstance(outcome, BaseException):
@@ -106,17 +103,15 @@ def completed(request: T, result: R) -> Pending[T, R]:
 
 
 class Merger(Generic[T, R]):
-    """`run(requests, again)` returns one result (or exception) per request; `again` is true on a
-    repeated attempt.
-    """
+    """`run(requests, again)` returns a result or error per request; `again`: it is a repetition."""
 
     def __init__(
         self,
         run: Callable[[list[T], bool], Awaitable[list[R | PenstockError]]],
         *,
-        size: Callable[[T], int],
         limit: int,
         slots: int,
+        size: Callable[[T], int] = lambda _: 1,
         enough: int = 0,
         orphan: Callable[[R], None] | None = None,
     ) -> None:

@@ -2,25 +2,23 @@
 letters.
 """
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.ack import STATUSES
-from penstock.queues.catalog import Catalog, check_group, check_text, info_of
-from penstock.queues.crypto import Keys, opened_headers
+from penstock.queues.catalog import check_group, check_text, info_of
+from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
-from penstock.queues.signals import Signals
 from penstock.queues.types import QueueInfo
 
 IN_QUEUES = query("messages")
 IN_PARTITION = query("partition_messages")
-LOOKED_AT = 10_000  # messages in one page that is asked for a status, which is in no index
+MAX_SIFTED = 10_000  # messages in one page that is asked for a status, which is in no index
 START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before everything
 
 MESSAGE = query("message")
@@ -97,8 +95,9 @@ class MessageDetail(msgspec.Struct):
 
 
 class Messages:
-    def __init__(self, database: Database, catalog: Catalog, keys: Keys, signals: Signals) -> None:
-        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
 
     async def listing(
         self,
@@ -119,7 +118,7 @@ class Messages:
         since = which.since or now - timedelta(hours=1)
         entries: list[StoredMessage] = []
         sifted = which.status is not None or (which.partition is not None and number is None)
-        most = offset + (LOOKED_AT if sifted else limit)
+        most = offset + (MAX_SIFTED if sifted else limit)
         source: tuple[str, Any] = (
             (IN_QUEUES, which.queue) if number is None else (IN_PARTITION, number)
         )
@@ -140,7 +139,7 @@ class Messages:
         return MessagePage(
             entries[offset:],
             queue_mode=any(row["has_queue_mode"] for row in rows),
-            groups=max((row["buses"] for row in rows), default=0),
+            groups=max((row["groups"] for row in rows), default=0),
             next=last if more else None,
             behind_seconds=behind,
         )
@@ -148,26 +147,14 @@ class Messages:
     async def detail(self, partition_id: str, transaction_id: str) -> MessageDetail:
         """A message with its payload and what each group did with it."""
         row = await self._find(partition_id, transaction_id)
-        stored = await self._database.browse(
-            MESSAGE,
-            row["partition_id"],
-            row["seq"],
-        )
+        place = row["partition_id"], row["seq"]
+        stored = await self._database.browse(MESSAGE, *place)
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
-        queue = info_of(
-            (await self._database.browse("SELECT * FROM queues WHERE id = $1", message["qid"]))[0]
-        )
-        groups = await self._database.browse(
-            MESSAGE_GROUPS,
-            message["partition_id"],
-            message["seq"],
-            message["qid"],
-        )
-        payload = message["payload"]
-        if message["key_id"] is not None:
-            payload = self._keys.open(message["partition_id"], message["key_id"], payload)
+        number = message["queue_id"]
+        (queue,) = await self._database.browse("SELECT * FROM queues WHERE id = $1", number)
+        groups = await self._database.browse(MESSAGE_GROUPS, *place, number)
         dead = next((group for group in groups if group["error"] is not None), None)
         buses = [group for group in groups if group["name"] != QUEUE_MODE]
         queue_mode = next((group for group in groups if group["name"] == QUEUE_MODE), None)
@@ -179,18 +166,13 @@ class Messages:
             len(buses),
             sum(bool(group["consumed"]) for group in buses),
         )
-        return MessageDetail(
-            id=self._catalog.message_uuid(message["partition_id"], message["seq"]),
-            transaction_id=message["transaction_id"],
-            partition_id=self._catalog.partition_uuid(message["partition_id"]),
-            partition=message["partition"],
-            queue=queue,
+        return struct_of(
+            MessageDetail,
+            message,
+            **self._ids(message),
+            queue=info_of(queue),
             status=status,
-            trace_id=str(message["trace_id"]) if message["trace_id"] else None,
-            producer=message["producer"],
-            created_at=message["created_at"],
-            payload=payload,
-            headers=opened_headers(self._keys, message),
+            payload=self._keys.payload_of(message),
             encrypted=message["key_id"] is not None,
             error=dead["error"]
             if dead
@@ -220,26 +202,20 @@ class Messages:
         return bool(rows[0][0])
 
     async def retry(self, partition_id: str, transaction_id: str, group: str | None = None) -> int:
-        """Make a message available again to the groups that finished with it (or to one); to how
-        many.
-        """
+        """Make a message available again to groups (or one) that finished with it; how many."""
         row = await self._find(partition_id, transaction_id)
         done = 0
         for one in await self._groups(row, group):
-            back = await self._database.fetch(
-                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])",
-                row["partition_id"],
-                one["id"],
-                row["seq"],
+            place = row["partition_id"], one["id"], row["seq"]
+            ((seqs,),) = await self._database.fetch(
+                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", *place
             )
-            if back[0][0]:
+            if seqs:
                 done += 1
                 await self._database.fetch(
                     """DELETE FROM dead_letters
                         WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
-                    row["partition_id"],
-                    one["id"],
-                    row["seq"],
+                    *place,
                 )
         self._signals.available(row["queue"], 1)
         return done
@@ -258,39 +234,31 @@ class Messages:
         check_text("error", error or "")
         if group != QUEUE_MODE and not await self._groups(row, group):
             raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
-        info = (await self._database.read("SELECT queue_id FROM partitions WHERE id = $1", number))[
-            0
-        ]
         await self._database.fetch(
-            "SELECT queue_subscribe($1, $2, $3, 'all', NULL)", info["queue_id"], group, number
+            "SELECT queue_subscribe($1, $2, $3, 'all', NULL)", row["queue_id"], group, number
         )
         rows = await self._database.fetch(
             """SELECT dead[1] AS dead FROM queue_ack(
                  ARRAY[0], ARRAY[$1::bigint], ARRAY[$2::text], ARRAY[NULL::uuid],
                  ARRAY[$4::text], ARRAY[$5::text], ARRAY[$3::text])""",
-            number,
-            group,
-            transaction_id,
-            STATUSES["dlq"],
+            *(number, group, transaction_id, STATUSES["dlq"]),
             error or "Moved to the dead-letter queue by hand",
         )
         self._signals.available(row["queue"], 1, group)
         return bool(rows[0]["dead"])
 
-    async def _groups(self, row: Any, group: str | None) -> Iterable[Any]:
-        rows: Iterable[Any] = await self._database.read(
-            """SELECT g.id, g.name FROM groups g JOIN partitions p ON p.queue_id = g.queue_id
-                WHERE p.id = $1 AND ($2::text IS NULL OR g.name = $2) ORDER BY g.id""",
-            row["partition_id"],
-            group,
+    async def _groups(self, row: Any, group: str | None) -> list[Any]:
+        return await self._database.read(
+            """SELECT id FROM groups
+                WHERE queue_id = $1 AND ($2::text IS NULL OR name = $2) ORDER BY id""",
+            *(row["queue_id"], group),
         )
-        return rows
 
     async def _find(self, partition_id: str, transaction_id: str) -> Any:
         await self._catalog.load_installation()
         partition = self._catalog.partition_id(partition_id)
         rows = await self._database.read(
-            """SELECT m.partition_id, m.seq, q.name AS queue
+            """SELECT m.partition_id, m.seq, m.queue_id, q.name AS queue
                  FROM messages m JOIN queues q ON q.id = m.queue_id
                 WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
                   AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
@@ -307,37 +275,29 @@ class Messages:
             row["has_queue_mode"],
             bool(row["queue_done"]),
             bool(row["any_leased"]),
-            row["buses"],
-            row["bus_done"],
+            row["groups"],
+            row["groups_done"],
         )
-        queue_status = (
-            "none"
-            if not row["has_queue_mode"]
-            else "completed"
-            if row["queue_done"]
-            else "processing"
-            if row["queue_leased"]
-            else "pending"
-        )
-        return StoredMessage(
-            id=self._catalog.message_uuid(row["partition_id"], row["seq"]),
-            transaction_id=row["transaction_id"],
-            partition_id=self._catalog.partition_uuid(row["partition_id"]),
-            queue=row["queue"],
-            partition=row["partition"],
-            namespace=row["namespace"],
-            task=row["task"],
+        queue_status = "none"
+        if row["has_queue_mode"]:
+            queue_status = _progress(bool(row["queue_done"]), bool(row["queue_leased"]))
+        return struct_of(
+            StoredMessage,
+            row,
+            **self._ids(row),
             status=status,
             queue_status=queue_status,
-            groups_done=row["bus_done"],
-            groups=row["buses"],
-            trace_id=str(row["trace_id"]) if row["trace_id"] else None,
-            producer=row["producer"],
-            priority=row["priority"],
-            created_at=row["created_at"],
             lease_expires_at=row["lease_expires_at"] if row["any_leased"] else None,
-            headers=opened_headers(self._keys, row),
         )
+
+    def _ids(self, row: Any) -> dict[str, Any]:
+        """What is not shown as it is stored, of any message."""
+        return {
+            "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
+            "partition_id": self._catalog.partition_uuid(row["partition_id"]),
+            "trace_id": row["trace_id"] and str(row["trace_id"]),
+            "headers": self._keys.headers_of(row),
+        }
 
 
 def _place(cursor: str | None) -> tuple[str, int, int]:
@@ -346,17 +306,20 @@ def _place(cursor: str | None) -> tuple[str, int, int]:
         return START
     try:
         xid, seq, partition = map(int, cursor.split("."))
+        if not (0 <= xid < 1 << 64 and 0 <= seq < 1 << 62 and 0 <= partition < 1 << 62):
+            raise ValueError(cursor)
     except ValueError:
         raise InvalidRequest("cursor must be the `next` of the page before") from None
-    if not (0 <= xid < 1 << 64 and 0 <= seq < 1 << 62 and 0 <= partition < 1 << 62):
-        raise InvalidRequest("cursor must be the `next` of the page before")
     return str(xid), seq, partition
 
 
 def _status(
-    dead: bool, queue_mode: bool, queue_done: bool, leased: bool, buses: int, bus_done: int
+    dead: bool, queue_mode: bool, queue_done: bool, leased: bool, groups: int, groups_done: int
 ) -> str:
     if dead:
         return "dead_letter"
-    done = queue_done if queue_mode else buses > 0 and bus_done == buses
+    return _progress(queue_done if queue_mode else 0 < groups == groups_done, leased)
+
+
+def _progress(done: bool, leased: bool) -> str:
     return "completed" if done else "processing" if leased else "pending"

@@ -22,19 +22,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.config.schema import Queues as Settings
-from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
 from penstock.queues.ack import check
-from penstock.queues.catalog import Catalog, check_group, check_name
-from penstock.queues.crypto import Keys
-from penstock.queues.exchange import Exchange, Exchanged, Exchanger, Take, Target, new_lease
-from penstock.queues.merge import Pending
-from penstock.queues.push import SLICE
-from penstock.queues.signals import Signals, Waiter
+from penstock.queues.catalog import check_group, check_name, remember
+from penstock.queues.context import QueueContext
+from penstock.queues.exchange import SEQS, Exchange, Exchanged, Exchanger, Take, Target
+from penstock.queues.merge import SLICE, Pending
+from penstock.queues.signals import Waiter
 from penstock.queues.types import Ack, Acked, Message, Popped, PopRequest
 
 # What lets a pop wait for long: it may answer None instead, when pops are closed meanwhile.
@@ -42,7 +39,6 @@ Patience = Callable[[Awaitable[Popped]], Awaitable[Popped | None]]
 
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
-SEQS = 3  # the column of a row with messages
 SOON_SECONDS = 0.005  # another call holds what we want: look again after this
 
 
@@ -57,19 +53,11 @@ class Looked:
 
 
 class Popper:
-    def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        keys: Keys,
-        signals: Signals,
-        exchanger: Exchanger,
-        settings: Settings,
-        popped: Counter,
-    ) -> None:
-        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+    def __init__(self, context: QueueContext, exchanger: Exchanger, popped: Counter) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
+        self._settings = context.settings
         self._exchanger = exchanger
-        self._settings = settings
         self._popped = popped
         self._stopping = False
 
@@ -98,11 +86,11 @@ class Popper:
         for ack in acks:
             check(ack)
         target = Target(request.queue, request.group, group_id, None)
-        take = Take(target, batch, partitions, new_lease(request.holder), request.holder)
+        take = Take(target, batch, partitions, request.holder)
         signals = self._signals
         changes, generation = signals.changes, signals.generation.get(request.queue, 0)
         began = time.monotonic()
-        pending = self._exchanger.submit(Exchange(acks, take))
+        pending = self._exchanger.merger.submit(Exchange(acks, take))
 
         def taken(pending: Pending[Exchange, Any], outcome: Exchanged | BaseException) -> bool:
             if isinstance(outcome, BaseException):
@@ -123,36 +111,36 @@ class Popper:
             pending.complete(self._answered(request, outcome, lease, messages, batch))
             return True
 
-        pending.intercept(taken)
+        pending.intercept = taken
         return pending
 
     async def _resume(
         self, request: PopRequest, looked: Looked, began: float, patience: Patience
     ) -> Popped:
-        popped = await patience(self._look(request, (), began, looked))
+        popped = await patience(self.pop(request, (), began, looked))
         acked = list(looked.exchanged.acked)
         if popped is None:
             return Popped(request.group, request.queue, reason="empty", acked=acked)
         popped.acked = acked
         return popped
 
-    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+    async def pop(
+        self,
+        request: PopRequest,
+        acks: Sequence[Ack],
+        began: float | None = None,
+        looked: Looked | None = None,
+    ) -> Popped:
+        """Look until there is something or the time is over; `looked` is a first look, if done."""
         for ack in acks:
             check(ack)
-        return await self._look(request, acks, time.monotonic(), None)
-
-    async def _look(
-        self, request: PopRequest, acks: Sequence[Ack], began: float, looked: Looked | None
-    ) -> Popped:
-        """Look until there is something or the time is over; `looked` is the first look, if it was
-        done already.
-        """
         acked: Sequence[Acked] = ()
         batch, partitions = self._sizes(request)
         start = subscription_of(request, self._settings.default_subscription_mode)
         timeout = (
             self._settings.default_timeout_ms / 1000 if request.timeout is None else request.timeout
         )
+        began = time.monotonic() if began is None else began
         deadline = began + (timeout if request.wait else 0)
         names = [request.queue] if request.queue is not None else []
         while True:
@@ -173,8 +161,7 @@ class Popper:
                 if looked is not None:
                     exchanged, looked = looked.exchanged, None
                 else:
-                    lease = new_lease(request.holder)
-                    take = Take(target, batch, partitions, lease, request.holder)
+                    take = Take(target, batch, partitions, request.holder)
                     exchanged = await self._exchanger.take(Exchange(acks, take))
                 if acks:
                     acked, acks = exchanged.acked, ()
@@ -237,8 +224,8 @@ class Popper:
 
     def _wanted(
         self, request: PopRequest, targets: list[Target]
-    ) -> tuple[Target, int, int | None] | None:
-        """What a push may take for a parked pop: the usual, from any one partition."""
+    ) -> tuple[Target, int, int, int | None] | None:
+        """The `Take` that a push may make for a parked pop: the usual, from any one partition."""
         batch, partitions = self._sizes(request)
         if (
             request.queue is None
@@ -250,7 +237,7 @@ class Popper:
             or self._catalog.shares(request.queue)
         ):
             return None
-        return targets[0], batch, request.holder
+        return targets[0], batch, 1, request.holder
 
     def _sizes(self, request: PopRequest) -> tuple[int, int]:
         batch, partitions = request.batch, request.partitions
@@ -276,9 +263,7 @@ class Popper:
     ) -> list[Target]:
         number = None
         if partition is not None:
-            number = self._catalog.partitions.get(
-                (queue, partition)
-            ) or await self._catalog.partition(queue, partition)
+            number = await self._catalog.partition(queue, partition)
             if number is None:
                 return []
         group_id = self._catalog.groups.get((queue, group, number or 0))
@@ -288,9 +273,8 @@ class Popper:
             if info is None:
                 if start[0] == "all":
                     return []
-                await self._catalog.ensure(
-                    [(queue, DEFAULT_PARTITION)]
-                )  # a place to remember where the group starts
+                # a place to remember where the group starts
+                await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
                 info = await self._catalog.queue(queue)
                 if info is None:
                     return []
@@ -301,7 +285,7 @@ class Popper:
             if group_id is None:
                 self._catalog.forget()
                 return []
-            self._catalog.remember_group(queue, group, number, group_id)
+            remember(self._catalog.groups, (queue, group, number or 0), group_id)
         return [Target(queue, group, group_id, number)]
 
     async def _answer(self, request: PopRequest, exchanged: Exchanged, batch: int) -> Popped:
@@ -372,9 +356,7 @@ class Popper:
 
 
 def subscription_of(request: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
-    """Where a group that is not known yet starts: the mode to remember, and the moment for
-    `timestamp`.
-    """
+    """Where a new group starts: the mode to remember, and the moment for `timestamp`."""
     origin, mode = request.subscription_from or "", request.subscription_mode or default_mode
     start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
     if request.group == QUEUE_MODE:

@@ -19,7 +19,7 @@ import asyncpg
 import msgspec
 
 from penstock import __version__
-from penstock.database import Database
+from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
@@ -29,8 +29,8 @@ from penstock.queues.signals import Signals
 log = logging.getLogger("penstock.queues")
 
 BEAT_SECONDS = ALIVE_SECONDS / 4
-DAYS = 7
-MOST_PARKED = 1000  # queues with waiting pops that one row names
+KEPT_DAYS = 7
+MAX_PARKED = 1000  # queues with waiting pops that one row names
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ROUTES = {
     "/api/v1/push": "push",
@@ -152,10 +152,8 @@ class Presence:
         self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
         consumers.member = self.member
         self.started_at = datetime.now(UTC)
-        self._used = (
-            time.monotonic(),
-            time.process_time(),
-        )  # when the processor time was last looked at, and what it was
+        # when the processor time was last looked at, and what it was
+        self._used = (time.monotonic(), time.process_time())
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -211,7 +209,7 @@ class Presence:
             memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
             load_average=os.getloadavg()[0],
             waiting_pops=self._signals.waiting,
-            parked=self._signals.parked(MOST_PARKED),
+            parked=self._signals.parked(MAX_PARKED),
             consumers=[(queue, group, count) for (queue, group), count in consumers],
             reports=self.reports.alive(),
             requests=self._requests(),
@@ -239,7 +237,7 @@ class Presence:
         """Every process that is alive, with its figures."""
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
-        return [Member(**{**row, "figures": decode(row["figures"])}) for row in rows]
+        return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
 
     async def consumers(self) -> list[ConsumerReport]:
         """The consumers that report to any process, as they were last seen."""
@@ -276,7 +274,8 @@ class Presence:
                 if time.monotonic() - tidied > 3600:
                     tidied = time.monotonic()
                     await self._database.fetch(
-                        "DELETE FROM members WHERE minute < now() - make_interval(days => $1)", DAYS
+                        "DELETE FROM members WHERE minute < now() - make_interval(days => $1)",
+                        KEPT_DAYS,
                     )
             except Unavailable:
                 pass  # the buffer and the health check tell of that

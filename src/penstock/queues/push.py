@@ -7,70 +7,50 @@ and unique in their partition, so what was stored is found again.
 import asyncio
 import os
 from collections import Counter as Count
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import accumulate, chain
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from penstock.database import Database
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_name, check_text
-from penstock.queues.crypto import Keys, Sealed
+from penstock.queues.context import QueueContext
+from penstock.queues.crypto import Sealed
+from penstock.queues.exchange import Exchanger
+from penstock.queues.handover import Claim, waiting_pops
 from penstock.queues.later import Later
-from penstock.queues.merge import Merger, Pending
-from penstock.queues.signals import Signals
+from penstock.queues.merge import SLICE, Fetch, Merger
 from penstock.queues.types import Item, Pushed, Status
 
 SQL = """SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9::text::int[], $10,
                                   $11::text::int[], $12, $13)"""
-Fetch = Callable[..., Awaitable[list[Any]]]
 Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
-SLICE = 1000  # items of a large call handled before others get a turn
-LIGHT = 1 << 12  # bytes that are sealed in the time of one more item
+LIGHT_BYTES = 1 << 12  # bytes that are sealed in the time of one more item
 MAX_LOOKUPS = 4  # how often stale numbers are looked up again
 # a message counts once more for each of these bytes: large ones must not add up to a call of a
 # gigabyte
-HEAVY = 1 << 15
+HEAVY_BYTES = 1 << 15
 LATER = 1 << 60  # queue_push's answer about a message for later; negative: a duplicate of one
-
-
-class Claim(Protocol):
-    """Pops that wait for what is being pushed, and get it in the same call (`handover`)."""
-
-    served: dict[tuple[str, str], int]
-
-    async def fetch(self, sql: str, *arguments: Any) -> list[Any]: ...
-
-    def close(self) -> None: ...
 
 
 class Pusher:
     def __init__(
-        self,
-        database: Database,
-        catalog: Catalog,
-        keys: Keys,
-        signals: Signals,
-        later: Later,
-        pushed: Counter,
-        merge_max: int,
+        self, context: QueueContext, exchanger: Exchanger, later: Later, pushed: Counter
     ) -> None:
-        self._database, self._catalog, self._keys, self._signals = database, catalog, keys, signals
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
         self._later = later
         self._pushed = pushed
-        self.claim: Callable[[list[Item]], Claim | None] = lambda _: None  # set by the engine
+        self._exchanger = exchanger
         self.merger: Merger[list[Item], list[Pushed]] = Merger(
-            self._run, size=_weight, limit=merge_max, slots=4, enough=200
+            self._run, size=_weight, limit=context.settings.merge_max, slots=4, enough=200
         )
-
-    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
-        return self.merger.submit(self.named(items))
 
     def with_catalog(self, catalog: Catalog) -> "Pusher":
         """The same on another catalog, for `store`."""
@@ -83,11 +63,12 @@ class Pusher:
     ) -> list[list[Pushed] | PenstockError]:
         await self._catalog.load_installation()
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        claim = None if again else self.claim(items)
-        if claim is None:
+        waiters = [] if again else waiting_pops(self._signals, items)
+        if not waiters:
             answers = await self.store(self._database.fetch, items, again)
             self.announce(answers)
         else:
+            claim = Claim(self._database, self._exchanger, waiters)
             try:
                 answers = await self.store(claim.fetch, items)
             finally:
@@ -106,26 +87,32 @@ class Pusher:
     ) -> list[Pushed | PenstockError]:
         """Append named items through `fetch` (of the pool or a transaction)."""
         answers: list[Any] = [None] * len(items)
-        left: Iterable[int] = range(len(items))
+        remaining: Iterable[int] = range(len(items))
         for _ in range(MAX_LOOKUPS):
-            left = await self._store_known(fetch, items, left, answers, again)
-            if not left:
+            remaining = await self._store_once(fetch, items, remaining, answers, again)
+            if not remaining:
                 return answers
-            for place in left:
+            for place in remaining:
                 self._catalog.partitions.pop((items[place].queue, items[place].partition), None)
             self._catalog.forget()
-        for place in left:
+        for place in remaining:
             answers[place] = Unavailable(f"queue '{items[place].queue}' keeps changing; try again")
         return answers
 
-    async def _store_known(
-        self, fetch: Fetch, items: list[Item], left: Iterable[int], answers: list[Any], again: bool
+    async def _store_once(
+        self,
+        fetch: Fetch,
+        items: list[Item],
+        places: Iterable[int],
+        answers: list[Any],
+        again: bool,
     ) -> list[int]:
-        """Store the items at the places `left` and fill in their answers; the places of those whose
-        partition is not what we took it for any more."""
+        """Store the items at these places and fill in their answers; the places of those whose
+        partition is not what we took it for any more.
+        """
         logs: dict[Key, dict[str, int]] = {}  # partition -> transaction id -> place
         twins: list[tuple[int, int]] = []
-        for nth, place in enumerate(left, 1):
+        for nth, place in enumerate(places, 1):
             if not nth % SLICE:
                 await asyncio.sleep(0)
             item = items[place]
@@ -136,21 +123,20 @@ class Pusher:
             first = log.setdefault(item.transaction_id or "", place)
             if first != place:
                 twins.append((place, first))
-        known = self._catalog.partitions
-        if not logs.keys() <= known.keys():
+        partitions = self._catalog.partitions
+        if not logs.keys() <= partitions.keys():
             await self._catalog.ensure(list(logs))
-        encrypted = {
-            queue for queue in {queue for queue, _ in logs} if await self._encrypted(queue)
-        }
-        stale = [place for key in logs if key not in known for place in logs[key].values()]
-        ordered = sorted((known[key], key) for key in logs if key in known)
+        infos = [await self._catalog.queue(queue) for queue in {queue for queue, _ in logs}]
+        encrypted = {info.name for info in infos if info and info.options.encryption_enabled}
+        stale = [place for key in logs if key not in partitions for place in logs[key].values()]
+        ordered = sorted((partitions[key], key) for key in logs if key in partitions)
         sealed: dict[int, Sealed] = {}
         weight = 0
         for partition, key in [one for one in ordered if one[1][0] in encrypted]:
             try:
                 for place in logs[key].values():
                     sealed[place] = self._keys.seal(partition, items[place])
-                    weight += 1 + len(items[place].payload) // LIGHT
+                    weight += 1 + len(items[place].payload) // LIGHT_BYTES
                     if weight > SLICE:
                         weight = 0
                         await asyncio.sleep(0)
@@ -164,23 +150,23 @@ class Pusher:
             starts.append(len(order))
             order += logs[key].values()
         if order:
-            chosen = [items[place] for place in order]
+            batch = [items[place] for place in order]
             stored: Sequence[Item | Sealed] = (
-                [sealed.get(place, items[place]) for place in order] if sealed else chosen
+                [sealed.get(place, items[place]) for place in order] if sealed else batch
             )
-            fresh = [item.fresh for item in chosen]
+            fresh = [item.fresh for item in batch]
             headers = _unless_empty([one.headers for one in stored])
-            later = _unless_empty([item.due for item in chosen])
+            later = _unless_empty([item.due for item in batch])
             ((heads, numbers, dues),) = await fetch(
                 SQL,
                 [partition for partition, _ in ordered],
                 starts,
-                [item.transaction_id for item in chosen],
+                [item.transaction_id for item in batch],
                 [again or not one for one in fresh] if True in fresh else [True],
                 _unless_empty(
-                    [trace_of(item.trace_id) if item.trace_id else None for item in chosen]
+                    [trace_of(item.trace_id) if item.trace_id else None for item in batch]
                 ),
-                _unless_empty([item.producer for item in chosen]),
+                _unless_empty([item.producer for item in batch]),
                 [one.key_id for one in stored] if sealed else None,
                 *joined([one.payload for one in stored]),
                 *(joined([one or b"" for one in headers]) if headers else (None, None)),
@@ -232,10 +218,6 @@ class Pusher:
             answers[place] = answer
         return stale
 
-    async def _encrypted(self, queue: str) -> bool:
-        info = await self._catalog.queue(queue)
-        return info is not None and info.options.encryption_enabled
-
     def announce(
         self,
         answers: Sequence[Pushed | PenstockError],
@@ -277,10 +259,10 @@ class Pusher:
         return items
 
 
-def check(items: list[Item], known: Container[Key] = ()) -> None:
-    """Raise for the first item that cannot be stored; the names of `known` partitions are fine."""
+def check(items: list[Item], checked: Container[Key] = ()) -> None:
+    """Raise for the first item that cannot be stored; names of `checked` partitions are fine."""
     for item in items:
-        if (item.queue, item.partition) not in known:
+        if (item.queue, item.partition) not in checked:
             check_name("queue", item.queue)
             check_name("partition", item.partition)
         if item.transaction_id:
@@ -299,7 +281,7 @@ def _whole(answers: list[Pushed | PenstockError]) -> list[Pushed] | PenstockErro
 
 
 def _weight(items: list[Item]) -> int:
-    return sum([1 + len(item.payload) // HEAVY for item in items])
+    return sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
 
 
 def _unless_empty(values: list[T]) -> list[T] | None:

@@ -42,9 +42,7 @@ async def halving(
     refused: tuple[type[Exception], ...],
     alone: Callable[[T, Exception], R],
 ) -> list[R]:
-    """The outcomes of a batch, in order: what `send` says, and `alone(one, error)` of one that was
-    refused by itself.
-    """
+    """The outcomes of `send`, in order; `alone(one, error)` for one that was refused by itself."""
     try:
         return await send(batch)
     except refused as error:

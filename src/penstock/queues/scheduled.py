@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import utc_time
-from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.crypto import Keys, opened_headers
+from penstock.queues.catalog import check_text
+from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 
 LISTING = query("scheduled")
@@ -39,8 +39,8 @@ class Page(msgspec.Struct):
 
 
 class Scheduled:
-    def __init__(self, database: Database, catalog: Catalog, keys: Keys) -> None:
-        self._database, self._catalog, self._keys = database, catalog, keys
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog, self._keys = context.database, context.catalog, context.keys
 
     async def listing(
         self,
@@ -66,18 +66,11 @@ class Scheduled:
             """SELECT s.*, $3::text AS queue, $4::text AS partition FROM scheduled_messages s
                 WHERE s.partition_id = $1 AND s.transaction_id = $2
                   AND hashtextextended(s.transaction_id, 0) = hashtextextended($2, 0)""",
-            number,
-            transaction_id,
-            queue,
-            partition,
+            *(number, transaction_id, queue, partition),
         )
         if not rows:
             raise _missing(queue, partition, transaction_id)
-        row = rows[0]
-        payload = row["payload"]
-        if row["key_id"] is not None:
-            payload = self._keys.open(number, row["key_id"], payload)
-        return self._waiting(row, payload)
+        return self._waiting(rows[0], self._keys.payload_of(rows[0]))
 
     async def cancel(self, queue: str, partition: str, transaction_id: str) -> None:
         """Remove one before it is due; NotFound when it does not wait (any more)."""
@@ -123,18 +116,15 @@ class Scheduled:
         return number
 
     def _waiting(self, row: Any, payload: bytes | None = None) -> Waiting:
-        return Waiting(
-            row["transaction_id"],
-            row["queue"],
-            row["partition"],
-            self._catalog.partition_uuid(row["partition_id"]),
-            row["due_at"],
-            row["pushed_at"],
-            str(row["trace_id"]) if row["trace_id"] else None,
-            row["producer"],
-            row["key_id"] is not None,
-            opened_headers(self._keys, row),
-            payload,
+        return struct_of(
+            Waiting,
+            row,
+            partition_id=self._catalog.partition_uuid(row["partition_id"]),
+            deliver_at=row["due_at"],
+            trace_id=row["trace_id"] and str(row["trace_id"]),
+            encrypted=row["key_id"] is not None,
+            headers=self._keys.headers_of(row),
+            payload=payload,
         )
 
 
@@ -151,8 +141,8 @@ def _place(cursor: str | None) -> tuple[datetime, int]:
     moment, _, number = cursor.rpartition("_")
     try:
         due, place = utc_time(moment), int(number)
+        if not 0 <= place < 1 << 62:
+            raise ValueError(cursor)
     except ValueError:
         raise InvalidRequest("cursor must be the `next` of the page before") from None
-    if not 0 <= place < 1 << 62:
-        raise InvalidRequest("cursor must be the `next` of the page before")
     return due, place

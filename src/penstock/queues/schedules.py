@@ -25,14 +25,13 @@ from typing import Any, Literal
 import asyncpg
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.queues.catalog import Catalog, check_name
+from penstock.queues.catalog import check_name
+from penstock.queues.context import QueueContext
 from penstock.queues.cron import CatchUp, Cron, due_until
-from penstock.queues.crypto import Keys
 from penstock.queues.push import Pusher
-from penstock.queues.signals import Signals
 from penstock.queues.transaction import Snapshot, Stale, snapshot_of
 from penstock.queues.types import Item, Pushed
 
@@ -107,11 +106,10 @@ class Fired(msgspec.Struct):
 
 
 class Schedules:
-    def __init__(
-        self, database: Database, catalog: Catalog, pusher: Pusher, keys: Keys, signals: Signals
-    ) -> None:
-        self._database, self._catalog, self._pusher = database, catalog, pusher
-        self._keys, self._signals = keys, signals
+    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._signals = context.keys, context.signals
+        self._pusher = pusher
         self._changed = asyncio.Event()  # a due time may have become earlier
         self._task: asyncio.Task[None] | None = None
 
@@ -239,9 +237,7 @@ class Schedules:
     async def _transact(
         self, name: str, work: Callable[[Snapshot, Any], Awaitable[Fired]]
     ) -> Fired:
-        """`work` in a transaction, when its queue and partition are there: within, nothing may be
-        looked up on another connection.
-        """
+        """`work` in a transaction, with what it must not look up on another connection."""
         await self._catalog.load_installation()
         for _ in range(MAX_ATTEMPTS):
             row = _one(await self._database.read(READ, name), name)
@@ -288,13 +284,13 @@ class Schedules:
             result: Any = "full" if isinstance(error, Full) else "refused"
             at = row["next_at"]
             run = Run(at, row["now"], _id(name, at), result, error=str(error))
-            known = _runs(row)
-            if known and known[0].due_at == at and known[0].result == result:
-                known = known[1:]  # the same again
+            before = _runs(row)
+            if before and before[0].due_at == at and before[0].result == result:
+                before = before[1:]  # the same again
             await connection.execute(
                 "UPDATE schedules SET runs = $2, "
                 "look_at = clock_timestamp() + make_interval(secs => $3) WHERE name = $1",
-                *(name, _encode([run, *known]), RETRY_SECONDS),
+                *(name, _encode([run, *before]), RETRY_SECONDS),
             )
 
         log.warning("schedule '%s' is tried again in %.0f s: %s", name, RETRY_SECONDS, error)
@@ -338,16 +334,7 @@ class Schedules:
             next_runs = [row["next_at"], *cron.upcoming(row["next_at"], SHOWN_RUNS - 1)]
         return Schedule(
             row["name"],
-            Definition(
-                row["cron"],
-                row["queue"],
-                row["timezone"],
-                row["partition"],
-                item.payload,
-                item.headers,
-                row["catch_up"],
-                row["paused"],
-            ),
+            struct_of(Definition, row, payload=item.payload, headers=item.headers),
             row["created_at"],
             row["updated_at"],
             next_runs,

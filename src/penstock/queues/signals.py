@@ -7,8 +7,9 @@ one at once. What is lost (a reconnect) shows as "anything may have changed"; wa
 by themselves every `poll_interval`.
 
 A broker that is alone notifies nobody. Each says that it is there when it starts to listen and
-every `HELLO_SECONDS`; who hears of one it did not know answers with the same, and looks again at
-everything, since what happened before was not told. Who was silent for long is forgotten.
+every `HELLO_SECONDS`; who hears of one it did not know looks again at everything, since nobody
+notified it before, and has the other do so too: what it pushed until now it notified nobody of. Who
+was silent for long is forgotten.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -45,7 +46,7 @@ class Waiter:
     def __init__(self, partition: int | None, wanted: Any = None) -> None:
         self._awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.partition = partition
-        self.wanted = wanted  # what a push may take for it (`handover`); None: it must not
+        self.wanted = wanted  # the `Take` that a push may make for it; None: it must not
         self.claimed = False  # a push is taking for it
         self.exchanged: Any = None  # what that took
         self.gone = False  # it waits no longer
@@ -72,18 +73,17 @@ class Signals:
         self._database = database
         self._forget = forget
         self._broker = os.urandom(6).hex()
-        self._waiters: dict[
-            str, dict[str, dict[Waiter, None]]
-        ] = {}  # queue -> group -> waiters, the oldest first
-        self.generation: dict[
-            str, int
-        ] = {}  # per queue: how often something may have become available
+        # queue -> group -> waiters, the oldest first
+        self.waiters: dict[str, dict[str, dict[Waiter, None]]] = {}
+        # per queue: how often something may have become available
+        self.generation: dict[str, int] = {}
         self.sent = self.heard = 0  # notifications to other processes, and from them
         self.changes = 0  # how often the set of queues may have changed
         self.on_scheduled: Callable[[float], object] = lambda _: None  # called when heard of
         self._due: float | None = None  # the earliest to announce
         self._queues: set[str] = set()
         self._changed = False
+        self._anything = False  # others are to look at every queue
         self._others_until = 0.0  # there are other brokers until then (monotonic)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -96,32 +96,30 @@ class Signals:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._ready.is_set():  # nobody else will tell the others
+        if self._ready.is_set():  # nobody else will notify the others
             await self._notify()
         self.wake_all()
 
     @property
     def waiting(self) -> int:
-        return sum(len(waiters) for groups in self._waiters.values() for waiters in groups.values())
+        return sum(len(waiters) for groups in self.waiters.values() for waiters in groups.values())
 
     def parked(self, most: int) -> dict[str, int]:
         """How many pops wait for each queue, for up to `most` queues."""
-        counts = (
-            (queue, sum(map(len, groups.values()))) for queue, groups in self._waiters.items()
-        )
+        counts = ((queue, sum(map(len, groups.values()))) for queue, groups in self.waiters.items())
         return dict(islice(counts, most))
 
     def park(self, queue: str, group: str, waiter: Waiter) -> None:
-        self._waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
+        self.waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
 
     def leave(self, queue: str, group: str, waiter: Waiter) -> None:
-        groups = self._waiters.get(queue)
+        groups = self.waiters.get(queue)
         if groups and group in groups:
             groups[group].pop(waiter, None)
             if not groups[group]:
                 del groups[group]
                 if not groups:
-                    del self._waiters[queue]
+                    del self.waiters[queue]
 
     def available(
         self,
@@ -136,7 +134,7 @@ class Signals:
         less what pops of a queue and group were `served` already.
         """
         self.generation[queue] = self.generation.get(queue, 0) + 1
-        groups = self._waiters.get(queue)
+        groups = self.waiters.get(queue)
         if groups:
             for name in (group,) if group is not None else tuple(groups):
                 remaining = partitions - (served.get((queue, name), 0) if served else 0)
@@ -150,17 +148,10 @@ class Signals:
             self._queues.add(queue)
             self._ready.set()
 
-    @property
-    def any_waiting(self) -> Container[str]:
-        """Queues that pops wait for."""
-        return self._waiters
-
     def claim(self, queue: str, partitions: int) -> list[Waiter]:
-        """Pops that wait for any partition of a queue, up to so many of each group, for a push that
-        takes for them.
-        """
+        """Pops that wait for any partition, up to so many per group, for a push to take for."""
         claimed: list[Waiter] = []
-        for waiters in self._waiters.get(queue, {}).values():
+        for waiters in self.waiters.get(queue, {}).values():
             free = (
                 waiter
                 for waiter in waiters
@@ -186,14 +177,12 @@ class Signals:
         self.wake_all()
 
     def scheduled(self, due: float) -> None:
-        """Tell other brokers that a message for later was pushed, due at this time (seconds since
-        1970).
-        """
+        """Notify other brokers of a message for later, due then (seconds since 1970)."""
         self._due = due if self._due is None else min(due, self._due)
         self._ready.set()
 
     def wake_all(self) -> None:
-        for groups in self._waiters.values():
+        for groups in self.waiters.values():
             for waiters in groups.values():
                 for waiter in waiters:
                     waiter.wake()
@@ -208,6 +197,7 @@ class Signals:
             return None
         self.heard += 1
         if self.alone:
+            self._anything = True
             self._ready.set()
             self.on_scheduled(0.0)
             self.wake_all()
@@ -237,12 +227,13 @@ class Signals:
         self._ready.clear()
         queues, self._queues = self._queues, set()
         changed, self._changed = self._changed, False
+        anything, self._anything = self._anything, False
         notified: list[list[Any]] = [[queue, 16] for queue in queues]
         due, self._due = self._due, None
         if due is not None:
             notified.append([LATER, due])
         payload = json.dumps([self._broker, changed, notified])
-        if len(payload.encode()) > MAX_PAYLOAD_BYTES:
+        if anything or len(payload.encode()) > MAX_PAYLOAD_BYTES:
             payload = json.dumps([self._broker, changed, None])
         try:
             await self._database.fetch(NOTIFY, CHANNEL, payload)
@@ -252,6 +243,8 @@ class Signals:
         except asyncio.CancelledError:
             self._queues |= queues
             self._changed = self._changed or changed
-            self._due = due
+            self._anything = self._anything or anything
+            if due is not None:
+                self.scheduled(due)
             self._ready.set()  # `stop` says it once more
             raise

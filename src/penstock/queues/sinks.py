@@ -6,7 +6,7 @@ from penstock.database import Database
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 
-DAYS = 30  # a sink that has not written for this long is forgotten
+KEPT_DAYS = 30  # a sink that has not written for this long is forgotten
 
 
 class Sinks:
@@ -47,5 +47,5 @@ class Sinks:
                    (SELECT target, app FROM sink_tasks GROUP BY target, app
                     HAVING max(claimed_at) < now() - make_interval(days => $1)) old
                 WHERE s.target = old.target AND s.app = old.app""",
-            DAYS,
+            KEPT_DAYS,
         )

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import NotFound
-from penstock.queues.catalog import Catalog, info_of
+from penstock.queues.catalog import info_of
+from penstock.queues.context import QueueContext
 from penstock.queues.figures import Figures, QueueFigures
 from penstock.queues.schema import query
 from penstock.queues.types import QueueInfo
@@ -100,9 +101,7 @@ class HistoryPoint(msgspec.Struct):
 
 
 class Removal(msgspec.Struct):
-    """Messages that upkeep deleted of one queue in one time bucket; `queue` is None when it is
-    gone.
-    """
+    """Messages of a queue (None: it is gone) that upkeep deleted in one time bucket."""
 
     bucket: datetime
     reason: str
@@ -158,8 +157,9 @@ class PostgresStatus(msgspec.Struct):
 
 
 class Status:
-    def __init__(self, database: Database, catalog: Catalog, figures: Figures) -> None:
-        self._database, self._catalog, self._figures = database, catalog, figures
+    def __init__(self, context: QueueContext, figures: Figures) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._figures = figures
 
     async def queues(
         self, namespace: str | None = None, task: str | None = None, queue: str | None = None
@@ -197,25 +197,23 @@ class Status:
 
     def _partition(self, row: Any) -> PartitionStatus:
         waiting = row["stored"] - row["settled"]
-        times = filter(None, (row["newest"], row["consumed_at"]))
-        return PartitionStatus(
+        times = filter(None, (row["newest_message"], row["consumed_at"]))
+        counts = Counts(
+            total=row["stored"],
+            pending=max(0, waiting - row["leased"]),
+            processing=row["leased"],
+            completed=row["completed"],
+            failed=None,
+            dead_letter=row["dead_letters"],
+            dropped=None,
+            scheduled=None,
+        )
+        return struct_of(
+            PartitionStatus,
+            row,
             id=self._catalog.partition_uuid(row["id"]),
-            name=row["name"],
-            created_at=row["created_at"],
-            counts=Counts(
-                total=row["stored"],
-                pending=max(0, waiting - row["leased"]),
-                processing=row["leased"],
-                completed=row["completed"],
-                failed=None,
-                dead_letter=row["dead_letters"],
-                dropped=None,
-                scheduled=None,
-            ),
-            batches=row["batches"],
+            counts=counts,
             last_activity=max(times, default=row["created_at"]),
-            oldest_message=row["oldest"],
-            newest_message=row["newest"],
         )
 
     async def overview(self) -> Overview:
@@ -268,9 +266,7 @@ class Status:
         )
 
     async def refresh(self) -> int | None:
-        """Fold the counters' log now (they are exact without it): the rows folded, or None when
-        another broker is at it.
-        """
+        """Fold the counters' log now: the rows folded, or None when another broker is at it."""
         folded: int | None = (await self._database.read("SELECT queue_rollup()"))[0][0]
         return folded
 

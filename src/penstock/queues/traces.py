@@ -5,16 +5,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.database import Database
+from penstock.database import struct_of
 from penstock.errors import NotFound
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import Catalog, check_name, check_text
-from penstock.queues.crypto import Keys
+from penstock.queues.catalog import check_name, check_text
+from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 
-MOST_BYTES = (
-    16 << 20
-)  # payloads in one page; those beyond are null, as are those of deleted messages
+# payloads in one page; those beyond are null, as are those of deleted messages
+MOST_BYTES = 16 << 20
 
 ADD = query("trace_add")
 OF_MESSAGE = query("message_traces")
@@ -61,8 +60,8 @@ class TraceNames(msgspec.Struct):
 
 
 class Traces:
-    def __init__(self, database: Database, catalog: Catalog, keys: Keys) -> None:
-        self._database, self._catalog, self._keys = database, catalog, keys
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog, self._keys = context.database, context.catalog, context.keys
 
     async def add(
         self,
@@ -98,60 +97,37 @@ class Traces:
     async def of_message(self, partition_id: str, transaction_id: str) -> list[Trace]:
         """The oldest first."""
         await self._catalog.load_installation()
-        rows = await self._database.browse(
-            OF_MESSAGE,
-            self._catalog.partition_id(partition_id),
-            transaction_id,
-        )
+        number = self._catalog.partition_id(partition_id)
+        rows = await self._database.browse(OF_MESSAGE, number, transaction_id)
         return [_entry(row) for row in rows]
 
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> TracePage:
         await self._catalog.load_installation()
-        rows = await self._database.browse(
-            BY_NAME,
-            name,
-            limit,
-            offset,
-            MOST_BYTES,
-        )
+        rows = await self._database.browse(BY_NAME, name, limit, offset, MOST_BYTES)
         total = await self._database.browse(
             "SELECT count(*) FROM trace_names WHERE name = $1", name
         )
         return TracePage([self._with_message(row) for row in rows], total[0][0])
 
     def _with_message(self, row: Any) -> Trace:
-        payload = row["payload"]
-        if payload is not None and row["key_id"] is not None:
-            payload = self._keys.open(row["partition_id"], row["key_id"], payload)
-        message = TracedMessage(
-            row["transaction_id"],
+        partition, payload = (
             self._catalog.partition_uuid(row["partition_id"]),
-            row["queue"],
-            row["partition"],
-            payload,
+            self._keys.payload_of(row),
         )
-        return _entry(row, message)
+        return _entry(row, struct_of(TracedMessage, row, partition_id=partition, payload=payload))
 
     async def names(self, limit: int = 50, offset: int = 0) -> TraceNames:
-        rows = await self._database.browse(
-            NAMES,
-            limit,
-            offset,
-        )
-        names = [
-            TraceName(row["trace_name"], row["trace_count"], row["message_count"], row["last_seen"])
-            for row in rows
-        ]
-        return TraceNames(names, rows[0]["total"] if rows else 0)
+        rows = await self._database.browse(NAMES, limit, offset)
+        total = rows[0]["total"] if rows else 0
+        return TraceNames([struct_of(TraceName, row) for row in rows], total)
 
 
 def _entry(row: Any, message: TracedMessage | None = None) -> Trace:
-    return Trace(
+    return struct_of(
+        Trace,
+        row,
         id=str(row["id"]),
-        event_type=row["event_type"],
-        data=row["data"],
         group=row["group_name"],
-        worker=row["worker"],
         created_at=row["at"],
         names=row["names"] or [],
         message=message,

@@ -7,11 +7,12 @@ commit, the database itself is asked what became of the transaction, so the answ
 import asyncio
 from typing import Any
 
-from penstock.database import UNDONE, Database
+from penstock.database import UNDONE
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
+from penstock.queues.context import QueueContext
 from penstock.queues.push import Pusher
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
@@ -49,9 +50,7 @@ class Snapshot(Catalog):
 
 
 async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapshot:
-    """What is known of these queues and partitions, which are made if they are missing; `Stale`
-    when they change meanwhile.
-    """
+    """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
     await catalog.ensure(list(wanted))
     partitions = {
         key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
@@ -63,14 +62,11 @@ async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapsho
 
 
 class Transactions:
-    def __init__(
-        self, database: Database, catalog: Catalog, pusher: Pusher, acknowledger: Acknowledger
-    ) -> None:
-        self._database, self._catalog = database, catalog
+    def __init__(self, context: QueueContext, pusher: Pusher, acknowledger: Acknowledger) -> None:
+        self._database, self._catalog = context.database, context.catalog
         self._pusher, self._acknowledger = pusher, acknowledger
-        self._room = asyncio.Semaphore(
-            max(1, database.settings.pool_size // CONNECTIONS_PER_TRANSACTION)
-        )
+        connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
+        self._room = asyncio.Semaphore(max(1, connections))
 
     async def run(
         self, operations: list[Item | Ack], required_leases: list[str]
@@ -174,9 +170,7 @@ class Transactions:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:
-        """What became of a transaction whose connection broke; raises `Unavailable` when the
-        database cannot say.
-        """
+        """What became of a transaction whose connection broke, or `Unavailable`."""
         for _ in range(100):
             rows = await self._database.fetch("SELECT pg_xact_status($1::text::xid8)", xid)
             if rows[0][0] != "in progress":

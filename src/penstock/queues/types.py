@@ -22,9 +22,8 @@ class Item(msgspec.Struct, gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     producer: str | None = None
-    fresh: bool = (
-        False  # the transaction id was made for this very push: no stored message can have it
-    )
+    # the transaction id was made for this very push: no stored message can have it
+    fresh: bool = False
     # the payload and the headers are sealed with this key for a buffer file (crypto.py)
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
@@ -43,16 +42,14 @@ class Pushed(msgspec.Struct, gc=False):
     queue: str
     partition: str
     transaction_id: str
-    message_id: str | None
-    partition_id: str
+    message_id: str | None = None
+    partition_id: str = ""
     trace_id: str | None = None
     deliver_at: datetime | None = None
 
 
 class PopRequest(msgspec.Struct):
-    """Take messages of one queue (from one or any partition), or of all queues of a namespace
-    and/or task.
-    """
+    """Take messages of one queue, or of all queues of a namespace and/or task."""
 
     queue: str | None = None
     partition: str | None = None
@@ -94,12 +91,10 @@ class Popped(msgspec.Struct):
     group: str
     queue: str | None = None
     lease_id: str = ""
-    messages: list[Message] = msgspec.field(default_factory=list)
+    messages: list[Message] = []
     partitions_claimed: int = 0
     reason: str = ""
-    acked: "list[Acked]" = msgspec.field(
-        default_factory=list
-    )  # of the acknowledgements that came with the request
+    acked: "list[Acked]" = []  # of the acknowledgements that came with the request
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -115,9 +110,8 @@ class Ack(msgspec.Struct, gc=False):
 class Acked(msgspec.Struct, gc=False):
     transaction_id: str
     success: bool
-    error: str | None = (
-        None  # "Message not found", "Invalid or expired lease", "Unknown status: ..."
-    )
+    # "Message not found", "Invalid or expired lease", "Unknown status: ..."
+    error: str | None = None
     queue: str | None = None
     partition: str | None = None
     lease_released: bool | None = None
@@ -137,9 +131,7 @@ class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[Pushed | Acked] = msgspec.field(
-        default_factory=list
-    )  # in the order of the operations
+    results: list[Pushed | Acked] = []  # in the order of the operations
 
 
 class QueueInfo(msgspec.Struct):

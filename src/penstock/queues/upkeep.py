@@ -14,7 +14,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,20 +23,21 @@ from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
+from penstock.queues.groups import forgotten
 from penstock.queues.sinks import Sinks
 
 log = logging.getLogger("penstock.queues")
 
 ROLLUP_SECONDS = 5.0
 HEAL_SECONDS = 5.0
-HEAL_STEP = 1000  # cursors; in one run at most
-HEAL_STEPS = 5  # of them, so a million cursors are walked in about a quarter of an hour
+CURSORS_PER_STEP = 1000
+HEAL_STEPS = 5  # in one run, so a million cursors are walked in about a quarter of an hour
 TIDY_SECONDS = 3600.0
 HISTORY_DAYS = 7
 DELIVERY_DAYS = 7
-STEP = 5000  # messages at most
-TIDY_STEP = 1000
-EVICT_STEP = 500  # partitions
+MESSAGES_PER_STEP = 5000  # at most
+TIDIED_PER_STEP = 1000  # partitions
+EVICTED_PER_STEP = 500  # partitions
 MAX_EVICTED = 100_000  # partitions in one run; the rest in the next
 # seconds a step of retention should take: a push to a partition it works on waits that long
 STEP_SECONDS = 0.2
@@ -48,6 +48,7 @@ NOTED = """INSERT INTO removals AS r (minute, queue_id, reason, messages, steps)
            ON CONFLICT (minute, queue_id, reason)
            DO UPDATE SET messages = r.messages + excluded.messages, steps = r.steps + 1"""
 
+TIDY = "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2)"
 FORGET_DELIVERIES = """WITH gone AS (
   DELETE FROM deliveries WHERE ctid = ANY (ARRAY(
     SELECT d.ctid FROM deliveries d WHERE d.ended_at < now() - make_interval(days => $1) LIMIT $2))
@@ -70,11 +71,10 @@ class Upkeep:
             "Cursors of consumer groups that would have missed stored messages and were repaired",
             "queue",
         )
-        self._step = STEP
+        self._step = MESSAGES_PER_STEP
         self._walked = (0, 0)  # partition and group of the last cursor that `heal` looked at
-        self._positions: dict[
-            tuple[int, str], str
-        ] = {}  # (queue, rule) -> the transaction to go on from
+        # (queue, rule) -> the transaction to go on from
+        self._positions: dict[tuple[int, str], str] = {}
 
     async def start(self) -> None:
         settings = self._settings
@@ -102,17 +102,12 @@ class Upkeep:
         for row in await self._database.fetch(
             "SELECT group_id FROM dropped_groups ORDER BY group_id"
         ):
-            while True:
-                step = (
-                    await self._database.fetch(
-                        "SELECT * FROM queue_forget($1, $2)", row["group_id"], TIDY_STEP
-                    )
-                )[0]
-                total += step["removed"]
-                if not step["more"]:
-                    break
+            async for removed in forgotten(self._database, row["group_id"]):
+                total += removed
                 await asyncio.sleep(STEP_GAP_SECONDS)
-        while rows := (await self._database.fetch("SELECT queue_purge($1)", STEP))[0][0]:
+        while rows := (await self._database.fetch("SELECT queue_purge($1)", MESSAGES_PER_STEP))[0][
+            0
+        ]:
             total += rows
             await asyncio.sleep(STEP_GAP_SECONDS)
         return total
@@ -125,31 +120,22 @@ class Upkeep:
         """
         total = 0
         for _ in range(HEAL_STEPS):
-            row = (
-                await self._database.fetch(
-                    "SELECT * FROM queue_heal($1, $2, $3)", *self._walked, HEAL_STEP
-                )
-            )[0]
-            healed = list(
-                zip(
-                    row["healed_queues"],
-                    row["healed_groups"],
-                    row["healed_partitions"],
-                    strict=True,
-                )
+            (row,) = await self._database.fetch(
+                "SELECT * FROM queue_heal($1, $2, $3)", *self._walked, CURSORS_PER_STEP
             )
-            for (queue, group), count in Counter(
-                (queue, group) for queue, group, _ in healed
-            ).items():
-                first = next(one[2] for one in healed if one[:2] == (queue, group))
+            columns = row["healed_queues"], row["healed_groups"], row["healed_partitions"]
+            healed: dict[tuple[str, str], list[str]] = {}
+            for queue, group, partition in zip(*columns, strict=True):
+                healed.setdefault((queue, group), []).append(partition)
+            for (queue, group), partitions in healed.items():
                 log.warning(
                     "group '%s' of queue '%s' did not see waiting messages in %d partitions "
                     "(the first: '%s'): its cursor was at rest beside them. They are delivered "
                     "now; please report this fault",
-                    *(group, queue, count, first),
+                    *(group, queue, len(partitions), partitions[0]),
                 )
-                self._healed.add(count, queue)
-            total += len(healed)
+                self._healed.add(len(partitions), queue)
+                total += len(partitions)
             if row["last_partition"] is None:
                 self._walked = (0, 0)
                 break
@@ -158,22 +144,18 @@ class Upkeep:
         return total
 
     async def retain(self) -> int:
-        """Delete messages older than `retentionSeconds`, and consumed ones older than
-        `completedRetentionSeconds`.
-        """
+        """Apply `retentionSeconds` and, to consumed messages, `completedRetentionSeconds`."""
         rows = await self._database.fetch(
             """SELECT id, retention_seconds, completed_retention_seconds FROM queues
                 WHERE deleted_at IS NULL AND retention_enabled
                   AND (retention_seconds > 0 OR completed_retention_seconds > 0) ORDER BY id"""
         )
         total = 0
-        for row in rows:
-            if row["retention_seconds"]:
-                total += await self._trim(row["id"], row["retention_seconds"], "retention")
-            if row["completed_retention_seconds"]:
-                total += await self._trim(
-                    row["id"], row["completed_retention_seconds"], "completed"
-                )
+        for queue, seconds, completed_seconds in rows:
+            if seconds:
+                total += await self._trim(queue, seconds, "retention")
+            if completed_seconds:
+                total += await self._trim(queue, completed_seconds, "completed")
         for table in ("history", "removals"):
             await self._database.fetch(
                 f"DELETE FROM {table} WHERE minute < now() - make_interval(days => $1)",
@@ -182,9 +164,7 @@ class Upkeep:
         return total
 
     async def evict(self) -> int:
-        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old to be delivered
-        (`ttl`).
-        """
+        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old (`ttl`)."""
         rows = await self._database.fetch(
             """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait,
                       EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
@@ -204,20 +184,19 @@ class Upkeep:
 
     async def _evict(self, queue: int, seconds: int) -> int:
         """Partitions are looked for once, messages deleted in steps."""
-        rows = await self._database.fetch(
+        ((before,),) = await self._database.fetch(
             "SELECT clock_timestamp() - make_interval(secs => $1)", float(seconds)
         )
-        before = rows[0][0]
         rows = await self._database.fetch(
             "SELECT queue_overdue($1, $2, $3)", queue, before, MAX_EVICTED
         )
         numbers = sorted(row[0] for row in rows)
         total = 0
-        for begin in range(0, len(numbers), EVICT_STEP):
+        for begin in range(0, len(numbers), EVICTED_PER_STEP):
             row = await self._locked(
                 queue,
                 "SELECT queue_evict($1, $2, $3) AS deleted",
-                numbers[begin : begin + EVICT_STEP],
+                numbers[begin : begin + EVICTED_PER_STEP],
                 before,
                 reason="eviction",
             )
@@ -234,27 +213,21 @@ class Upkeep:
         """
         await self._database.drop_unused_functions()
         await Sinks(self._database).forget_old()
-        removed = looked = 1
-        while removed:
-            rows = await self._database.fetch(FORGET_DELIVERIES, DELIVERY_DAYS, STEP)
-            removed = rows[0][0]
-            await asyncio.sleep(STEP_GAP_SECONDS)
-        while looked:
-            rows = await self._database.fetch(
-                "SELECT queue_tidy(clock_timestamp() - make_interval(days => $1), $2)",
-                self._settings.partition_cleanup_days,
-                TIDY_STEP,
-            )
-            looked = rows[0][0]
-            await asyncio.sleep(STEP_GAP_SECONDS)
+        for sql, days, rows in (
+            (FORGET_DELIVERIES, DELIVERY_DAYS, MESSAGES_PER_STEP),
+            (TIDY, self._settings.partition_cleanup_days, TIDIED_PER_STEP),
+        ):
+            done = 1
+            while done:
+                ((done,),) = await self._database.fetch(sql, days, rows)
+                await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _trim(self, queue: int, seconds: int, reason: str) -> int:
         total = 0
         key = (queue, reason)
         if random.random() < 0.05:
-            self._positions.pop(
-                key, None
-            )  # now and then from the start: a transaction may have been committed late
+            # now and then from the start: a transaction may have been committed late
+            self._positions.pop(key, None)
         while True:
             began = time.monotonic()
             row = await self._locked(
@@ -271,7 +244,11 @@ class Upkeep:
             if row is None:
                 return total
             self._step = max(
-                200, min(STEP, int(self._step * STEP_SECONDS / (time.monotonic() - began + 0.001)))
+                200,
+                min(
+                    MESSAGES_PER_STEP,
+                    int(self._step * STEP_SECONDS / (time.monotonic() - began + 0.001)),
+                ),
             )
             total += int(row["deleted"])
             self._removed.add(row["deleted"], reason)
@@ -282,9 +259,7 @@ class Upkeep:
             await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
-        """One step on a queue in a transaction of its own, noted in `removals`; None when another
-        broker is at it.
-        """
+        """One step of a job on a queue, noted in `removals`; None: another broker is at it."""
         async with self._database.connection() as connection, connection.transaction():
             if not await connection.fetchval(
                 "SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue

@@ -208,11 +208,13 @@ class Groups:
 
     def names(self, topic: str | None = None) -> list[str]:
         """The groups, all or those on one topic."""
-        return sorted({cursor.group for cursor in self._live() if topic in (None, cursor.topic)})
+        return sorted(
+            {cursor.group for cursor in self.positions() if topic in (None, cursor.topic)}
+        )
 
     def details(self, group: str) -> list[GroupDetails]:
         """Per topic: committed offset, lag, and who holds what."""
-        cursors = [cursor for cursor in self._live() if cursor.group == group]
+        cursors = [cursor for cursor in self.positions() if cursor.group == group]
         if not cursors:
             raise NotFound(f"group {group!r} does not exist")
         now = self._clock()
@@ -376,17 +378,14 @@ class Groups:
             self._cursors[group, topic.name] = cursor
         return cursor
 
-    def _live(self) -> list[Cursor]:
-        return [cursor for key, cursor in self._cursors.items() if self._find(*key) is cursor]
-
     def positions(self) -> list[Cursor]:
         """Where every group is, by topic."""
-        return self._live()
+        return [cursor for key, cursor in self._cursors.items() if self._find(*key) is cursor]
 
     def _lags(self) -> dict[tuple[str, str], float]:
         return {
             (cursor.group, cursor.topic): self.lag(cursor.group, cursor.topic)
-            for cursor in self._live()
+            for cursor in self.positions()
         }
 
     def _forget(self, key: tuple[str, str]) -> None:

@@ -32,6 +32,7 @@ from penstock.errors import Damaged, StorageError, StorageFailed
 from penstock.log.checksums import Fault, SegmentCheck
 from penstock.log.context import Context
 from penstock.log.layout import DATA
+from penstock.log.pool import cancelled
 from penstock.log.segment import Segment
 from penstock.metrics import Metrics
 from penstock.topics.topic import Topic
@@ -125,12 +126,10 @@ class Scrub:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-            if self.running:
-                await self._save()
+        await cancelled(self._task)
+        if self._task is not None and self.running:
+            await self._save()
+        self._task = None
 
     def ask(self) -> None:
         """Begin a pass now, unless one is under way."""

@@ -26,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.log.context import Context
 from penstock.log.fs import DISK, Fs
+from penstock.log.pool import cancelled
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
@@ -136,10 +137,8 @@ class TopicStore:
 
     async def stop(self) -> None:
         self._running = False
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await asyncio.wait([self._maintenance])
-            self._maintenance = None
+        await cancelled(self._maintenance)
+        self._maintenance = None
         await self.scrub.stop()
         topics = list(self._topics.values())
         for i in range(0, len(topics), TOPICS_PER_STEP):

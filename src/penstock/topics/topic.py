@@ -70,7 +70,14 @@ class Topic:
             self._segments,
             on_commit=lambda: self._subscriptions.notify(self._segments.next_offset),
         )
-        self._reader = Reader(self._segments, recovered.damage)
+        self._reader = reader = Reader(self._segments, recovered.damage)
+        # What lies in the tier only is `NotCached` to a caller on the event loop, who then waits
+        # for it with `read_or_wait`.
+        self.read = reader.read
+        self.raw = reader.raw
+        self.timestamps = reader.timestamps
+        self.records_from = reader.records_from
+        self.lost_at = reader.lost_at
 
     # What it holds
 
@@ -95,10 +102,6 @@ class Topic:
     @property
     def records(self) -> int:
         return sum(segment.rows for segment in self.segments)
-
-    def records_from(self, offset: int) -> int:
-        """How many records lie at and after `offset`; after compaction fewer than offsets."""
-        return self._reader.records_from(offset)
 
     def first_from(self, offset: int) -> int:
         """Where the segment begins that has the next records, or `offset` if it lies in one;
@@ -153,11 +156,10 @@ class Topic:
         """The same for payloads that lie one after another in `payloads`."""
         return self.appends.append_arrays(lengths, payloads, producer)
 
-    # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
-    # waits for it with `read_or_wait`.
+    # Reading
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
-        """What `read`, which calls the methods below, returns; a coroutine of it when some of it
+        """What `read`, which reads, returns; a coroutine of it when some of it
         has to come from the tier.
         """
         try:
@@ -170,31 +172,6 @@ class Topic:
         """The same for a task that waits."""
         result = self.read_or_wait(read)
         return await result if isinstance(result, Awaitable) else result
-
-    def read(
-        self,
-        offset: int,
-        max_records: int = 1000,
-        max_bytes: int = 1 << 20,
-        *,
-        strict: bool = False,
-    ) -> Batch:
-        """Visible records from `offset` on, of one segment; at least one when there is one."""
-        return self._reader.read(offset, max_records, max_bytes, strict=strict)
-
-    def raw(
-        self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
-    ) -> Raw:
-        """The same as bytes of the log: where they lie in which file."""
-        return self._reader.raw(offset, max_bytes, max_records, strict=strict)
-
-    def lost_at(self, offset: int) -> dict[str, Any] | None:
-        """The damage that cost the record of this offset, if one did."""
-        return self._reader.lost_at(offset)
-
-    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """The append times of these records, microseconds since 1970."""
-        return self._reader.timestamps(offsets)
 
     def offset_at(self, timestamp: float) -> int:
         """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset`

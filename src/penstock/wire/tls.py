@@ -12,8 +12,6 @@ import ssl
 import time
 from pathlib import Path
 
-from cryptography import x509
-
 from penstock.config import Config
 from penstock.errors import ConfigError
 
@@ -116,6 +114,8 @@ class Certificate:
         return True
 
     def _note_expiry(self) -> None:
+        from cryptography import x509  # 10 MiB that a broker without certificates does without
+
         first = x509.load_pem_x509_certificates(self._certificate.read_bytes())[0]
         self.expires = first.not_valid_after_utc.timestamp()
         if self.expires < time.time():

@@ -39,7 +39,7 @@ from tests.support.tokens import (
     signed,
     token,
 )
-from tests.support.wait import until
+from tests.support.wait import eventually, until
 
 pytestmark = pytest.mark.xdist_group("auth")
 
@@ -333,11 +333,13 @@ def test_a_websocket_needs_a_token_and_its_role(broker):
         async with connect(broker.websocket, additional_headers=bearer(brief)) as writer:
             await writer.send(produce)
             assert json.loads(await writer.recv())["success"] is True
+
+            async def ask() -> None:
+                await writer.send(listing)
+                await writer.recv()
+
             with pytest.raises(ConnectionClosed) as closed:
-                async with asyncio.timeout(20):
-                    while True:
-                        await writer.send(listing)
-                        await writer.recv()
+                await eventually(ask)
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
                 1008,
@@ -383,9 +385,7 @@ def test_over_tcp_a_connection_says_who_it_is_before_anything_else(broker):
         assert (
             exchange(connection, frames.request(Command.AUTH, token(lifetime=1.5).encode()))[1] == 0
         )
-        deadline = time.monotonic() + 10
-        while exchange(connection, listing)[1] != TcpStatus.UNAUTHORIZED:
-            assert time.monotonic() < deadline
+        until(lambda: exchange(connection, listing)[1] == TcpStatus.UNAUTHORIZED)
     with socket.create_connection(
         broker.tcp, 10
     ) as connection:  # a stranger's large frame is not even received
@@ -544,7 +544,7 @@ def test_changes_are_recorded_with_the_subject_by_every_process(broker):
 
 def test_schedules_are_read_changed_and_deleted_by_role_and_the_changes_recorded(broker):
     one = "/api/v1/schedules/by-role"
-    definition = {"cron": "0 3 * * *", "queue": "scheduled", "payload": {"card": "4111"}}
+    definition = {"cron": "0 3 * * *", "queue": "scheduled", "payload": {"card": "4111-1111"}}
     calls: list[tuple[str, str, str, dict[str, Any]]] = [
         ("read-write", "PUT", one, {"json": definition}),
         ("read-only", "GET", one, {}),
@@ -574,7 +574,7 @@ def test_schedules_are_read_changed_and_deleted_by_role_and_the_changes_recorded
     ]
     put = page.json()["entries"][-1]["detail"]
     assert (put["cron"], put["queue"]) == ("0 3 * * *", "scheduled")
-    assert "4111" not in page.text  # payloads are not for the audit
+    assert "4111-1111" not in page.text  # payloads are not for the audit
 
 
 def test_the_configuration_is_shown_with_origins_and_without_secrets(broker):

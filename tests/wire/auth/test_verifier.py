@@ -176,7 +176,7 @@ def test_a_known_token_is_not_verified_again_and_never_outlives_its_expiry(monke
     monkeypatch.undo()
     later = time.time() + 51
     monkeypatch.setattr(time, "time", lambda: later)
-    checked.known[good] = Identity("alice", Role.ADMIN, later - 1)
+    checked.identities[good] = Identity("alice", Role.ADMIN, later - 1)
     monkeypatch.setattr(
         checked, "_verify", lambda *_, **__: Identity("verified again", Role.PUBLIC)
     )
@@ -185,13 +185,13 @@ def test_a_known_token_is_not_verified_again_and_never_outlives_its_expiry(monke
 
 def test_what_is_remembered_is_bounded_and_the_expired_go_first():
     checked = verifier(cache_size=3)
-    checked.known["stale"] = Identity("x", Role.ADMIN, time.time() - 1)
+    checked.identities["stale"] = Identity("x", Role.ADMIN, time.time() - 1)
     made = [token(subject=f"s{number}") for number in range(4)]
     for each in made[:3]:
         checked.identify(each)
-    assert list(checked.known) == made[:3]
+    assert list(checked.identities) == made[:3]
     checked.identify(made[3])
-    assert list(checked.known) == made[1:]
+    assert list(checked.identities) == made[1:]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is
             assert checked.identify(made).subject == "alice"
             source.fails, source.keys = False, {"not": "a list"}  # type: ignore[assignment]
             await checked.keys.refresh()
-            checked.known.clear()
+            checked.identities.clear()
             assert checked.identify(made).subject == "alice"
             await checked.stop()
 

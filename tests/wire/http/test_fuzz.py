@@ -3,7 +3,6 @@ client.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,9 +18,10 @@ from penstock.wire.http.head import parse
 from penstock.wire.http.messages import Refused, Request, Response, json_response
 from penstock.wire.http.routes import Route
 from penstock.wire.http.server import HttpServer
+from tests.support.form import pick
 from tests.support.http import Wire, connected, get, post, request, run, serving
 
-ROUNDS = 3000 if os.environ.get("PENSTOCK_SOAK") == "1" else 150
+ROUNDS = pick(short=50, usual=150, soak=3000)
 
 
 class Query(msgspec.Struct):

@@ -2,9 +2,8 @@
 
 queue      limits, what happens at them, and waiting: `SendQueue`, the one door
 limits     how large it may be, and how much memory there is
-fastqueue  blocks in two layers, leased and completed
-writer     how blocks get in: the memory layer, and the one job that writes
-backlog    the blocks on disk that nobody took yet
+fastqueue  blocks in two layers, leased and completed; the one job that writes
+layers     blocks in memory, and the backlog on disk
 store      what survives, and the order in which it reaches the disk
 chunks     the stream of blocks in files
 journal    what became of each block: entries, books, file

@@ -9,12 +9,15 @@ start a scan.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec import UNSET
 
 from penstock.errors import Conflict
 from penstock.export.deadletters import NAME as DEAD_LETTERS
@@ -24,12 +27,13 @@ from penstock.export.sendqueue.blocks import Block, Chunk, ChunkReader, is_chunk
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import Books, Journal
 from penstock.export.sendqueue.store import LOG, META, Options
+from penstock.export.status import ChunkReport, DamagedBytes, Inspection, Repaired
 from penstock.log.fs import DISK, Fs
 
 MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 
 
-def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str, Any]:
+def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> Inspection:
     """Chunks read whole and checked, journal, books, dead letters, and what is wrong."""
     for _ in range(MAX_ATTEMPTS):
         try:
@@ -39,33 +43,30 @@ def examine(directory: Path, fs: Fs = DISK, end: int | None = None) -> dict[str,
     raise Conflict("the queue changes faster than it can be read; pause the route, or try again")
 
 
-def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
+def _examine(directory: Path, fs: Fs, end: int | None) -> Inspection:
     problems: list[str] = []
     entries = Journal(fs, directory / LOG).load()
     books = Books()
     damaged_entries = books.replay(entries)
     if damaged_entries:
         problems.append(f"{LOG}: {damaged_entries} damaged entries")
-    chunks, waiting, records = [], 0, 0
+    chunks, records = [], 0
     for chunk, reader in _chunks(directory, fs, end):
         bad: list[tuple[int, int]] = []
-        shown: dict[str, Any] = {"name": chunk.path.name, "bytes": chunk.size}
-        shown |= {"blocks": 0, "waiting": 0}
+        report = ChunkReport(chunk.path.name, chunk.size, 0, 0, [])
         for block in reader.walk(chunk, chunk.start, bad, with_body=False):
-            shown.setdefault("first", block.sequence)
-            shown["last"] = block.sequence
-            shown["blocks"] += 1
+            report.first = block.sequence if report.first is UNSET else report.first
+            report.last = block.sequence
+            report.blocks += 1
             books.advance(block.sequence + 1, block.through)
             if block.sequence not in books.completed:
-                shown["waiting"] += 1
+                report.waiting += 1
                 records += block.records
-        waiting += shown["waiting"]
-        shown["damaged"] = [{"at": start - chunk.start, "bytes": end - start} for start, end in bad]
+        report.damaged = [DamagedBytes(start - chunk.start, stop - start) for start, stop in bad]
         problems += [
-            f"{chunk.path.name}: {end - start} damaged bytes at {start - chunk.start}"
-            for start, end in bad
+            f"{report.name}: {part.bytes} damaged bytes at {part.at}" for part in report.damaged
         ]
-        chunks.append(shown)
+        chunks.append(report)
         reader.close()
     letters = list(read_letters(_read(fs, directory / DEAD_LETTERS)))
     if None in letters:
@@ -73,18 +74,17 @@ def _examine(directory: Path, fs: Fs, end: int | None) -> dict[str, Any]:
     missing = books.queued - records
     if missing:
         problems.append(f"{missing} records are queued by the books but not on disk")
-    return {
-        "directory": str(directory),
-        "chunks": chunks,
-        "waitingBatches": waiting,
-        "waitingRecords": records,
-        "journalEntries": len(entries),
-        "accounting": books.shown(),
-        "position": books.position,
-        "deadLetters": len(letters),
-        "meta": _meta(fs, directory, problems),
-        "problems": problems,
-    }
+    return Inspection(
+        chunks=chunks,
+        waiting_batches=sum(chunk.waiting for chunk in chunks),
+        waiting_records=records,
+        journal_entries=len(entries),
+        accounting=books.accounting(),
+        position=books.position,
+        dead_letters=len(letters),
+        meta=_meta(fs, directory, problems),
+        problems=problems,
+    )
 
 
 def waiting_records(
@@ -127,19 +127,19 @@ def _records_of(block: Block) -> list[bytes]:
     return split(decompress(block.body, block.compression), block.encoding)
 
 
-async def repair(directory: Path, fs: Fs = DISK) -> dict[str, Any]:
+async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
     """Read everything, book what is damaged, leave the queue clean. The books afterwards."""
-    events: dict[str, int] = {}
+    events: Counter[str] = Counter()
 
     def count(name: str, amount: int) -> None:
-        events[name] = events.get(name, 0) + amount
+        events[name] += amount
 
     with ThreadPoolExecutor(1) as pool:
         queue = FastQueue(fs, directory, Options(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
         await queue.scrub()
         await queue.close()
-    return {"accounting": queue.books.shown(), "waitingBatches": queue.count, "events": events}
+    return Repaired(queue.books.accounting(), queue.count, events)
 
 
 def _chunks(directory: Path, fs: Fs, end: int | None = None) -> Iterator[tuple[Chunk, ChunkReader]]:

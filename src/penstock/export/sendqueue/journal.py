@@ -40,12 +40,14 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import crc32c
 
 from penstock.errors import StorageError, StorageFailed
+from penstock.export.status import Accounting
 from penstock.log.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
@@ -92,6 +94,11 @@ def decode(data: bytes) -> Iterator[Entry | None]:
         yield Entry(kind, reason, sequence, value, a, b)
 
 
+# First and next sequence number, records accepted before the first and through the last block.
+Span = tuple[int, int, int, int]
+_start = itemgetter(0)
+
+
 class Completed:
     """The sequence numbers of completed blocks: disjoint ranges [start, end), in order.
 
@@ -102,78 +109,66 @@ class Completed:
     themselves are gone.
     """
 
-    __slots__ = ("_before", "_ends", "_starts", "_through", "total")
+    __slots__ = ("_spans", "total")
 
     def __init__(self) -> None:
         self.total = 0  # sequence numbers in all ranges
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._before: list[int] = []  # records accepted before the range's first block
-        self._through: list[int] = []  # records accepted through its last block
+        self._spans: list[Span] = []
 
     def add(self, start: int, end: int, before: int, through: int) -> bool:
         """Put [start, end) in; False if it was there already. Ranges never overlap in part."""
-        starts, ends = self._starts, self._ends
-        at = bisect_right(starts, start) - 1
-        if at >= 0 and ends[at] >= end:
+        spans, at = self._spans, self._at(start)
+        if at >= 0 and spans[at][1] >= end:
             return False
         self.total += end - start
-        joins_left = at >= 0 and ends[at] == start
-        joins_right = at + 1 < len(starts) and starts[at + 1] == end
-        if joins_left and joins_right:
-            ends[at] = ends.pop(at + 1)
-            self._through[at] = self._through.pop(at + 1)
-            del starts[at + 1], self._before[at + 1]
-        elif joins_left:
-            ends[at], self._through[at] = end, through
-        elif joins_right:
-            starts[at + 1], self._before[at + 1] = start, before
-        else:
-            starts.insert(at + 1, start)
-            ends.insert(at + 1, end)
-            self._before.insert(at + 1, before)
-            self._through.insert(at + 1, through)
+        low = high = at + 1  # of the ranges that it replaces
+        if at >= 0 and spans[at][1] == start:
+            start, before, low = spans[at][0], spans[at][2], at
+        if high < len(spans) and spans[high][0] == end:
+            end, through, high = spans[high][1], spans[high][3], high + 1
+        spans[low:high] = [(start, end, before, through)]
         return True
 
+    def _at(self, sequence: int) -> int:
+        """The last range that begins at `sequence` or before it; -1: none does."""
+        return bisect_right(self._spans, sequence, key=_start) - 1
+
     def __contains__(self, sequence: int) -> bool:
-        at = bisect_right(self._starts, sequence) - 1
-        return at >= 0 and sequence < self._ends[at]
+        return self.covers(sequence, sequence + 1)
 
     def __len__(self) -> int:
         """The number of ranges."""
-        return len(self._starts)
+        return len(self._spans)
 
     def covers(self, start: int, end: int) -> bool:
-        at = bisect_right(self._starts, start) - 1
-        return at >= 0 and end <= self._ends[at]
+        at = self._at(start)
+        return at >= 0 and end <= self._spans[at][1]
 
-    def spans(self) -> Iterator[tuple[int, int, int, int]]:
-        return zip(self._starts, self._ends, self._before, self._through, strict=True)
+    def spans(self) -> list[Span]:
+        return self._spans
 
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         """What of [start, end) is not completed."""
         gaps = []
-        at = max(0, bisect_right(self._starts, start) - 1)
-        while start < end and at < len(self._starts):
-            if self._starts[at] >= end:
+        for first, stop, *_ in islice(self._spans, max(0, self._at(start)), None):
+            if start >= end or first >= end:
                 break
-            if self._starts[at] > start:
-                gaps.append((start, self._starts[at]))
-            start = max(start, self._ends[at])
-            at += 1
+            if first > start:
+                gaps.append((start, first))
+            start = max(start, stop)
         if start < end:
             gaps.append((start, end))
         return gaps
 
     def edge_before(self, sequence: int) -> int | None:
         """Records accepted through the block just in front of `sequence`, if a range ends there."""
-        at = bisect_right(self._starts, sequence - 1) - 1
-        return self._through[at] if at >= 0 and self._ends[at] == sequence else None
+        at = self._at(sequence - 1)
+        return self._spans[at][3] if at >= 0 and self._spans[at][1] == sequence else None
 
     def edge_after(self, sequence: int) -> int | None:
         """Records accepted before the block `sequence`, if a range begins there."""
-        at = bisect_right(self._starts, sequence) - 1
-        return self._before[at] if at >= 0 and self._starts[at] == sequence else None
+        at = self._at(sequence)
+        return self._spans[at][2] if at >= 0 and self._spans[at][0] == sequence else None
 
 
 @dataclass(slots=True)
@@ -259,15 +254,9 @@ class Books:
         elif _DROPPED <= number < _DROPPED + len(REASONS):
             self.dropped[number - _DROPPED] = value
 
-    def shown(self) -> dict[str, Any]:
-        """For people."""
-        return {
-            "accepted": self.accepted,
-            "delivered": self.delivered,
-            "deadLettered": self.dead,
-            "dropped": {REASONS[number]: n for number, n in enumerate(self.dropped) if n},
-            "queued": self.queued,
-        }
+    def accounting(self) -> Accounting:
+        dropped = {REASONS[number]: n for number, n in enumerate(self.dropped) if n}
+        return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
 
     def snapshot(self) -> list[Entry]:
         """Entries that, applied to empty books by `replay`, give this one."""

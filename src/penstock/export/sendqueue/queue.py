@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
@@ -33,7 +32,9 @@ from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
 from penstock.export.sendqueue.limits import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.sendqueue.store import Options
+from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import RouteMetrics
+from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
@@ -140,15 +141,13 @@ class SendQueue:
     async def stop(self) -> None:
         """Everything that is not delivered is on disk when this returns."""
         self.stop_taking()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        await cancelled(self._ticker)
         await self._fast.close()
 
     def stop_taking(self) -> None:
         """Takers get None from now on."""
         self._stopping = True
-        self.wake()
+        self._wake(len(self._takers))
         self._room.set()
 
     # Pushing
@@ -307,9 +306,6 @@ class SendQueue:
             return None
         return block
 
-    def wake(self) -> None:
-        self._wake(len(self._takers))
-
     def _wake(self, count: int) -> None:
         while count > 0 and self._takers:
             waiter = self._takers.popleft()
@@ -461,24 +457,24 @@ class SendQueue:
         """Batches that come in per second."""
         return self._in.value
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> SendQueueStatus:
         """Depth, sizes, ages, rates and the books."""
         fast = self._fast
-        return {
-            "batches": fast.count,
-            "leased": fast.leased,
-            "records": self.books.queued,
-            "bytes": fast.bytes,
-            "diskBytes": fast.disk_bytes,
-            "memoryBlocks": len(fast.memory),
-            "oldestAgeSeconds": round(fast.oldest_age(), 3),
-            "batchesInPerSecond": round(self._in.value, 3),
-            "batchesOutPerSecond": round(self._out.value, 3),
-            "timeToFullSeconds": self.time_to_full(),
-            "drainEtaSeconds": self.drain_eta(),
-            "storageFailing": self._failing,
-            "accounting": self.books.shown(),
-        }
+        return SendQueueStatus(
+            accounting=self.books.accounting(),
+            batches=fast.count,
+            records=self.books.queued,
+            leased=fast.leased,
+            bytes=fast.bytes,
+            disk_bytes=fast.disk_bytes,
+            memory_blocks=len(fast.memory),
+            oldest_age_seconds=round(fast.oldest_age(), 3),
+            batches_in_per_second=round(self._in.value, 3),
+            batches_out_per_second=round(self._out.value, 3),
+            drain_eta_seconds=self.drain_eta(),
+            time_to_full_seconds=self.time_to_full(),
+            storage_failing=self._failing,
+        )
 
     def time_to_full(self) -> float:
         growth = self._in.value - self._out.value
@@ -512,5 +508,5 @@ class SendQueue:
             "queue_records": self.books.queued,
             "fastqueue_inmemory_blocks": len(fast.memory),
             "fastqueue_disk_bytes": fast.disk_bytes,
-            "storage_failing": float(fast.store is not None and fast.store.failing is not None),
+            "storage_failing": float(self._failing is not None),
         }

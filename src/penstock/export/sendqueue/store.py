@@ -79,8 +79,10 @@ class Store:
         options: Options,
         books: Books,
         on_event: Callable[[str, int], None],
+        hints: Callable[[], dict[str, int]],
     ) -> None:
         self.books = books
+        self._hints = hints  # for the metadata: those that the queue above has
         self.directory = directory
         self.failing: str | None = None  # why the disk takes no more, while it does not
         self.writing = asyncio.Lock()
@@ -297,7 +299,7 @@ class Store:
             except StorageError as error:
                 self.failed(error)  # the entries stay pending; the next tick writes them
 
-    async def tick(self, *, reader_offset: int, count: int, size: int) -> None:
+    async def tick(self) -> None:
         """Sync, shorten the journal, remove completed chunks, write metadata; or raise."""
         async with self.writing:
             if self._journal.broken or self._journal.size > MAX_JOURNAL_BYTES:
@@ -307,7 +309,7 @@ class Store:
                 await self.in_pool(self._sync)
         removed = await self.remove_completed_chunks()
         if self._dirty or removed:
-            await self._write_meta(reader_offset, count, size, clean=False)
+            await self._write_meta(clean=False)
 
     async def sync(self) -> None:
         """Have everything that was appended on the disk itself. Raises storage errors."""
@@ -330,15 +332,13 @@ class Store:
             self._journal.abandon_restart()
             raise
 
-    async def _write_meta(self, reader_offset: int, count: int, size: int, *, clean: bool) -> None:
+    async def _write_meta(self, *, clean: bool) -> None:
         self._dirty = False
         data: dict[str, Any] = {
             "name": "fastqueue",
-            "reader_offset": reader_offset,
-            "writer_offset": self._stream_end,
             "version": 2,
-            "entry_count": count,
-            "total_bytes": size,
+            **self._hints(),
+            "writer_offset": self._stream_end,
             "next_sequence": self._stop,
             "records": self._through,
             "position": self.books.position,
@@ -390,13 +390,13 @@ class Store:
             self._journal.sync()  # a chunk whose completion is not durable would come back as lost
         self.chunks.remove(chunk)
 
-    async def close(self, *, reader_offset: int, count: int, size: int) -> None:
+    async def close(self) -> None:
         """Sync, and leave metadata that spares the next start a scan. Unlocks in any case."""
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
                 await self._restart_journal()
-                await self._write_meta(reader_offset, count, size, clean=True)
+                await self._write_meta(clean=True)
         finally:
             self.abandon()
 

@@ -52,7 +52,7 @@ class SealedSegments:
             return data.size == 0
         for row in (0, segment.rows - 1):
             offset, position = (int(value) for value in segment.index_rows(row, row + 1)[0])
-            header = data.read_at(position, HEADER_SIZE)
+            header = data.read_at(position, HEADER_SIZE) if position < data.size else b""
             if len(header) < HEADER_SIZE or ((row == 0) != (position == 0) and segment.rows > 1):
                 return False
             header_offset, length = RECORD_HEADER.unpack(header)

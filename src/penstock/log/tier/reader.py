@@ -8,16 +8,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from penstock.errors import NotFound
 from penstock.log.fs import DISK
-from penstock.log.layout import HEADER_SIZE
 from penstock.log.tier.blocks import BlocksInMemory
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, manifest_name
 from penstock.log.tier.segment import TieredSegment
-from penstock.log.topic_files import MAX_BYTES, MAX_ROWS, Slice
+from penstock.log.topic_files import Slice, slices
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 
@@ -41,20 +38,10 @@ class TierReader:
         for segment in self._segments(incarnation, start):
             if segment.base >= end:
                 return
-            at = max(start, segment.base)
-            while at < min(end, segment.end):
-                try:
-                    batch = segment.read(at, min(end - at, MAX_ROWS), MAX_BYTES)
-                    keep = int(np.searchsorted(batch.offsets, end))
-                    offsets = batch.offsets[:keep]
-                    times = segment.times(offsets)
-                except FileNotFoundError:
-                    return  # retention or compaction took it away
-                if not keep:
-                    return
-                starts = np.append(batch.starts[:keep] - HEADER_SIZE, batch.ends[keep - 1])
-                yield Slice(memoryview(batch.buffer), starts, offsets, times)
-                at = batch.next_offset
+            try:
+                yield from slices(segment, start, end)
+            except FileNotFoundError:
+                return  # retention or compaction took it away
 
     def _segments(self, incarnation: str, start: int) -> list[TieredSegment]:
         """The segment that holds `start` and those that follow it without a gap. What compaction

@@ -27,10 +27,10 @@ from penstock.pipeline.lake.convert import (
     queue_identity,
     refuse_old,
     remove_old,
-    topic_identity,
 )
 from penstock.pipeline.lake.data_files import FILE_BYTES, FILES_DDL, DataFile, FileWriter
 from penstock.pipeline.lake.dead_letters import write_dead_letters
+from penstock.pipeline.lake.frames import archived_frame, source_frame
 from penstock.pipeline.lake.maintenance import (
     Maintained,
     Merger,
@@ -39,7 +39,7 @@ from penstock.pipeline.lake.maintenance import (
     maintain,
     merged_by_tasks,
 )
-from penstock.pipeline.lake.table import LakeTable, Snapshot
+from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
 from penstock.pipeline.session import activate
@@ -151,9 +151,7 @@ class Archiver:
         remove_old(self.table, snapshot)
         self.report_misfits(spark, snapshot)  # of a run that was killed before it did
         for step in self.plan(snapshot):
-            snapshot = snapshot or self.table.create(
-                step.position.identity, self.table.kind.columns, {}
-            )
+            snapshot = snapshot or self.create(step)
             files, snapshot = self.append(spark, snapshot, step)
             rows = sum(file.rows for file in files)
             done.rows += rows
@@ -167,6 +165,18 @@ class Archiver:
             done.position, done.version = snapshot.position, snapshot.version
             done.files = len(snapshot.files())
         return done
+
+    def create(self, step: Step) -> Snapshot:
+        """The table, for the first step. When another run has made and filled it since this one has
+        looked, the step would add the same rows again: Superseded.
+        """
+        snapshot = self.table.create(step.position.identity, self.table.kind.columns, {})
+        if snapshot.position is not None:
+            raise Superseded(
+                f"another run archived {self.origin.kind} {self.origin.name!r} up to "
+                f"{snapshot.position} meanwhile; this one has added nothing"
+            )
+        return snapshot
 
     def plan(self, snapshot: Snapshot | None) -> Iterator[Step]:
         """What is archived, commit by commit."""
@@ -204,7 +214,7 @@ class Archiver:
 
     def frame(self, spark: Any, read: dict[str, str]) -> Any:
         """The rows of a step."""
-        return spark.read.format("penstock").options(**read).load()
+        return source_frame(spark, self.table.kind, read)
 
     def write(self, frame: Any, writer: FileWriter) -> list[DataFile]:
         """The rows of a step as files, by tasks."""
@@ -271,8 +281,7 @@ def topic_steps(
     name = given["topic"]
     state = topics.state(name)
     topics.close()
-    identity = topic_identity(state.incarnation)
-    if snapshot is not None and snapshot.identity != identity:
+    if snapshot is not None and snapshot.identity != state.incarnation:
         raise DataLoss(
             f"topic {name!r} was deleted and created again since it was archived: archive it "
             "to another directory, or move this topic's archive away first"
@@ -293,7 +302,7 @@ def topic_steps(
             "startingOffsets": json.dumps({name: start}),
             "endingOffsets": json.dumps({name: end}),
         }
-        yield Step(read, Position(identity, end), per_task)
+        yield Step(read, Position(state.incarnation, end), per_task)
         start = end
 
 
@@ -326,8 +335,6 @@ def read_archive(
 ) -> Any:
     """The archived rows of one snapshot of the table, or of an archive of an earlier release."""
     from pyspark.sql import functions as f
-
-    from penstock.pipeline.lake.frames import archived_frame
 
     origin = Origin(topic, queue)
     table = LakeTable(target, origin.kind, origin.name)

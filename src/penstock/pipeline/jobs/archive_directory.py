@@ -21,6 +21,7 @@ from urllib.parse import quote
 from pyarrow import fs
 
 from penstock.errors import Damaged, NotFound
+from penstock.pipeline.lake.data_files import bounds
 
 
 @dataclass
@@ -94,8 +95,8 @@ class Lake:
         """The manifest of what must be there; NotFound says what the archive holds instead."""
         manifest = self.manifest(kind, name)
         if not manifest.files:
-            known = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
-            raise NotFound(f"{self.root} holds no {kind} {name!r}; it holds {known}")
+            names = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
+            raise NotFound(f"{self.root} holds no {kind} {name!r}; it holds {names}")
         return manifest
 
     def replace(self, manifest: Manifest) -> None:
@@ -168,13 +169,7 @@ class Lake:
             size = file.size()
         if not footer.num_rows:
             return Entry(path, 0, size, 0, -1)
-        place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
-        bounds = [
-            footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)
-        ]
-        return Entry(
-            path, footer.num_rows, size, min(b.min for b in bounds), max(b.max for b in bounds)
-        )
+        return Entry(path, footer.num_rows, size, *bounds(footer, column))
 
     def _manifest_path(self, kind: str, name: str) -> str:
         return f"{self._base}/{manifest_path(kind, name)}"

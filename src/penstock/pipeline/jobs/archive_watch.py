@@ -27,7 +27,6 @@ from penstock.pipeline.sources.topic_catalog import Topics
 log = logging.getLogger("penstock.pipeline")
 
 UPKEEP_SECONDS = 3600.0
-COUNTED = 10_000
 MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did not answer
 
 
@@ -69,7 +68,7 @@ class ArchiveWatch:
         finally:
             ended.set()
             reporter.join()
-            self._tell()
+            self._notify()
         return self.report
 
     def _repeat(self, spark: Any) -> None:
@@ -107,18 +106,14 @@ class ArchiveWatch:
             job.compact(spark)
 
     def behind(self) -> int:
-        """Records or messages that are not in the table; messages are counted up to COUNTED."""
+        """Records or messages that are not in the table; messages up to a limit of their source."""
         origin = self._archiver.origin
         snapshot = self._archiver.table.open()
         position = snapshot.position if snapshot is not None else None
         options = Options(origin.options())
         if not origin.topic:
             queue = QueueOptions(options, [], streaming=False)
-            ((waiting,),) = queue.postgres.rows(
-                f"SELECT count(*) FROM (SELECT 1 FROM messages WHERE queue_id = {queue.state().id} "
-                f"AND xid >= '{position or 0}'::xid8 LIMIT {COUNTED}) x"
-            )
-            return int(waiting)
+            return queue.count(queue.state(), position or 0)
         topics = Topics(options)
         try:
             state = topics.state(origin.topic)
@@ -128,9 +123,9 @@ class ArchiveWatch:
 
     def _report_until(self, ended: threading.Event) -> None:
         while not ended.wait(HEARTBEAT_SECONDS):
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         try:
             self.report.lag = self.behind()
         except Unavailable as error:

@@ -21,11 +21,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake, Manifest
-from penstock.pipeline.jobs.compact_in_place import in_place as swap_segments
-from penstock.pipeline.jobs.keyed_topic import OVERHEAD, Compacted, Keys, Source, latest_rows
+from penstock.pipeline.jobs.compact_in_place import in_place
+from penstock.pipeline.jobs.keyed_topic import (
+    RECORD_OVERHEAD_BYTES,
+    Compacted,
+    Keys,
+    Source,
+    latest_rows,
+)
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.topic import DataLoss
@@ -33,9 +41,9 @@ from penstock.pipeline.sources.topic import DataLoss
 __all__ = ["CompactOptions", "Compacted", "compact", "read_compacted"]
 
 # source offsets written to a topic at once; part of the identity, so it never changes
-RANGE = 1_000_000
+OFFSETS_PER_WRITE = 1_000_000
 SEGMENT_BYTES = 256 << 20  # neighbouring segments are merged up to this size
-FILE_ROWS = 5_000_000
+ROWS_PER_FILE = 5_000_000
 TOMBSTONE_SECONDS = 86_400.0
 
 
@@ -77,15 +85,11 @@ def compact(
     connection = {name: value for name, value in given.items() if value}
     with BrokerCaller(options.url, token=options.token, patience=BROKER_PATIENCE_SECONDS) as caller:
         source = Source(spark, caller, options.topic, keys, connection, options.dry_run, say)
-        if options.in_place:
-            return swap_segments(
-                source, options.tombstone_seconds, options.roll, options.segment_bytes
-            )
-        return (
-            _to_topic(source, options.to_topic)
-            if options.to_topic
-            else _to_parquet(source, str(options.to))
-        )
+        if options.to_topic:
+            return _to_topic(source, options.to_topic)
+        if options.to:
+            return _to_parquet(source, options.to)
+        return in_place(source, options.tombstone_seconds, options.roll, options.segment_bytes)
 
 
 def read_compacted(spark: Any, root: str, topic: str) -> Any:
@@ -96,19 +100,18 @@ def read_compacted(spark: Any, root: str, topic: str) -> Any:
 
 
 def _to_topic(source: Source, target: str) -> Compacted:
-    from pyspark.sql import functions as f
-
     group, plan = f"compact-{target}", f"compact-{target}-plan"
     reached, planned = _position(source, group), _position(source, plan)
     start = source.state["first_offset"] if reached is None else reached
     if start < source.state["first_offset"]:
         raise DataLoss(
-            f"topic {source.topic!r}: offsets {start} to {source.state['first_offset'] - 1} "
-            "aged out before they were "
-            f"compacted to {target!r}. Delete the group {group!r} and compact to another topic."
+            f"topic {source.topic!r}: offsets {start} to {source.state['first_offset'] - 1} aged "
+            f"out before they were compacted to {target!r}. Delete the group {group!r} and compact "
+            "to another topic."
         )
-    killed = planned is not None and planned > start
-    end = planned if killed and planned is not None else source.state["next_offset"]
+    end = source.state["next_offset"]
+    if planned is not None and planned > start:  # by a run that was killed
+        end = planned
     done = Compacted(source.topic, f"topic {target}", start, end, executed=not source.dry_run)
     if start >= end:
         return done
@@ -124,14 +127,21 @@ def _to_topic(source: Source, target: str) -> Compacted:
         app = f"compact:{origin}:{target}:{source.keys.digest}:{start}:{end}"
         # Which records they are is part of who writes them: what a compaction in place took out of
         # a range since a killed run must not shift others onto numbers that the broker has seen.
-        ranges = kept.groupBy(f.expr(f"offset DIV {RANGE}").alias("range"))
+        ranges = kept.groupBy(f.expr(f"offset DIV {OFFSETS_PER_WRITE}").alias("range"))
         totals = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
         for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in totals), 1):
-            part = kept.where(f"offset DIV {RANGE} = {low}").select("offset", "payload").coalesce(1)
-            writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-            reach = {k: v for k, v in source.connection.items() if k != "directory"}
-            identified = writer.option("appId", f"{app}:{low}:{rows}:{identity}")
-            identified.options(**reach, topic=target).save()
+            part = (
+                kept.where(f"offset DIV {OFFSETS_PER_WRITE} = {low}")
+                .select("offset", "payload")
+                .coalesce(1)
+            )
+            sink = {k: v for k, v in source.connection.items() if k != "directory"}
+            sink |= {
+                "topic": target,
+                "orderBy": "offset",
+                "appId": f"{app}:{low}:{rows}:{identity}",
+            }
+            part.write.format("penstock").mode("append").options(**sink).save()
             source.say(
                 f"topic {source.topic}: {number} of {len(totals)} ranges written to topic {target}"
             )
@@ -163,7 +173,7 @@ def _count(done: Compacted, latest: Any, kept: Any) -> None:
     done.records_before, done.bytes_before = totals.records or 0, totals.bytes or 0
     done.keyless, done.broken = totals.keyless, totals.broken
     counts = kept.selectExpr(
-        "count(*) AS records", f"sum(length(payload) + {OVERHEAD}) AS bytes"
+        "count(*) AS records", f"sum(length(payload) + {RECORD_OVERHEAD_BYTES}) AS bytes"
     ).collect()[0]
     done.records, done.bytes = counts.records, counts.bytes or 0
     done.tombstones = totals.groups - counts.records
@@ -186,22 +196,18 @@ def _to_parquet(source: Source, root: str) -> Compacted:
         rows = older.unionByName(rows)
     latest = latest_rows(rows).persist()
     try:
-        kept = latest.where("key IS NULL OR NOT tombstone").select(
-            "key", "offset", "timestamp", "payload"
-        )
+        columns = ("key", "offset", "timestamp", "payload")
+        kept = latest.where("key IS NULL OR NOT tombstone").select(*columns)
         _count(done, latest, kept)
         if source.dry_run:
             return done
         lake.remove_strays(manifest)
         run, staging = lake.staging()
-        files = max(1, -(-done.records // FILE_ROWS))
-        kept.repartitionByRange(files, "offset").sortWithinPartitions("offset").write.parquet(
-            staging
-        )
-        manifest.files = [
-            lake.describe(path, "offset")
-            for path in lake.take_in(run, manifest.kind, manifest.name)
-        ]
+        files = max(1, -(-done.records // ROWS_PER_FILE))
+        parts = kept.repartitionByRange(files, "offset").sortWithinPartitions("offset")
+        parts.write.parquet(staging)
+        paths = lake.take_in(run, manifest.kind, manifest.name)
+        manifest.files = [lake.describe(path, "offset") for path in paths]
         if manifest.rows != done.records:
             raise DataLoss(
                 f"{manifest.rows} rows were written instead of {done.records}; the snapshot is "
@@ -234,8 +240,7 @@ def _parquet_range(source: Source, manifest: Manifest) -> tuple[int, int]:
         )
     if position["next"] < first:
         raise DataLoss(
-            f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out "
-            "before they were compacted: "
-            "compact to another directory"
+            f"topic {source.topic!r}: offsets {position['next']} to {first - 1} aged out before "
+            "they were compacted: compact to another directory"
         )
     return int(position["next"]), source.state["next_offset"]

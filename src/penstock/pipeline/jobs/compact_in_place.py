@@ -1,4 +1,4 @@
-"""compact in place: which offsets of the sealed segments stay, told to the broker, who swaps them.
+"""compact in place: which offsets of the sealed segments stay; the broker swaps them.
 
 The broker has the bytes, so it is only told which offsets stay, a bit each, for neighbouring sealed
 segments (`POST /topics/{topic}/compact`). Only sealed segments are read: what lies behind them may
@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pyspark.sql import functions as f
 
 from penstock.errors import Conflict
-from penstock.pipeline.jobs.keyed_topic import OVERHEAD, Compacted, Source
+from penstock.pipeline.jobs.keyed_topic import RECORD_OVERHEAD_BYTES, Compacted, Source
 
-BUCKET = 32_768  # offsets in one of Spark's bitmaps
+BUCKET_OFFSETS = 32_768  # of one of Spark's bitmaps
 
 
 class Kept:
@@ -29,13 +30,12 @@ class Kept:
     def between(self, start: int, end: int) -> npt.NDArray[np.uint8]:
         """A 1 for each offset from `start` to `end` that stays."""
         flags = np.zeros(end - start, np.uint8)
-        for bucket in range(start // BUCKET, -(-end // BUCKET)):
+        for bucket in range(start // BUCKET_OFFSETS, -(-end // BUCKET_OFFSETS)):
             if (packed := self._buckets.get(bucket)) is not None:
-                low, high = max(start, bucket * BUCKET), min(end, (bucket + 1) * BUCKET)
+                first = bucket * BUCKET_OFFSETS
+                low, high = max(start, first), min(end, first + BUCKET_OFFSETS)
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
-                flags[low - start : high - start] = bits[
-                    low - bucket * BUCKET : high - bucket * BUCKET
-                ]
+                flags[low - start : high - start] = bits[low - first : high - first]
         return flags
 
     def count(self, start: int, end: int) -> int:
@@ -48,11 +48,8 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
     groups: list[list[Any]] = []
     size = 0.0
     for segment in sealed:
-        share = (
-            segment["bytes"]
-            * kept.count(segment["base"], segment["end"])
-            / max(1, segment["records"])
-        )
+        stays = kept.count(segment["base"], segment["end"])
+        share = segment["bytes"] * stays / max(1, segment["records"])
         if groups and (size + share <= target or size == 0):
             groups[-1].append(segment)
             size += share
@@ -64,10 +61,8 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
 
 def _dirty(group: list[Any], kept: Kept) -> bool:
     """Whether there is anything to remove."""
-    return bool(
-        kept.count(group[0]["base"], group[-1]["end"])
-        < sum(segment["records"] for segment in group)
-    )
+    there = sum(segment["records"] for segment in group)
+    return bool(kept.count(group[0]["base"], group[-1]["end"]) < there)
 
 
 def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
@@ -79,31 +74,30 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
         source.state = source.describe()
     if source.state["policy"] != "compact":
         raise Conflict(
-            f"the policy of topic {source.topic!r} is {source.state['policy']!r}: compacting "
-            "in place takes "
-            f"`penstock topic policy {source.topic} compact`, which also ends the deletion of "
-            "its old segments"
+            f"the policy of topic {source.topic!r} is {source.state['policy']!r}: compacting in "
+            f"place takes `penstock topic policy {source.topic} compact`, which also ends the "
+            "deletion of its old segments"
         )
     archived = source.state["archived_offset"]
-    sealed = [segment for segment in source.state["segments"] if segment["sealed"]]
-    sealed = [segment for segment in sealed if archived is None or segment["end"] <= archived]
+    sealed = [
+        segment
+        for segment in source.state["segments"]
+        if segment["sealed"] and (archived is None or segment["end"] <= archived)
+    ]
     first = source.state["first_offset"]
     done = Compacted(source.topic, "in place", first, sealed[-1]["end"] if sealed else first)
     done.executed = not source.dry_run
     if not sealed:
-        source.say(
-            f"topic {source.topic}: nothing is sealed"
-            + (" and archived" if archived is not None else "")
-        )
+        archive = "" if archived is None else " and archived"
+        source.say(f"topic {source.topic}: nothing is sealed{archive}")
         return done
     kept = _plan(source, done, tombstone_seconds)
     there, stored = (sum(segment[name] for segment in sealed) for name in ("records", "bytes"))
     if done.records_before != there:  # whatever was not judged would be removed
         raise Conflict(
-            f"topic {source.topic!r}: {done.records_before} records were read where its "
-            f"segments have {there}: they "
-            "changed meanwhile, or cannot be read whole. Nothing was done; run it again, or "
-            "`penstock topic verify`"
+            f"topic {source.topic!r}: {done.records_before} records were read where its segments "
+            f"have {there}: they changed meanwhile, or cannot be read whole. Nothing was done; run "
+            "it again, or `penstock topic verify`"
         )
     groups = [group for group in _groups(sealed, kept, segment_bytes) if _dirty(group, kept)]
     done.bytes_before, done.bytes = stored, stored - done.bytes_before + done.bytes
@@ -126,10 +120,10 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
 
 def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
     """Which offsets stay, and the counts of that."""
-    from pyspark.sql import functions as f
-
     oldest = time.time() - tombstone_seconds
-    rows = source.rows(done.first, done.end).withColumn("size", f.length("payload") + OVERHEAD)
+    rows = source.rows(done.first, done.end).withColumn(
+        "size", f.length("payload") + RECORD_OVERHEAD_BYTES
+    )
     latest = rows.groupBy("key", "own").agg(
         f.max("offset").alias("offset"),
         f.max_by("tombstone", "offset").alias("tombstone"),
@@ -142,35 +136,25 @@ def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
     # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a
     # record.
     aged = f.col("timestamp") < f.timestamp_seconds(f.lit(oldest))
-    dropped = (
-        f.col("key").isNotNull() & f.col("tombstone") & aged & (f.col("offset") != done.end - 1)
-    )
-    judged = latest.withColumn("dropped", dropped).withColumn(
-        "bucket", f.expr(f"offset DIV {BUCKET}")
-    )
+    keyed = f.col("key").isNotNull() & (f.col("offset") != done.end - 1)
+    judged = latest.withColumn("dropped", keyed & f.col("tombstone") & aged)
+    counts = {
+        "records_before": "sum(records)",
+        "bytes_before": "sum(bytes)",
+        "bytes": "coalesce(sum(size) FILTER (WHERE NOT dropped), 0)",
+        "tombstones": "count_if(dropped)",
+        "keyless": "count_if(key IS NULL)",
+        "broken": "count_if(broken AND key IS NULL)",
+    }
+    bits = f"bitmap_construct_agg(offset % {BUCKET_OFFSETS}) FILTER (WHERE NOT dropped)"
     buckets = (
-        judged.groupBy("bucket")
-        .agg(
-            f.expr(f"bitmap_construct_agg(offset % {BUCKET}) FILTER (WHERE NOT dropped)").alias(
-                "bits"
-            ),
-            f.sum("records").alias("before"),
-            f.sum("bytes").alias("bytes_before"),
-            f.expr("sum(size) FILTER (WHERE NOT dropped)").alias("bytes"),
-            f.expr("count_if(dropped)").alias("tombstones"),
-            f.expr("count_if(key IS NULL)").alias("keyless"),
-            f.expr("count_if(broken AND key IS NULL)").alias("broken"),
-        )
+        judged.groupBy(f.expr(f"offset DIV {BUCKET_OFFSETS}"))
+        .agg(f.expr(bits), *(f.expr(count).alias(name) for name, count in counts.items()))
         .collect()
     )
-    for row in buckets:
-        done.records_before += row.before
-        done.bytes_before += row.bytes_before
-        done.bytes += row.bytes or 0
-        done.tombstones += row.tombstones
-        done.keyless += row.keyless
-        done.broken += row.broken
-    kept = Kept({row.bucket: bytes(row.bits) for row in buckets})
+    for name in counts:
+        setattr(done, name, sum(row[name] for row in buckets))
+    kept = Kept({row[0]: bytes(row[1]) for row in buckets})
     done.records = kept.count(done.first, done.end)
     return kept
 
@@ -192,11 +176,8 @@ def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
         now = {segment["base"]: segment for segment in source.describe()["segments"]}
         if bases[0] not in now or any(base in now for base in bases[1:]):
             raise
-        before = {name: sum(segment[name] for segment in group) for name in ("records", "bytes")}
-        current = now[bases[0]]
-        return {
-            "records_before": before["records"],
-            "records": current["records"],
-            "bytes_before": before["bytes"],
-            "bytes": current["bytes"],
-        }
+        answer = {}
+        for name in ("records", "bytes"):
+            answer[f"{name}_before"] = sum(segment[name] for segment in group)
+            answer[name] = now[bases[0]][name]
+        return answer

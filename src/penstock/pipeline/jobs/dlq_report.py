@@ -14,31 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import functions as f
 
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs import html_report, postgres_frames
 from penstock.pipeline.jobs.html_report import Panel, Report, Series, Table, number, short, top
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
-from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
+from penstock.pipeline.source_columns import TIMESTAMP
 from penstock.pipeline.sources.postgres import Postgres
 
 TASKS = 8
-PER_TASK = 50_000
-LONGEST = 200  # characters of an error's text
-PAYLOAD = 500  # bytes of a sample's
+LETTERS_PER_TASK = 50_000
+MAX_ERROR_CHARACTERS = 200
+MAX_PAYLOAD_BYTES = 500
+SECOND = "%Y-%m-%d %H:%M:%S"
 
 LETTERS = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("queue", pa.string()),
-        ("consumer", pa.string()),
-        ("partition", pa.string()),
-        ("transaction", pa.string()),
-        ("at", pa.timestamp("us", tz="UTC")),
-        ("attempts", pa.int64()),
-        ("error", pa.string()),
-    ]
+    {
+        "id": pa.int64(),
+        **dict.fromkeys(("queue", "consumer", "partition", "transaction"), pa.string()),
+        "at": TIMESTAMP,
+        "attempts": pa.int64(),
+        "error": pa.string(),
+    }
 )
 SOURCE = """
     FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
@@ -117,24 +116,16 @@ class ReportOptions:
 def dlq_report(
     spark: Any, options: ReportOptions, say: Callable[[str], None] = lambda _: None
 ) -> Letters:
-    """Group the dead letters that failed between `since` (default: the first) and `until` (default:
-    now).
-    """
+    """Group the dead letters that failed from `since` (the first) to `until` (now)."""
     if not 0 <= options.samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
     html_report.check_target(options.html)
-    postgres = Postgres(Options({"database": options.database} if options.database else {}))
+    postgres = postgres_frames.database_at(options.database)
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = moment(options.until, now, "until") if options.until else now
     begin = moment(options.since, now, "since") if options.since else None
-    figures = _collect(
-        activate(spark),
-        postgres,
-        _queries(postgres, options.queues, begin, end),
-        begin,
-        end,
-        options.samples,
-    )
+    queries = _queries(postgres, options.queues, begin, end)
+    figures = _collect(activate(spark), postgres, queries, begin, end, options.samples)
     say(f"{figures.total} dead letters of {len(figures.kinds)} kinds")
     _add_payloads(postgres, figures.kinds)
     if options.html:
@@ -145,29 +136,20 @@ def dlq_report(
 def _queries(
     postgres: Postgres, queues: Sequence[str], since: datetime | None, until: datetime
 ) -> list[str]:
-    known = {
-        name: number
-        for number, name in postgres.rows("SELECT id, name FROM queues WHERE deleted_at IS NULL")
-    }
-    missing = [name for name in queues if name not in known]
-    if missing:
-        raise NotFound(f"there is no queue {missing[0]!r}")
-    where = (
-        f"AND d.queue_id IN ({', '.join(str(known[name]) for name in queues)}) " if queues else ""
-    )
-    where += f"AND d.failed_at >= '{since.isoformat()}' " if since else ""
-    bounds = {"until": until.isoformat(), "where": where}
+    where = f"AND d.failed_at >= '{since.isoformat()}' " if since else ""
+    if queues:
+        ids = postgres_frames.queue_ids(postgres, queues).values()
+        where += f"AND d.queue_id IN ({', '.join(map(str, ids))}) "
+    end = until.isoformat()
     ((first, last, count),) = postgres.rows(
-        "SELECT min(d.id), max(d.id), count(*)" + SOURCE.format(**bounds)
+        "SELECT min(d.id), max(d.id), count(*)" + SOURCE.format(until=end, where=where)
     )
     if not count:
         return []
-    shares = min(TASKS, -(-count // PER_TASK))
+    shares = min(TASKS, -(-count // LETTERS_PER_TASK))
     step = -(-(last - first + 1) // shares)
     return [
-        READ.format(
-            until=until.isoformat(), where=where + f"AND d.id >= {at} AND d.id < {at + step}"
-        )
+        READ.format(until=end, where=where + f"AND d.id >= {at} AND d.id < {at + step}")
         for at in range(first, last + 1, step)
     ]
 
@@ -181,7 +163,6 @@ def _collect(
     samples: int,
 ) -> Letters:
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     if not queries:
         return Letters(since or until - timedelta(days=1), until, 0, [])
@@ -189,14 +170,8 @@ def _collect(
         "kind", f.expr(signature("error"))
     )
     nth = f.row_number().over(Window.partitionBy("kind", "queue").orderBy(f.desc("id")))
-    sample = f.struct(
-        "id",
-        "partition",
-        "consumer",
-        "transaction",
-        "at",
-        f.substring("error", 1, 2000).alias("error"),
-    )
+    error = f.substring("error", 1, 2000).alias("error")
+    sample = f.struct("id", "partition", "consumer", "transaction", "at", error)
     grouped = letters.withColumn("nth", nth).groupBy(
         "kind", "queue", f.date_trunc("minute", "at").alias("minute")
     )
@@ -218,12 +193,9 @@ def _collect(
         one.groups = sorted({*one.groups, *row.groups})
         one.attempts = max(one.attempts, row.attempts)
         one.first, one.last = min(one.first, first), max(one.last, last)
-        one.samples += [
-            Sample(
-                s.id, s.partition, s.consumer, s.transaction, s["at"].astimezone(UTC), s.error, None
-            )
-            for s in row.samples
-        ]
+        for dlq_id, partition, group, transaction, at, text in row.samples:
+            failed = at.astimezone(UTC)
+            one.samples.append(Sample(dlq_id, partition, group, transaction, failed, text, None))
         times[key][minute_of(row.minute.astimezone(UTC))] = row["count"]
     for one in kinds.values():
         one.samples.sort(key=lambda sample: -sample.id)
@@ -238,24 +210,19 @@ def signature(column: str) -> str:
     line = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
     for pattern, replacement in PATTERNS:
         line = f"regexp_replace({line}, '{pattern}', '{replacement}')"
-    return f"IF(length({line}) = 0, '(no text)', left({line}, {LONGEST}))"
+    return f"IF(length({line}) = 0, '(no text)', left({line}, {MAX_ERROR_CHARACTERS}))"
 
 
 def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
-    wanted = [str(sample.id) for kind in kinds for sample in kind.samples]
-    payloads: dict[int, bytes | None] = {}
-    for begin in range(0, len(wanted), 1000):
-        payloads |= dict(
-            postgres.rows(
-                "SELECT id, CASE WHEN key_id IS NULL THEN substring(payload FROM 1 FOR "
-                f"{PAYLOAD}) END "
-                f"FROM dead_letters WHERE id IN ({', '.join(wanted[begin : begin + 1000])})"
-            )
+    samples = {sample.id: sample for kind in kinds for sample in kind.samples}
+    ids = list(map(str, samples))
+    for begin in range(0, len(ids), 1000):
+        rows = postgres.rows(
+            f"SELECT id, substring(payload FROM 1 FOR {MAX_PAYLOAD_BYTES}) FROM dead_letters "
+            f"WHERE key_id IS NULL AND id IN ({', '.join(ids[begin : begin + 1000])})"
         )
-    for kind in kinds:
-        for sample in kind.samples:
-            payload = payloads.get(sample.id)
-            sample.payload = None if payload is None else payload.decode("utf-8", "replace")
+        for dlq_id, payload in rows:
+            samples[dlq_id].payload = payload.decode("utf-8", "replace")
 
 
 def build(figures: Letters) -> Report:
@@ -268,55 +235,35 @@ def build(figures: Letters) -> Report:
     place = {at: index for index, at in enumerate(times)}
 
     def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:
-        series: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
-        totals: dict[str, int] = defaultdict(int)
+        series: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(times))
         for key, counts in figures.times.items():
             for minute, count in counts.items():
                 at = datetime.fromtimestamp(int(minute.timestamp()) // step * step, UTC)
-                series[label(key)][place[at]] = (series[label(key)][place[at]] or 0) + count
-                totals[label(key)] += count
-        return top(dict(series), sorted(totals, key=lambda name: (-totals[name], name)))
+                series[label(key)][place[at]] += count
+        ranks = sorted(series, key=lambda name: (-sum(series[name]), name))
+        return top({name: list(values) for name, values in series.items()}, ranks)
 
-    kinds = [
-        [
-            kind.error,
-            kind.queue,
-            ", ".join(kind.groups),
-            number(kind.count),
-            number(kind.attempts),
-            f"{kind.first:%Y-%m-%d %H:%M:%S}",
-            f"{kind.last:%Y-%m-%d %H:%M:%S}",
-        ]
-        for kind in figures.kinds[:100]
-    ]
-    samples = [
-        [
-            sample.error,
-            "(encrypted)" if sample.payload is None else sample.payload,
-            kind.queue,
-            sample.partition,
-            sample.transaction_id,
-            f"{sample.failed_at:%Y-%m-%d %H:%M:%S}",
-        ]
-        for kind in figures.kinds[:100]
-        for sample in kind.samples
-    ]
+    kinds, samples = [], []
+    for kind in figures.kinds[:100]:
+        what = [kind.error, kind.queue, ", ".join(kind.groups)]
+        counts = [number(kind.count), number(kind.attempts)]
+        kinds.append([*what, *counts, f"{kind.first:{SECOND}}", f"{kind.last:{SECOND}}"])
+        for sample in kind.samples:
+            payload = "(encrypted)" if sample.payload is None else sample.payload
+            where = [kind.queue, sample.partition, sample.transaction_id]
+            samples.append([sample.error, payload, *where, f"{sample.failed_at:{SECOND}}"])
     last = max((kind.last for kind in figures.kinds), default=None)
-    none = "no dead letters"
+    none, unit = "no dead letters", f"dead letters {called}"
+    of_kinds = ["error", "queue", "groups", "count", "most attempts", "first", "last"]
+    of_samples = ["error", "payload", "queue", "partition", "transactionId", "failed"]
     return Report(
         "Penstock: dead letters",
         since,
         until,
         times,
         [
-            Panel(
-                "By error",
-                f"dead letters {called}",
-                over_time(lambda key: short(key[0], 60)),
-                "bar",
-                none,
-            ),
-            Panel("By queue", f"dead letters {called}", over_time(lambda key: key[1]), "bar", none),
+            Panel("By error", unit, over_time(lambda key: short(key[0], 60)), "bar", none),
+            Panel("By queue", unit, over_time(lambda key: key[1]), "bar", none),
         ],
         [
             ("dead letters", number(figures.total)),
@@ -325,20 +272,8 @@ def build(figures: Letters) -> Report:
             ("last one", f"{last:%m-%d %H:%M}" if last else "–"),
         ],
         [
-            Table(
-                "Errors",
-                ["error", "queue", "groups", "count", "most attempts", "first", "last"],
-                kinds,
-                none,
-                text=3,
-            ),
-            Table(
-                "Samples",
-                ["error", "payload", "queue", "partition", "transactionId", "failed"],
-                samples,
-                none,
-                text=6,
-            ),
+            Table("Errors", of_kinds, kinds, none, text=3),
+            Table("Samples", of_samples, samples, none, text=6),
         ],
         ["Put them back with `penstock queue dlq requeue` once the cause is gone. Times are UTC."],
         step=called,

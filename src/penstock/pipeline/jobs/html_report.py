@@ -22,9 +22,13 @@ from penstock.pipeline.jobs.svg_chart import Chart, Line
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 GREY = "#94a3b8"
 OTHERS = "all others"
-MOST = 8  # series of a panel; the rest is added up
+MAX_SERIES = 8  # of a panel; the rest is added up
 HUE_STEP = 0.381966  # of the circle: what follows is far from what was there
-SHORTEST = timedelta(minutes=10)  # that an axis shows
+INTERVALS = (  # seconds, and what to call them
+    *((60, "per minute"), (300, "per 5 minutes"), (900, "per 15 minutes")),
+    *((3600, "per hour"), (21600, "per 6 hours"), (86400, "per day")),
+)
+SHORTEST_AXIS = timedelta(minutes=10)
 
 
 @dataclass
@@ -101,26 +105,19 @@ def write(report: Report, html: str | Path) -> None:
 
 def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
     """The first of the ranks, the rest added up: nobody can read forty lines."""
-    shown = [Series(label, series[label]) for label in ranks[:MOST] if label in series]
-    rest = [series[label] for label in series if label not in ranks[:MOST]]
+    shown = [Series(label, series[label]) for label in ranks[:MAX_SERIES] if label in series]
+    rest = [series[label] for label in series if label not in ranks[:MAX_SERIES]]
     if rest:
-        shown.append(
-            Series(
-                OTHERS,
-                [sum(value or 0 for value in values) for values in zip(*rest, strict=True)],
-            )
-        )
+        sums = [sum(value or 0 for value in values) for values in zip(*rest, strict=True)]
+        shown.append(Series(OTHERS, sums))
     return shown
 
 
 def colors(panels: Iterable[Panel]) -> dict[str, str]:
     """A colour for each label, the same in all panels."""
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
-    chosen = {OTHERS: GREY}
-    for label in labels:
-        if label not in chosen:
-            chosen[label] = _color(len(chosen) - 1)
-    return chosen
+    labels.pop(OTHERS, None)
+    return {OTHERS: GREY, **{label: _color(number) for number, label in enumerate(labels)}}
 
 
 def _color(number: int) -> str:
@@ -131,13 +128,12 @@ def _color(number: int) -> str:
 
 
 def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[datetime, datetime]:
-    """The part of the time in which something happened, with some room; all of it if nothing did
-    or if that is most of it anyway."""
+    """The part of the time in which something happened, with some room; all if that is most."""
     inside = [at for at in moments if since <= at <= until]
     if not inside:
         return since, until
     first, last = min(inside), max(inside) + timedelta(minutes=1)
-    room = max((last - first) / 20, (SHORTEST - (last - first)) / 2)
+    room = max((last - first) / 20, (SHORTEST_AXIS - (last - first)) / 2)
     first, last = max(since, first - room), min(until, last + room)
     return (first, last) if (last - first) < (until - since) * 0.8 else (since, until)
 
@@ -148,8 +144,8 @@ def to_html(report: Report) -> str:
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
     )
-    chosen = colors(report.panels)
-    panels = "".join(_section(report, panel, chosen) for panel in report.panels)
+    by_label = colors(report.panels)
+    panels = "".join(_section(report, panel, by_label) for panel in report.panels)
     tables = "".join(_table(table) for table in report.tables)
     notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
     return (
@@ -170,16 +166,9 @@ def _figures(report: Report) -> str:
     figures = {
         "times": [f"{at.astimezone(UTC):%b %d %H:%M}" for at in report.times],
         "panels": [
-            []
-            if panel.is_empty
-            else [
-                {
-                    "label": series.label,
-                    "values": [
-                        None if value is None else float(f"{value:.4g}") for value in series.values
-                    ],
-                }
-                for series in panel.series
+            [
+                {"label": series.label, "values": [_rounded(value) for value in series.values]}
+                for series in (() if panel.is_empty else panel.series)
             ]
             for panel in report.panels
         ],
@@ -187,21 +176,25 @@ def _figures(report: Report) -> str:
     return json.dumps(figures, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _section(report: Report, panel: Panel, chosen: dict[str, str]) -> str:
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _section(report: Report, panel: Panel, by_label: dict[str, str]) -> str:
     about = f"<h2>{escape(panel.title)} <small>{escape(panel.unit)}</small></h2>"
     if panel.is_empty:
         return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
     times = report.times
     chart = Chart(
         times,
-        [Line(series.values, chosen[series.label]) for series in panel.series],
+        [Line(series.values, by_label[series.label]) for series in panel.series],
         panel.kind,
         panel.log,
         f"{panel.title}, {panel.unit}",
         times[1] - times[0] if len(times) > 1 else timedelta(minutes=1),
     )
     legend = "".join(
-        f"<li><i style='background:{chosen[series.label]}'></i>{escape(series.label)}"
+        f"<li><i style='background:{by_label[series.label]}'></i>{escape(series.label)}"
         for series in panel.series
     )
     number = report.panels.index(panel)
@@ -212,18 +205,14 @@ def _section(report: Report, panel: Panel, chosen: dict[str, str]) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(
-        f"<th{'' if place >= table.text else ' class=text'}>{escape(name)}"
-        for place, name in enumerate(table.columns)
-    )
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{'' if place >= table.text else ' class=text'}>{escape(cell)}"
-            for place, cell in enumerate(row)
+    def cells(tag: str, texts: list[str]) -> str:
+        return "".join(
+            f"<{tag}{'' if place >= table.text else ' class=text'}>{escape(text)}"
+            for place, text in enumerate(texts)
         )
-        for row in table.rows
-    )
+
+    head = cells("th", table.columns)
+    rows = "".join(f"<tr>{cells('td', row)}" for row in table.rows)
     body = f"<table><thead><tr>{head}</thead><tbody>{rows}</tbody></table>"
     shown = body if table.rows else f"<p class=empty>{escape(table.empty)}</p>"
     return f"<section class=wide><h2>{escape(table.title)}</h2>{shown}</section>"
@@ -233,9 +222,9 @@ def number(value: float | None) -> str:
     """1,234 as 1,234; 12,345,678 as 12.3 M; 0.0123 as 0.0123."""
     if value is None:
         return "–"
-    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+    for limit, one, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
-            return f"{value / ({' G': 1e9, ' M': 1e6, ' k': 1e3}[unit]):.3g}{unit}"
+            return f"{value / one:.3g} {unit}"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -267,17 +256,7 @@ def short(text: str, most: int) -> str:
 def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
     """The shortest step in seconds that makes at most so many, and what to call it."""
     length = (until - since).total_seconds()
-    steps = {
-        60: "per minute",
-        300: "per 5 minutes",
-        900: "per 15 minutes",
-        3600: "per hour",
-        21600: "per 6 hours",
-    }
-    for step, name in steps.items():
-        if length / step <= most:
-            return step, name
-    return 86400, "per day"
+    return next((one for one in INTERVALS if length / one[0] <= most), INTERVALS[-1])
 
 
 def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
@@ -290,9 +269,7 @@ def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
 
 def check_target(html: str | Path | None) -> None:
     """Before the long work: may the file be written?"""
-    if html is None:
-        return
-    if not Path(html).parent.is_dir():
+    if html is not None and not Path(html).parent.is_dir():
         raise Unavailable(f"{html} cannot be written: there is no directory {Path(html).parent}")
 
 

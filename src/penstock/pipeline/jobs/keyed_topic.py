@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.errors import InvalidRequest
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.options import topic_path
 
-OVERHEAD = 12 + 16  # header and index row of a record
+RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,8 @@ class Keys:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
     def read(self, frame: Any) -> Any:
-        """Columns key, own (the offset of a record without a key), offset, timestamp, payload,
-        tombstone, broken.
-        """
+        """Columns key, offset, timestamp, payload, tombstone, broken, own (its offset, keyless)."""
         from pyspark.errors import AnalysisException
-        from pyspark.sql import functions as f
 
         text = f.col("payload").cast("string")
         # Strict, and the whole record: half a JSON object, or one in another encoding, must not
@@ -59,11 +58,10 @@ class Keys:
         broken = f.lit(False)
         if self.path or self.tombstone_path:
             broken = ~empty & ~f.coalesce(valid, f.lit(False))
-        key = (
-            f.get_json_object(whole, self.path)
-            if self.path
-            else f.expr(str(self.sql)).cast("string")
-        )
+        if self.path:
+            key = f.get_json_object(whole, self.path)
+        else:
+            key = f.expr(str(self.sql)).cast("string")
         if self.tombstone_path:
             tombstone = f.get_json_object(whole, self.tombstone_path) == "true"
         else:
@@ -86,9 +84,7 @@ class Keys:
 
 @dataclass
 class Compacted:
-    """What was, or in a dry run would be, done. Records that are left out are superseded, or
-    tombstones.
-    """
+    """What was, or would be, done. Records that are left out are superseded, or tombstones."""
 
     topic: str
     to: str
@@ -147,13 +143,11 @@ class Source:
 
 def latest_rows(rows: Any) -> Any:
     """One row per key (and per record without one), with the counts of what it stands for."""
-    from pyspark.sql import functions as f
-
     columns = f.struct("timestamp", "payload", "tombstone", "broken")
     grouped = rows.groupBy("key", "own").agg(
         f.max("offset").alias("offset"),
         f.max_by(columns, "offset").alias("last"),
         f.count(f.lit(1)).alias("records"),
-        f.sum(f.length("payload") + OVERHEAD).alias("bytes"),
+        f.sum(f.length("payload") + RECORD_OVERHEAD_BYTES).alias("bytes"),
     )
     return grouped.select("key", "offset", "last.*", "records", "bytes")

@@ -3,56 +3,52 @@ written back.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import Unavailable
+from penstock.errors import NotFound, Unavailable
+from penstock.pipeline.options import Options
+from penstock.pipeline.source_columns import ddl
 from penstock.pipeline.sources.postgres import Postgres, first_line
 
-KINDS = {
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.string(): "STRING",
-    pa.binary(): "BINARY",
-    pa.timestamp("us", tz="UTC"): "TIMESTAMP",
-    pa.list_(pa.int16()): "ARRAY<SMALLINT>",
-    pa.list_(pa.int64()): "ARRAY<BIGINT>",
-}
-ROWS_PER_STATEMENT = 5000  # rows of one statement
+ROWS_PER_STATEMENT = 5000
 
 
-def ddl(schema: pa.Schema) -> str:
-    """The schema as Spark reads it."""
-    return ", ".join(f"{field.name} {KINDS[field.type]}" for field in schema)
+def database_at(url: str | None) -> Postgres:
+    """The queues' database at this URL, or that of the broker on this machine."""
+    return Postgres(Options({"database": url or ""}))
+
+
+def queue_ids(postgres: Postgres, names: Sequence[str]) -> dict[str, int]:
+    """The numbers of the named queues, of all without names; NotFound for one that is not there."""
+    rows = postgres.rows("SELECT name, id FROM queues WHERE deleted_at IS NULL ORDER BY id")
+    ids: dict[str, int] = dict(rows)
+    for name in names:
+        if name not in ids:
+            raise NotFound(f"there is no queue {name!r}")
+    return {name: ids[name] for name in ids if not names or name in names}
 
 
 def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) -> Any:
-    """The rows of all the queries. Their columns come in the order of the schema and may have
-    narrower types.
-    """
+    """The rows of all the queries, whose columns are the schema's, perhaps of narrower types."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for query in batch.column(0).to_pylist():
                 for rows in postgres.batches(query):
-                    columns = [
-                        column.cast(field.type)
-                        for column, field in zip(rows.columns, schema, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                    columns = zip(rows.columns, schema, strict=True)
+                    arrays = [column.cast(field.type) for column, field in columns]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     wanted = spark.createDataFrame([(query,) for query in queries], "query STRING")
     return wanted.repartition(max(1, len(queries))).mapInArrow(run, ddl(schema))
 
 
 def write(frame: Any, postgres: Postgres, statement: str) -> int:
-    """Run `statement` over the rows, given to it as JSON in $1 a few thousand at a time; how many
-    there were.
-    """
+    """Run `statement` over the rows, some thousand at a time as JSON in $1; how many there were."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from adbc_driver_postgresql import dbapi
@@ -63,7 +59,7 @@ def write(frame: Any, postgres: Postgres, statement: str) -> int:
                 for begin in range(0, batch.num_rows, ROWS_PER_STATEMENT):
                     rows = batch.slice(begin, ROWS_PER_STATEMENT).to_pylist()
                     try:
-                        cursor.execute(statement, (json.dumps(rows, default=_text),))
+                        cursor.execute(statement, (json.dumps(rows, default=str),))
                         connection.commit()
                     except dbapi.Error as error:
                         raise Unavailable(f"PostgreSQL refused: {first_line(error)}") from error
@@ -71,7 +67,3 @@ def write(frame: Any, postgres: Postgres, statement: str) -> int:
         yield pa.RecordBatch.from_pydict({"done": pa.array([done], pa.int64())})
 
     return sum(row.done for row in frame.mapInArrow(run, "done BIGINT").collect())
-
-
-def _text(value: Any) -> str:
-    return str(value.isoformat())

@@ -18,7 +18,7 @@ PostgreSQL works while a request is put together or answered.
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +27,30 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.tls import ca_text
-from penstock.pipeline.jobs.postgres_frames import ddl
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.queue import BUFFER_LINES, PUSH_BYTES, PushLink
+from penstock.pipeline.source_columns import ddl
 from penstock.protocol.buffer_lines import Event, decode
 
 PIECES = pa.schema(
-    [
-        ("queue", pa.string()),
-        ("partition", pa.string()),
-        ("file", pa.int64()),
-        ("number", pa.int64()),  # of the piece within its file
-        ("events", pa.int64()),
-        ("lines", pa.binary()),
+    {
+        "queue": pa.string(),
+        "partition": pa.string(),
+        "file": pa.int64(),
+        "number": pa.int64(),  # of the piece within its file
+        "events": pa.int64(),
+        "lines": pa.binary(),
         # Lines of the block that are no event; they come as a piece of no partition.
-        ("unreadable", pa.int64()),
-    ]
+        "unreadable": pa.int64(),
+    }
 )
-IDENTITIES = pa.schema(
-    [("queue", pa.string()), ("partition", pa.string()), ("transactionId", pa.string())]
-)
-COUNTS = pa.schema(
-    [
-        ("queued", pa.int64()),
-        ("duplicate", pa.int64()),
-        ("buffered", pa.int64()),
-        ("unreadable", pa.int64()),
-        ("error", pa.string()),
-    ]
-)
+IDENTITIES = pa.schema(dict.fromkeys(("queue", "partition", "transactionId"), pa.string()))
+NONE = {"queued": 0, "duplicate": 0, "buffered": 0, "unreadable": 0}
+COUNTS = pa.schema({**dict.fromkeys(NONE, pa.int64()), "error": pa.string()})
 BLOCK_BYTES = 8 << 20  # of a file, parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
-LANES = 2  # connections of a task
+LANES_PER_TASK = 2  # connections of a task
 Line = tuple[bytes, Event | None]
 PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
 
@@ -106,29 +97,26 @@ def recover(
     spark = activate(spark)
     # the order of time, whatever the directory
     numbered = [(str(path), i) for i, path in enumerate(files)]
-    paths = spark.createDataFrame(numbered, "path STRING, file BIGINT").repartition(
-        min(len(files), 4 * tasks)
-    )
+    paths = spark.createDataFrame(numbered, "path STRING, file BIGINT")
+    paths = paths.repartition(min(len(files), 4 * tasks))
     if dry_run:
-        counted = (
+        report.unreadable, report.events, distinct = (
             paths.mapInArrow(_identities, ddl(IDENTITIES))
             .selectExpr(
-                "count_if(transactionId IS NULL) AS unreadable",
-                "count(transactionId) AS good",
-                "count(DISTINCT queue, partition, transactionId) AS known",
+                "count_if(transactionId IS NULL)",
+                "count(transactionId)",
+                "count(DISTINCT queue, partition, transactionId)",
             )
             .first()
         )
-        report.unreadable, report.events = counted.unreadable, counted.good
-        report.duplicate = counted.good - counted.known
+        report.duplicate = report.events - distinct
         return report
     pieces = paths.mapInArrow(_pieces, ddl(PIECES)).repartition(tasks, "queue", "partition")
     dealt = pieces.sortWithinPartitions("queue", "partition", "file", "number")
     counts = dealt.mapInArrow(_pusher(url, token, patience), ddl(COUNTS)).collect()
-    report.inserted = sum(row.queued for row in counts)
-    report.duplicate = sum(row.duplicate for row in counts)
-    report.buffered = sum(row.buffered for row in counts)
-    report.unreadable = sum(row.unreadable for row in counts)
+    report.inserted, report.duplicate, report.buffered, report.unreadable = (
+        sum(row[name] for row in counts) for name in NONE
+    )
     report.rejected = [row.error for row in counts if row.error]
     report.events = report.inserted + report.duplicate + report.buffered + len(report.rejected)
     return report
@@ -136,12 +124,9 @@ def recover(
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Line]]]:
     """The files' lines, some at a time: the file's number, whether it begins here, and each line
-    with its event (None: it is no event).
-    """
+    with its event (None: it is no event)."""
     for batch in batches:
-        for path, file in zip(
-            batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True
-        ):
+        for path, file in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
@@ -166,9 +151,8 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             if event is not None:
                 whole = line if line.endswith(b"\n") else line + b"\n"
                 partitions[event.queue, event.partition].append(whole)
-        rows: list[tuple[str, str, int, int, int, bytes, int]] = [
-            ("", "", file, number, 0, b"", sum(event is None for _, event in lines))
-        ]
+        unreadable = sum(event is None for _, event in lines)
+        rows: list[tuple[Any, ...]] = [("", "", file, number, 0, b"", unreadable)]
         for (queue, partition), whole_lines in partitions.items():
             for begin in range(0, len(whole_lines), PIECE_EVENTS):
                 number += 1
@@ -206,9 +190,8 @@ class _Lane:
 
     def add(self, piece: bytes, events: int) -> Iterator[dict[str, Any]]:
         """Push the piece, with others of this lane; gives what became of those before."""
-        if self._events and (
-            self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES
-        ):
+        over = self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES
+        if self._events and over:
             yield from self.push()
         self._pieces.append(piece)
         self._events += events
@@ -239,9 +222,7 @@ class _Lane:
         return sum(not push.done() for push in self._pushes)
 
     def close(self) -> None:
-        """Leaves nothing behind that still pushes: a task that is run again must be alone with its
-        partitions.
-        """
+        """Wait for what still pushes: a task that is run again is alone with its partitions."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._link.close()
 
@@ -250,7 +231,9 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        lanes = [_Lane(PushLink(url, token, patience, ca, BUFFER_LINES)) for _ in range(LANES)]
+        lanes = [
+            _Lane(PushLink(url, token, patience, ca, BUFFER_LINES)) for _ in range(LANES_PER_TASK)
+        ]
         lane, place = lanes[0], None
         try:
             for batch in batches:
@@ -276,12 +259,9 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
 
 
 def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:
-    """Push them; when the broker refuses the batch for its content, push them one by one so that
-    one fails alone.
-    """
+    """Push them; one by one if the broker refuses the batch's content, so that one fails alone."""
     try:
-        done = link.push(lines, repeatable=True)
-        return [{"queued": done.queued, "duplicate": done.duplicate, "buffered": done.buffered}]
+        return [asdict(link.push(lines, repeatable=True))]
     except InvalidRequest as refused:
         if len(lines) == 1:
             return [{"error": f"{refused}: {lines[0][:500]!r}"}]
@@ -289,5 +269,4 @@ def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _counts(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    none = {"queued": 0, "duplicate": 0, "buffered": 0, "unreadable": 0, "error": None}
-    return pa.RecordBatch.from_pylist([none | row for row in rows], schema=COUNTS)
+    return pa.RecordBatch.from_pylist([NONE | row for row in rows], schema=COUNTS)

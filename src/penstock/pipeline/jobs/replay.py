@@ -14,6 +14,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,9 @@ from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS
 from penstock.pipeline.sinks.queue import PushLink
-from penstock.protocol.sink_claims import Claim, Claimed
+from penstock.protocol.sink_claims import Claim
 
-RANGE = 100_000  # offsets in one write, at most; part of the identity
+OFFSETS_PER_WRITE = 100_000  # offsets in one write, at most; part of the identity
 
 
 @dataclass
@@ -65,9 +66,7 @@ class ReplayOptions:
 def replay(
     spark: Any, options: ReplayOptions, say: Callable[[str], None] = lambda _: None
 ) -> Replayed:
-    """Write the records again that `where` (SQL over topic, offset, timestamp, payload)
-    selects.
-    """
+    """Write the records again that `where` (SQL over topic, offset, timestamp, payload) selects."""
     if bool(options.to_topic) == bool(options.to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")
     if options.to_topic == options.topic and not options.archive:
@@ -78,73 +77,47 @@ def replay(
     if options.rate < 0:
         raise InvalidRequest(f"the rate is a number of records per second, not {options.rate:g}")
     spark = activate(spark)
-    connection = {"broker": options.broker, "directory": options.directory, "token": options.token}
-    frame = _source(spark, options.topic, options.archive, connection, options.start, options.end)
-    if options.where:
-        frame = frame.where(options.where)
+    frame = _source(spark, options)
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
     if bounds.last is None:
         return Replayed(0, None, None, 0, options.execute)
-    limit, step = bounds.last + 1, min(RANGE, max(1, int(options.rate))) if options.rate else RANGE
+    limit, step = (
+        bounds.last + 1,
+        min(OFFSETS_PER_WRITE, max(1, int(options.rate))) if options.rate else OFFSETS_PER_WRITE,
+    )
     if options.execute:
-        keeper = _keeper(options.to_topic, options.broker, options.url, options.token)
-        try:
-            plan = json.dumps(
-                [options.where or "", options.start, options.end, bool(options.archive)]
-            )
-            limit, step = _planned(
-                keeper.claim,
-                options.to_topic or str(options.to_queue),
-                options.topic,
-                options.id,
-                plan,
-                limit,
-                step,
-            )
-        finally:
-            keeper.close()
+        limit, step = _planned(options, limit, step)
     frame = frame.where(f"offset < {limit}")
     counts = frame.selectExpr(f"offset DIV {step} AS range", "offset").groupBy("range")
     ranges = sorted(tuple(row) for row in counts.agg({"offset": "count"}).collect())
     last = frame.selectExpr("max(offset) AS last").collect()[0].last
-    result = Replayed(
-        sum(count for _, count in ranges), bounds.first, last, len(ranges), options.execute
-    )
+    total = sum(count for _, count in ranges)
+    result = Replayed(total, bounds.first, last, len(ranges), options.execute)
     if not options.execute:
         return result
+    sink = {"orderBy": "offset", "token": options.token or ""}
+    if options.to_topic:
+        sink |= {"topic": options.to_topic, "broker": str(options.broker)}
+    else:
+        sink |= {"queue": str(options.to_queue), "url": str(options.url)}
     written, fastest = 0, float("inf")
     for number, count in ranges:
         began = time.monotonic()
         low = number * step
-        part = (
-            frame.where(f"offset >= {low} AND offset < {low + step}")
-            .coalesce(1)
-            .select("offset", "payload")
+        part = frame.where(f"offset >= {low} AND offset < {low + step}").coalesce(1)
+        app = f"replay:{options.id}:{options.topic}:{low}" + (
+            f":{step}" if step != OFFSETS_PER_WRITE else ""
         )
-        writer = part.write.format("penstock").mode("append").option("orderBy", "offset")
-        app = (
-            f"replay:{options.id}:{options.topic}:{low}"
-            if step == RANGE
-            else f"replay:{options.id}:{options.topic}:{low}:{step}"
-        )
-        writer = writer.option("appId", app).options(
-            **({"token": options.token} if options.token else {})
-        )
-        writer = (
-            writer.option("topic", options.to_topic).option("broker", str(options.broker))
-            if options.to_topic
-            else writer.option("queue", str(options.to_queue)).option("url", str(options.url))
-        )
+        writer = part.select("offset", "payload").write.format("penstock").mode("append")
         try:
-            writer.save()
+            writer.options(**sink, appId=app).save()
         except Exception as error:
             if OTHER_ROWS not in cause(error):
                 raise
             raise Conflict(
                 f"the source no longer has the records that replay {options.id!r} was begun with "
-                f"(offsets {low} to "
-                f"{low + step - 1}). Nothing of these was written. Replay what is there under "
-                "another --id."
+                f"(offsets {low} to {low + step - 1}). Nothing of these was written. Replay what "
+                "is there under another --id."
             ) from error
         written += count
         say(f"{written} of {result.rows} records")
@@ -155,61 +128,48 @@ def replay(
     return result
 
 
-def _keeper(
-    to_topic: str | None, broker: str | None, url: str | None, token: str | None
-) -> TopicLink | PushLink:
-    """The broker that keeps what the replay is: the one that is written to."""
-    token, ca = Options({"token": token or ""}).token(), ca_text(None)
-    if to_topic:
-        return TopicLink(str(broker), BROKER_PATIENCE_SECONDS, token, ca)
-    return PushLink(str(url), token, BROKER_PATIENCE_SECONDS, ca)
-
-
-def _planned(
-    claim: Callable[[Claim], Claimed],
-    target: str,
-    topic: str,
-    id: str,
-    plan: str,
-    limit: int,
-    step: int,
-) -> tuple[int, int]:
-    """How far the replay of this id goes and in what ranges: as now, or as when it was first
-    begun.
-    """
+def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
+    """How far the replay of this id goes and in what ranges: as now, or as when it was first begun.
+    The broker that is written to keeps it."""
+    token, ca = Options({"token": options.token or ""}).token(), ca_text(None)
+    keeper: TopicLink | PushLink
+    if options.to_topic:
+        keeper = TopicLink(str(options.broker), BROKER_PATIENCE_SECONDS, token, ca)
+    else:
+        keeper = PushLink(str(options.url), token, BROKER_PATIENCE_SECONDS, ca)
+    plan = json.dumps([options.where or "", options.start, options.end, bool(options.archive)])
     checksum = hashlib.sha256(plan.encode()).hexdigest()[:32]
+    target, app = options.to_topic or str(options.to_queue), f"replay:{options.id}:{options.topic}"
     note = json.dumps([limit, step])
-    answer = claim(Claim(target, f"replay:{id}:{topic}", 0, 0, checksum, uuid.uuid4().hex, note))
+    with closing(keeper):
+        answer = keeper.claim(Claim(target, app, 0, 0, checksum, uuid.uuid4().hex, note))
     if answer.verdict != "write":
         raise Conflict(
-            f"replay {id!r} of {topic!r} into {target!r} was begun with another --where, "
-            "--start, --end or source. "
-            "Nothing was written. Run it with those it was begun with, or give this one "
-            "another --id."
+            f"replay {options.id!r} of {options.topic!r} into {target!r} was begun with another "
+            "--where, --start, --end or source. Nothing was written. Run it with those it was "
+            "begun with, or give this one another --id."
         )
     limit, step = json.loads(answer.note)
     return int(limit), int(step)
 
 
-def _source(
-    spark: Any,
-    topic: str,
-    archive: str | None,
-    connection: dict[str, str | None],
-    start: int | None,
-    end: int | None,
-) -> Any:
-    if archive:
-        frame = read_archive(spark, archive, topic=topic)
+def _source(spark: Any, options: ReplayOptions) -> Any:
+    topic, start, end = options.topic, options.start, options.end
+    if options.archive:
+        frame = read_archive(spark, options.archive, topic=topic)
     else:
-        given = {"topic": topic, **connection}
+        given = {name: getattr(options, name) for name in ("topic", "broker", "directory", "token")}
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:
             given["endingOffsets"] = json.dumps({topic: end})
-        frame = (
-            spark.read.format("penstock").options(**{k: v for k, v in given.items() if v}).load()
-        )
-    if start is not None:
-        frame = frame.where(f"offset >= {int(start)}")
-    return frame.where(f"offset < {int(end)}") if end is not None else frame
+        given = {name: value for name, value in given.items() if value}
+        frame = spark.read.format("penstock").options(**given).load()
+    conditions = [
+        *([f"offset >= {int(start)}"] if start is not None else []),
+        *([f"offset < {int(end)}"] if end is not None else []),
+        *([options.where] if options.where else []),
+    ]
+    for condition in conditions:
+        frame = frame.where(condition)
+    return frame

@@ -18,6 +18,7 @@ was counted before.
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.jobs import rollup_minutes as minutes
+from penstock.pipeline.jobs.postgres_frames import ROWS_PER_STATEMENT, queue_ids
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.options import Options
 from penstock.pipeline.session import activate
@@ -35,9 +37,17 @@ from penstock.pipeline.sources.topic_catalog import Topics
 
 # Of runs: longer than counters wait to be folded and commits are late.
 OVERLAP = timedelta(minutes=5)
-FIRST = timedelta(days=1)  # how far back a first run looks
+FIRST_RUN = timedelta(days=1)  # how far back a first run looks
 TASKS = 8
 
+OF_TOPIC_GROUPS = {  # columns, and what the broker's minutes call them
+    "minute": "time",
+    "name": "topic",
+    "group_name": "group",
+    **{name: name for name in ("acked", "retried", "lag")},
+    "latency_buckets": "buckets",
+    "latency_counts": "counts",
+}
 COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
 _SAME = "minute, kind, name, group_name"
 _KEPT = ", ".join(f"{name} = greatest(a.{name}, excluded.{name})" for name in COUNTS)
@@ -63,6 +73,10 @@ REACHED = """
   ON CONFLICT (scope) DO UPDATE
      SET upto = greatest(r.upto, excluded.upto), ran_at = clock_timestamp()
    WHERE r.upto >= $2::text::timestamptz"""
+
+FORGET = """
+  WITH gone AS (DELETE FROM analytics WHERE minute < now() - make_interval(days => {}) RETURNING 1)
+  SELECT count(*) FROM gone"""
 
 
 @dataclass
@@ -97,59 +111,45 @@ class RollupOptions:
 def rollup(
     spark: Any, options: RollupOptions, say: Callable[[str], None] = lambda _: None
 ) -> RolledUp:
-    """Roll up whole minutes from `since` (default: where the last run ended) to `until` (default:
-    now).
+    """Roll up whole minutes from `since` (where the last run ended) to `until` (now).
 
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
     groups when `url` is.
     """
-    postgres = Postgres(Options({"database": options.database} if options.database else {}))
+    postgres = postgres_frames.database_at(options.database)
     if options.topics and not options.broker:
         raise InvalidRequest("give the broker's address: topics are read from it")
     postgres.rows("SELECT queue_rollup()")
-    scopes = [
-        *(f"queue:{name}" for name in options.queues),
-        *(f"topic:{name}" for name in options.topics),
-    ]
+    scopes = [f"queue:{name}" for name in options.queues]
+    scopes += [f"topic:{name}" for name in options.topics]
     scopes = scopes or ["queues", *(["topics"] if options.broker else [])]
     start, end = _window(postgres, scopes, options.since, options.until)
     done = RolledUp(start, end)
     if start >= end:
         return done
     spark = activate(spark)
+    window = f"{start:%F %H:%M} to {end:%F %H:%M} UTC"
     if options.queues or not options.topics:
-        known = _known(postgres, options.queues)
-        done.queues, done.groups = len(known.queues), len(known.groups)
-        if known.queues:
-            say(
-                f"{done.queues} queues with {done.groups} groups, {start:%F %H:%M} to "
-                f"{end:%F %H:%M} UTC"
-            )
-            made = minutes.queue_minutes(spark, postgres, known, start, end, options.tasks)
+        catalog = _catalog(postgres, options.queues)
+        done.queues, done.groups = len(catalog.queues), len(catalog.groups)
+        if catalog.queues:
+            say(f"{done.queues} queues with {done.groups} groups, {window}")
+            made = minutes.queue_minutes(spark, postgres, catalog, start, end, options.tasks)
             done.rows += postgres_frames.write(made, postgres, WRITE)
     if options.broker and (options.topics or not options.queues):
         names = _topic_names(options.broker, options.token, options.topics)
         done.topics = len(names)
         if names:
-            say(f"{done.topics} topics, {start:%F %H:%M} to {end:%F %H:%M} UTC")
-            done.rows += postgres_frames.write(
-                minutes.topic_minutes(spark, options.broker, options.token, names, start, end),
-                postgres,
-                WRITE,
-            )
+            say(f"{done.topics} topics, {window}")
+            made = minutes.topic_minutes(spark, options.broker, options.token, names, start, end)
+            done.rows += postgres_frames.write(made, postgres, WRITE)
             if options.url:
                 with BrokerCaller(options.url, token=options.token, patience=10.0) as caller:
                     done.rows += _topic_groups(postgres, caller, set(options.topics), start, end)
     for scope in scopes:
         postgres.rows(REACHED, (scope, start.isoformat(), end.isoformat()))
     if options.keep_days is not None:
-        forget = (
-            "WITH gone AS (DELETE FROM analytics WHERE minute < now() - "
-            "make_interval(days => {}) RETURNING 1)"
-        )
-        done.forgotten = postgres.rows(
-            forget.format(int(options.keep_days)) + " SELECT count(*) FROM gone"
-        )[0][0]
+        ((done.forgotten,),) = postgres.rows(FORGET.format(int(options.keep_days)))
     return done
 
 
@@ -167,7 +167,7 @@ def _window(
     if since:
         return minute_of(moment(since, now, "since")), end
     ends: dict[str, datetime] = dict(postgres.rows("SELECT scope, upto FROM rollups"))
-    never = now - FIRST + OVERLAP
+    never = now - FIRST_RUN + OVERLAP
     reached = [
         max(ends.get(scope, never), ends.get(scope.partition(":")[0] + "s", never))
         for scope in scopes
@@ -175,60 +175,34 @@ def _window(
     return minute_of(min(reached) - OVERLAP), end
 
 
-def _known(postgres: Postgres, queues: Sequence[str]) -> minutes.Known:
-    selected = minutes.Known()
-    for number, name in postgres.rows(
-        "SELECT id, name FROM queues WHERE deleted_at IS NULL ORDER BY id"
-    ):
-        if not queues or name in queues:
-            selected.queues[number] = name
-    missing = [name for name in queues if name not in selected.queues.values()]
-    if missing:
-        raise NotFound(f"there is no queue {missing[0]!r}")
-    for number, queue, name in postgres.rows("SELECT id, queue_id, name FROM groups"):
-        if queue in selected.queues:
-            selected.groups[number] = (queue, name)
-    return selected
+def _catalog(postgres: Postgres, names: Sequence[str]) -> minutes.Catalog:
+    queues = {number: name for name, number in queue_ids(postgres, names).items()}
+    groups = postgres.rows("SELECT id, queue_id, name FROM groups")
+    return minutes.Catalog(
+        queues, {number: (queue, name) for number, queue, name in groups if queue in queues}
+    )
 
 
 def _topic_groups(
     postgres: Postgres, caller: BrokerCaller, topics: set[str], start: datetime, end: datetime
 ) -> int:
-    """Groups on topics: the broker has counted them, a row per minute in which they settled
-    something.
-    """
+    """Groups on topics: the broker has counted them, a row per minute in which they committed."""
     times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
     rows = [
-        {
-            "minute": minute["time"],
-            "kind": "topic",
-            "name": minute["topic"],
-            "group_name": minute["group"],
-            "acked": minute["acked"],
-            "retried": minute["retried"],
-            "lag": minute["lag"],
-            "latency_buckets": minute["buckets"],
-            "latency_counts": minute["counts"],
-        }
+        {"kind": "topic", **{column: minute[key] for column, key in OF_TOPIC_GROUPS.items()}}
         for minute in caller.json("GET", f"/api/v1/analytics/topic-groups?{times}")
         if not topics or minute["topic"] in topics
     ]
-    for begin in range(0, len(rows), postgres_frames.ROWS_PER_STATEMENT):
-        postgres.rows(
-            WRITE, (json.dumps(rows[begin : begin + postgres_frames.ROWS_PER_STATEMENT]),)
-        )
+    for begin in range(0, len(rows), ROWS_PER_STATEMENT):
+        postgres.rows(WRITE, (json.dumps(rows[begin : begin + ROWS_PER_STATEMENT]),))
     return len(rows)
 
 
 def _topic_names(broker: str, token: str | None, topics: Sequence[str]) -> list[str]:
-    looking = Topics(
-        Options({"broker": broker, "brokerTimeout": "10", **({"token": token} if token else {})})
-    )
-    try:
-        names = looking.names()
-    finally:
-        looking.close()
-    missing = [name for name in topics if name not in names]
-    if missing:
-        raise NotFound(f"there is no topic {missing[0]!r} on {broker}")
+    options = Options({"broker": broker, "brokerTimeout": "10", "token": token or ""})
+    with closing(Topics(options)) as catalog:
+        names = catalog.names()
+    for name in topics:
+        if name not in names:
+            raise NotFound(f"there is no topic {name!r} on {broker}")
     return list(topics) or names

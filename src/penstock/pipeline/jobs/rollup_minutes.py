@@ -1,59 +1,46 @@
 """The frames that `rollup` is made of: rows per minute of topics, of queues and of their groups.
 
 Lag needs no sampling. `history.level` is, at the end of a minute in which something changed, how
-many messages the queue stored or how many of those the group had settled; between two changes it is
-what the later one began with, and after the last one what the counters say now.
+many messages the queue stored or how many of those the group had consumed; between two changes it
+is what the later one began with, and after the last one what the counters say now.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import functions as f
 
 from penstock.pipeline.jobs import postgres_frames
+from penstock.pipeline.source_columns import TIMESTAMP as TIME
+from penstock.pipeline.source_columns import ddl
 from penstock.pipeline.sources.postgres import Postgres
 
 HISTORY_PER_TASK = timedelta(hours=6)  # of history, for one task
-SMALL = 100_000  # messages; queues up to here are read together
-TOGETHER = 50
+SMALL_QUEUE_MESSAGES = 100_000  # queues up to here are read together
+QUEUES_PER_QUERY = 50
 
-TIME = pa.timestamp("us", tz="UTC")
-BYTES = pa.schema([("minute", TIME), ("queue", pa.int64()), ("bytes", pa.int64())])
-HISTORY = pa.schema(
-    [
-        ("minute", TIME),
-        ("queue", pa.int64()),
-        ("group", pa.int64()),
-        *(
-            (name, pa.int64())
-            for name in (
-                "pushed",
-                "acked",
-                "failed",
-                "retried",
-                "dead",
-                "dropped",
-                "level",
-                "moved",
-            )
-        ),
-        ("latency_buckets", pa.list_(pa.int16())),
-        ("latency_counts", pa.list_(pa.int64())),
-    ]
+
+def _columns(numbers: str, texts: str = "", arrays: dict[str, pa.DataType] | None = None) -> Any:
+    return pa.schema(
+        {
+            "minute": TIME,
+            **dict.fromkeys(texts.split(), pa.string()),
+            **dict.fromkeys(numbers.split(), pa.int64()),
+            **(arrays or {}),
+        }
+    )
+
+
+LATENCIES = {"latency_buckets": pa.list_(pa.int16()), "latency_counts": pa.list_(pa.int64())}
+BYTES = _columns("queue bytes")
+HISTORY = _columns(
+    "queue group pushed acked failed retried dead dropped level moved", arrays=LATENCIES
 )
-ROWS = pa.schema(
-    [
-        ("minute", TIME),
-        *((name, pa.string()) for name in ("kind", "name", "group_name")),
-        *(
-            (name, pa.int64())
-            for name in ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped", "lag")
-        ),
-        ("latency_buckets", pa.list_(pa.int16())),
-        ("latency_counts", pa.list_(pa.int64())),
-    ]
+ROWS = _columns(
+    "pushed bytes acked failed retried dead dropped lag", "kind name group_name", LATENCIES
 )
 
 PARTITIONS = """
@@ -85,11 +72,11 @@ LEVELS = """
 
 
 @dataclass
-class Known:
+class Catalog:
     """Queues and groups by number, as they were when the run began."""
 
-    queues: dict[int, str] = field(default_factory=dict)
-    groups: dict[int, tuple[int, str]] = field(default_factory=dict)  # group -> queue, name
+    queues: dict[int, str]
+    groups: dict[int, tuple[int, str]]  # group -> queue, name
 
     @property
     def numbers(self) -> str:
@@ -101,11 +88,9 @@ def topic_minutes(
     spark: Any, broker: str, token: str | None, names: list[str], since: datetime, until: datetime
 ) -> Any:
     """A row for every minute in which something was appended to a topic."""
-    from pyspark.sql import functions as f
-
     options = {
         "broker": broker,
-        **({"token": token} if token else {}),
+        "token": token or "",
         "topic": ",".join(names),
         "startingTimestamp": since.isoformat(),
         "endingTimestamp": until.isoformat(),
@@ -124,58 +109,45 @@ def topic_minutes(
 
 
 def queue_minutes(
-    spark: Any, postgres: Postgres, known: Known, since: datetime, until: datetime, tasks: int
+    spark: Any, postgres: Postgres, catalog: Catalog, since: datetime, until: datetime, tasks: int
 ) -> Any:
-    """A row for every minute in which something happened in a queue: of the queue, and of each of
-    its groups.
-    """
-    from pyspark.sql import functions as f
-
-    levels = levels_now(postgres, known)
-    history = postgres_frames.read(spark, postgres, history_queries(known, since), HISTORY)
+    """A row for every minute in which something happened: of the queue, and of each group."""
+    levels = levels_now(postgres, catalog)
+    history = postgres_frames.read(spark, postgres, history_queries(catalog, since), HISTORY)
     stored = postgres_frames.read(
-        spark, postgres, bytes_queries(postgres, known, levels, since, until, tasks), BYTES
+        spark, postgres, bytes_queries(postgres, catalog, levels, since, until, tasks), BYTES
     )
     minutes = history.unionByName(
         stored.withColumn("group", f.lit(0).cast("long")), allowMissingColumns=True
     )
-    return minutes.groupBy("queue").applyInArrow(
-        _merger(known, levels, until), postgres_frames.ddl(ROWS)
-    )
+    return minutes.groupBy("queue").applyInArrow(_merger(catalog, levels, until), ddl(ROWS))
 
 
-def history_queries(known: Known, since: datetime) -> list[str]:
-    """The broker's minutes up to the present: what changes after the window tells what held at its
-    end.
-    """
-    queries, start, now = [], since, datetime.now(UTC) + timedelta(hours=1)
-    while start < now:
-        part = {
-            "since": start.isoformat(),
-            "until": (start + HISTORY_PER_TASK).isoformat(),
-            "queues": known.numbers,
-        }
-        queries.append(HISTORY_SQL.format(**part))
-        start += HISTORY_PER_TASK
-    return queries
+def history_queries(catalog: Catalog, since: datetime) -> list[str]:
+    """The broker's minutes up to now: what changes after the window says what held at its end."""
+    spans = _spans(since, datetime.now(UTC) + timedelta(hours=1), HISTORY_PER_TASK)
+    return [HISTORY_SQL.format(queues=catalog.numbers, **span) for span in spans]
+
+
+def _spans(since: datetime, until: datetime, length: timedelta) -> Iterator[dict[str, str]]:
+    """The time in pieces of this length, for SQL; the last one may reach beyond `until`."""
+    while since < until:
+        yield {"since": since.isoformat(), "until": (since + length).isoformat()}
+        since += length
 
 
 def _merger(
-    known: Known, levels: dict[tuple[int, int], int], until: datetime
+    catalog: Catalog, levels: dict[tuple[int, int], int], until: datetime
 ) -> Callable[[pa.Table], pa.Table]:
-    groups: dict[int, dict[int, str]] = {queue: {} for queue in known.queues}
-    for number, (queue, name) in known.groups.items():
+    groups: dict[int, dict[int, str]] = {queue: {} for queue in catalog.queues}
+    for number, (queue, name) in catalog.groups.items():
         groups[queue][number] = name
-    queues = known.queues
+    queues = catalog.queues
 
     def merge(rows: pa.Table) -> pa.Table:
         queue = rows.column("queue")[0].as_py()
-        made = merge_queue(
-            rows.to_pylist(),
-            queues[queue],
-            groups[queue],
-            lambda group: levels.get((queue, group), 0),
-        )
+        now = {group: levels.get((queue, group), 0) for group in (0, *groups[queue])}
+        made = merge_queue(rows.to_pylist(), queues[queue], groups[queue], now.__getitem__)
         return pa.Table.from_pylist([row for row in made if row["minute"] < until], schema=ROWS)
 
     return merge
@@ -195,7 +167,7 @@ def merge_queue(
     minutes = sorted({minute for _, minute in counted})
     stored = _levels(0, minutes, counted, level_now(0))
     for group, name in {0: "", **groups}.items():
-        settled = _levels(group, minutes, counted, level_now(group))
+        consumed = _levels(group, minutes, counted, level_now(group))
         for minute in minutes:
             row = counted.get((group, minute), {})
             same = {column: row.get(column) for column in ROWS.names}
@@ -205,7 +177,7 @@ def merge_queue(
                 "kind": "group" if group else "queue",
                 "name": queue,
                 "group_name": name,
-                "lag": max(0, stored[minute] - settled[minute]) if group else None,
+                "lag": max(0, stored[minute] - consumed[minute]) if group else None,
             }
 
 
@@ -215,9 +187,7 @@ def _levels(
     counted: dict[tuple[int, datetime], dict[str, Any]],
     now: int,
 ) -> dict[datetime, int]:
-    """The level at the end of each minute; backwards, because before a change it is what the change
-    began with.
-    """
+    """The level at the end of each minute; backwards: before a change it is its beginning."""
     levels, following = {}, now
     for minute in reversed(minutes):
         row = counted.get((group, minute))
@@ -229,47 +199,38 @@ def _levels(
     return levels
 
 
-def levels_now(postgres: Postgres, known: Known) -> dict[tuple[int, int], int]:
-    """What the counters say: messages stored by (queue, 0), of those settled by (queue, group)."""
-    rows = postgres.rows(LEVELS.format(queues=known.numbers))
+def levels_now(postgres: Postgres, catalog: Catalog) -> dict[tuple[int, int], int]:
+    """What the counters say: messages stored by (queue, 0), of those consumed by (queue, group)."""
+    rows = postgres.rows(LEVELS.format(queues=catalog.numbers))
     return {(queue, group): level for queue, group, level in rows}
 
 
 def bytes_queries(
     postgres: Postgres,
-    known: Known,
+    catalog: Catalog,
     levels: dict[tuple[int, int], int],
     since: datetime,
     until: datetime,
     tasks: int,
 ) -> list[str]:
     """Queries over the stored messages, one task each: some small queues, or a share of a large
-    one.
-
-    A large queue is shared out by partitions, or by time when it has fewer partitions than there
-    are tasks.
-    """
+    one (of its partitions, or of the time when these are fewer than tasks)."""
     whole = {"since": since.isoformat(), "until": until.isoformat()}
-    small = [str(queue) for queue in known.queues if levels.get((queue, 0), 0) <= SMALL]
+    large = [queue for queue in catalog.queues if levels.get((queue, 0), 0) > SMALL_QUEUE_MESSAGES]
+    small = [str(queue) for queue in catalog.queues if queue not in large]
     queries = [
-        BYTES_SQL.format(queues=", ".join(small[begin : begin + TOGETHER]), where="", **whole)
-        for begin in range(0, len(small), TOGETHER)
+        BYTES_SQL.format(
+            queues=", ".join(small[begin : begin + QUEUES_PER_QUERY]), where="", **whole
+        )
+        for begin in range(0, len(small), QUEUES_PER_QUERY)
     ]
-    for queue in known.queues:
-        if levels.get((queue, 0), 0) <= SMALL:
-            continue
+    for queue in large:
         shares = postgres.rows(PARTITIONS.format(tasks=tasks, queue=queue))
         if len(shares) == tasks:
-            queries += [
-                BYTES_SQL.format(
-                    queues=queue, where=f"AND p.id BETWEEN {first} AND {last}", **whole
-                )
-                for first, last in shares
-            ]
-            continue
-        step, start = max(timedelta(minutes=1), (until - since) / tasks), since
-        while start < until:
-            part = {"since": start.isoformat(), "until": min(until, start + step).isoformat()}
-            queries.append(BYTES_SQL.format(queues=queue, where="", **part))
-            start += step
+            ranges = (f"AND p.id BETWEEN {first} AND {last}" for first, last in shares)
+            queries += [BYTES_SQL.format(queues=queue, where=where, **whole) for where in ranges]
+        else:
+            spans = list(_spans(since, until, max(timedelta(minutes=1), (until - since) / tasks)))
+            spans[-1]["until"] = whole["until"]
+            queries += [BYTES_SQL.format(queues=queue, where="", **span) for span in spans]
     return queries

@@ -19,13 +19,13 @@ from penstock.pipeline.jobs.html_report import (
     size,
     top,
 )
-from penstock.pipeline.options import Options
+from penstock.pipeline.jobs.postgres_frames import database_at
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies
 from penstock.protocol.names import QUEUE_MODE
 
-MOST = 1_000_000  # points
+MAX_POINTS = 1_000_000
 SQL = (
     "SELECT * FROM analytics_points('{since}', '{until}', {step}, '{{queue,group,topic}}', "
     "NULL, NULL, {most})"
@@ -43,7 +43,7 @@ def write_report(
     html: str | Path,
 ) -> Report:
     """Draw what the table says of the time from `since` to `until`."""
-    postgres = Postgres(Options({"database": database} if database else {}))
+    postgres = database_at(database)
     points = load(postgres, since, until)
     shown = html_report.fit(since, until, (point.at for point in points))
     if shown != (since, until):  # in finer steps
@@ -58,7 +58,7 @@ def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
     """The points that the broker would serve for this time, in the report's steps."""
     step, _ = html_report.bins(since, until)
     rows = postgres.rows(
-        SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MOST)
+        SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MAX_POINTS)
     )
     return [point_of(row) for row in rows]
 
@@ -74,14 +74,11 @@ def build(
     step, called = html_report.bins(since, until)
     times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
-    if queues or topics:
-        points = [
-            point for point in points if point.name in (topics if point.kind == "topic" else queues)
-        ]
-    points = [point for point in points if point.at in place]
     of: dict[str, list[Point]] = {"queue": [], "group": [], "topic": []}
     for point in points:
-        of["group" if point.group else point.kind].append(point)
+        wanted = (topics if point.kind == "topic" else queues) if queues or topics else [point.name]
+        if point.at in place and point.name in wanted:
+            of["group" if point.group else point.kind].append(point)
 
     ranks = {kind: _ranks(of[kind], "acked" if kind == "group" else "pushed") for kind in of}
 
@@ -99,56 +96,25 @@ def build(
     whole = Latencies()
     for one in overall:
         whole.merge(one)
+    percentiles = [
+        Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES
+    ]
+    p99 = _p99(each, ranks["group"], len(times))
+    lags = _lags(of["group"], ranks["group"], place, len(times))
+    retried, dead = rates("group", "retried", 1), rates("group", "dead", 1)
+    appended, kib_appended = rates("topic", "pushed", step), rates("topic", "bytes", step * 1024)
+    unacked, idle = "nothing was acknowledged in this time", "nothing was appended to a topic"
     panels = [
         Panel("Pushed, by queue", "messages/s", rates("queue", "pushed", step)),
         Panel("Acknowledged, by group", "messages/s", rates("group", "acked", step)),
-        Panel(
-            "Latency from push to ack, all groups",
-            "ms",
-            [Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES],
-            log=True,
-            empty="nothing was acknowledged in this time",
-        ),
-        Panel(
-            "Latency p99, by group",
-            "ms",
-            _p99(each, ranks["group"], len(times)),
-            log=True,
-            empty="nothing was acknowledged in this time",
-        ),
-        Panel(
-            "Lag, by group",
-            "messages",
-            _lags(of["group"], ranks["group"], place, len(times)),
-            empty="no group was behind",
-        ),
-        Panel(
-            "Retries, by group",
-            f"deliveries {called}",
-            rates("group", "retried", 1),
-            "bar",
-            empty="nothing was retried",
-        ),
-        Panel(
-            "Dead letters, by group",
-            f"messages {called}",
-            rates("group", "dead", 1),
-            "bar",
-            empty="no dead letters",
-        ),
-        Panel(
-            "Topics: appended",
-            "records/s",
-            rates("topic", "pushed", step),
-            empty="nothing was appended to a topic",
-        ),
+        Panel("Latency from push to ack, all groups", "ms", percentiles, empty=unacked, log=True),
+        Panel("Latency p99, by group", "ms", p99, empty=unacked, log=True),
+        Panel("Lag, by group", "messages", lags, empty="no group was behind"),
+        Panel("Retries, by group", f"deliveries {called}", retried, "bar", "nothing was retried"),
+        Panel("Dead letters, by group", f"messages {called}", dead, "bar", "no dead letters"),
+        Panel("Topics: appended", "records/s", appended, empty=idle),
         Panel("Bytes pushed, by queue", "KiB/s", rates("queue", "bytes", step * 1024)),
-        Panel(
-            "Bytes appended, by topic",
-            "KiB/s",
-            rates("topic", "bytes", step * 1024),
-            empty="nothing was appended to a topic",
-        ),
+        Panel("Bytes appended, by topic", "KiB/s", kib_appended, empty=idle),
     ]
 
     def total(kind: str, column: str) -> int:
@@ -169,17 +135,8 @@ def build(
         "Lag is at the end of each interval, within the 5 s in which brokers fold their counters.",
         "A retry is a delivery without an ack: failed, asked for again, or not answered in time.",
     ]
-    return Report(
-        "Penstock: queues and topics",
-        since,
-        until,
-        times,
-        panels,
-        tiles,
-        _tables(of),
-        notes,
-        step=called,
-    )
+    title = "Penstock: queues and topics"
+    return Report(title, since, until, times, panels, tiles, _tables(of), notes, step=called)
 
 
 def _ranks(points: list[Point], column: str) -> list[str]:
@@ -191,15 +148,10 @@ def _ranks(points: list[Point], column: str) -> list[str]:
 
 
 def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) -> list[Series]:
+    none = Latencies()
     return [
-        Series(
-            label,
-            [
-                _ms(each[label][i].percentile(99)) if i in each[label] else None
-                for i in range(count)
-            ],
-        )
-        for label in ranks[: html_report.MOST]
+        Series(label, [_ms(each[label].get(i, none).percentile(99)) for i in range(count)])
+        for label in ranks[: html_report.MAX_SERIES]
         if any(one.total for one in each[label].values())
     ]
 
@@ -217,39 +169,27 @@ def _lags(
     return top({label: values for label, values in lags.items() if any(values)}, ranks)
 
 
-COLUMNS = [
-    "group",
-    "pushed",
-    "bytes",
-    "acked",
-    "retries",
-    "dead letters",
-    "p50",
-    "p95",
-    "p99",
-    "lag at the end",
-]
+COLUMNS = ["group", "pushed", "bytes", "acked", "retries", "dead letters"]
+COLUMNS += ["p50", "p95", "p99", "lag at the end"]
 
 
 def _tables(of: dict[str, list[Point]]) -> list[Table]:
-    queues = _rows(of["queue"], [point for point in of["group"] if point.kind == "group"])
-    topics = _rows(of["topic"], [point for point in of["group"] if point.kind == "topic"])
-    dead = COLUMNS.index("dead letters")  # which topics have none of
+    queues, topics = (
+        _rows(of[kind], [point for point in of["group"] if point.kind == of_group])
+        for kind, of_group in (("queue", "group"), ("topic", "topic"))
+    )
+    topic_columns = ["topic", *COLUMNS]
+    dead = topic_columns.index("dead letters")  # which topics have none of
+    for row in [topic_columns, *topics]:
+        del row[dead]
     return [
         Table("Queues and groups", ["queue", *COLUMNS], queues, text=2),
-        Table(
-            "Topics and groups",
-            ["topic", *COLUMNS[:dead], *COLUMNS[dead + 1 :]],
-            [[*row[: dead + 1], *row[dead + 2 :]] for row in topics],
-            text=2,
-        ),
+        Table("Topics and groups", topic_columns, topics, text=2),
     ]
 
 
 def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
-    """A row for each group of each queue or topic, or one for those that have none; the busiest
-    first.
-    """
+    """A row for each group of each queue or topic, or one for all without; the busiest first."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for point in own:
         totals[point.name][0] += point.counts["pushed"]
@@ -261,15 +201,9 @@ def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
     for name in sorted(by_name, key=lambda name: (-totals[name][0], name)):
         by_group = by_name[name] or {"": []}
         cells = [number(totals[name][0]), size(totals[name][1])]
-        rows += [
-            [
-                name,
-                "–" if group in ("", QUEUE_MODE) else group,
-                *cells,
-                *_group_cells(by_group[group]),
-            ]
-            for group in sorted(by_group)
-        ]
+        for group in sorted(by_group):
+            shown = "–" if group in ("", QUEUE_MODE) else group
+            rows.append([name, shown, *cells, *_group_cells(by_group[group])])
     return rows
 
 
@@ -284,7 +218,7 @@ def _group_cells(points: list[Point]) -> list[str]:
     ]
     return [
         *sums,
-        *(duration(latency.percentile(p)) for p in (50, 95, 99)),
+        *(duration(latency.percentile(p)) for p in PERCENTILES),
         number(lags[-1]) if lags else "–",
     ]
 

@@ -76,7 +76,8 @@ class Chart:
             first = max((step for step in steps if step <= low), default=steps[0])
             last = min((step for step in steps if step >= top), default=steps[-1])
             ticks = [step for step in steps if first <= step <= last]
-            ticks = ticks if len(ticks) > 1 else [first, first * 10]
+            if len(ticks) == 1:
+                return [first, first * 10]
             return ticks if len(ticks) <= 2 * Y_TICKS else [*ticks[::3], ticks[-1]]
         rough = top / (Y_TICKS - 1)
         power = 10.0 ** math.floor(math.log10(rough))

@@ -12,9 +12,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def moment(text: str | datetime, now: datetime, what: str) -> datetime:
-    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` for as long before
-    `now`.
-    """
+    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` before `now`."""
     if isinstance(text, datetime):
         return text.replace(tzinfo=text.tzinfo or UTC)
     if ago := AGO.fullmatch(text.strip()):

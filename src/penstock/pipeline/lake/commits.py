@@ -15,6 +15,7 @@ from penstock.pipeline.lake.storage import Storage
 
 MAX_ATTEMPTS = 20  # of a commit that others' commits refused
 CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log
+CLEANUP_INTERVAL = 100  # commits between deletions of log entries that are too old: it lists all
 HISTORY = 100  # commits that are looked at beyond those since the snapshot
 RUN = "penstockRun"
 
@@ -69,11 +70,12 @@ def is_committed(delta: Any, run: str, base: int) -> bool:
 
 def sync_commits(storage: Storage, base: int, delta: Any) -> None:
     """Make the commits after version `base` durable, up to that of `delta`, which was just opened;
-    and write a checkpoint of it when one is due.
+    and write a checkpoint of it, and delete old entries of the log, when that is due.
     """
     version = delta.version()
     for number in range(base + 1, version + 1):
         storage.sync(f"_delta_log/{number:020}.json")
     if version // CHECKPOINT_INTERVAL > base // CHECKPOINT_INTERVAL:
         delta.create_checkpoint()
+    if version // CLEANUP_INTERVAL > base // CLEANUP_INTERVAL:
         delta.cleanup_metadata()

@@ -17,15 +17,12 @@ from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 @dataclass(frozen=True)
 class Position:
-    """Which source it is, and where the next run begins."""
+    """Which source it is (a topic's incarnation; see `queue_identity`), and where the next run
+    begins.
+    """
 
     identity: str
     next: int
-
-
-def topic_identity(incarnation: str) -> str:
-    """Of a topic."""
-    return incarnation
 
 
 def queue_identity(installation: int, id: int) -> str:
@@ -51,9 +48,8 @@ def convert(table: LakeTable) -> int:
     if manifest is None:
         return 0
     position = old_position(manifest)
-    snapshot = table.open()
-    if snapshot is None or snapshot.position is None:
-        snapshot = snapshot or table.create(position.identity, table.kind.columns, {})
+    snapshot = table.open() or table.create(position.identity, table.kind.columns, {})
+    if snapshot.position is None:
         if snapshot.identity != position.identity:
             raise Conflict(f"{table.storage.uri} is the table of another {table.kind.name}")
         files = [_take_over(table, entry) for entry in manifest.files if entry.rows]
@@ -66,7 +62,7 @@ def old_position(manifest: Manifest) -> Position:
     """Where the old archive ended."""
     stored = manifest.position
     if manifest.kind == "topic":
-        return Position(topic_identity(stored["incarnation"]), int(stored["next"]))
+        return Position(stored["incarnation"], int(stored["next"]))
     return Position(queue_identity(stored["installation"], stored["id"]), int(stored["xid"]))
 
 

@@ -16,8 +16,8 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -45,12 +45,7 @@ class Kind:
     name: str
     key: str | None  # the column that orders rows: statistics and ranges are about it
     time: str | None  # the column whose day is the partition
-    columns: pa.Schema
-
-    @property
-    def base(self) -> list[str]:
-        """The columns every such table has, but `date`."""
-        return list(self.columns.names)
+    columns: pa.Schema  # that every such table has, but `date`
 
 
 def _without(schema: pa.Schema, name: str) -> pa.Schema:
@@ -104,26 +99,35 @@ class DataFile:
         )
 
 
-FILES_DDL = (
-    "path STRING, bytes BIGINT, rows BIGINT, date STRING, first BIGINT, last BIGINT, "
-    "since BIGINT, until BIGINT, misfits BIGINT"
-)
 _FILES = pa.schema(
-    [
-        ("path", pa.string()),
-        ("bytes", pa.int64()),
-        ("rows", pa.int64()),
-        ("date", pa.string()),
-        *((name, pa.int64()) for name in ("first", "last", "since", "until", "misfits")),
-    ]
+    [(one.name, pa.string() if one.type is str else pa.int64()) for one in fields(DataFile)]
+)
+FILES_DDL = ", ".join(
+    f"{one.name} {'STRING' if one.type == pa.string() else 'BIGINT'}" for one in _FILES
 )
 
 
 def as_batch(files: list[DataFile]) -> pa.RecordBatch:
     """Files as rows of FILES_DDL: what a task answers."""
-    names = _FILES.names
-    rows = [dict(zip(names, astuple(file), strict=True)) for file in files]
-    return pa.RecordBatch.from_pylist(rows, schema=_FILES)
+    return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=_FILES)
+
+
+def by_tasks(
+    spark: Any,
+    groups: list[list[DataFile]],
+    work: Callable[[list[DataFile]], Iterator[pa.RecordBatch]],
+    schema: Any,
+) -> Any:
+    """The frame of what `work` makes of each group of files, by a task for each."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                yield from work([DataFile(*one) for one in json.loads(text)])
+
+    texts = [(json.dumps([astuple(file) for file in group]),) for group in groups]
+    tasks = spark.createDataFrame(texts, "files STRING").repartition(len(groups))
+    return tasks.mapInArrow(run, schema)
 
 
 @dataclass
@@ -242,11 +246,11 @@ class _Day:
         self._stream.close()
         self._storage.sync(self._path)
         footer, key, at = self._footer[0], self._kind.key, self._kind.time
-        first, last = _bounds(footer, key) if key else (0, 0)
-        since, until = map(_microseconds, _bounds(footer, at)) if at else (None, None)
+        first, last = bounds(footer, key) if key else (0, 0)
+        since, until = map(_microseconds, bounds(footer, at)) if at else (None, None)
+        misfits = sum(chunk.statistics.num_values for chunk in _chunks(footer, "_reason"))
         return DataFile(
-            *(self._path, size, footer.num_rows, self._day, first, last, since, until),
-            _values(footer, "_reason"),
+            *(self._path, size, footer.num_rows, self._day, first, last, since, until), misfits
         )
 
     def abandon(self) -> str:
@@ -257,21 +261,19 @@ class _Day:
         return self._path
 
 
-def _bounds(footer: Any, column: str) -> tuple[Any, Any]:
-    place = next(i for i in range(footer.num_columns) if footer.schema.column(i).path == column)
-    groups = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+def _chunks(footer: Any, column: str) -> list[Any]:
+    """A column's chunks in the row groups; none when there is no such column."""
+    names = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    if column not in names:
+        return []
+    place = names.index(column)
+    return [footer.row_group(i).column(place) for i in range(footer.num_row_groups)]
+
+
+def bounds(footer: Any, column: str) -> tuple[Any, Any]:
+    """The least and the greatest value of a column, by a Parquet file's footer."""
+    groups = [chunk.statistics for chunk in _chunks(footer, column)]
     return min(group.min for group in groups), max(group.max for group in groups)
-
-
-def _values(footer: Any, column: str) -> int:
-    """How many rows are not null in a column; none when there is no such column."""
-    total = 0
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        for place in range(group.num_columns):
-            if group.column(place).path_in_schema == column:
-                total += group.num_rows - group.column(place).statistics.null_count
-    return total
 
 
 def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -342,28 +344,19 @@ def _ascending(key: pa.ChunkedArray) -> bool:
 
 
 def _part(storage: Storage, path: str, kind: Kind, schema: pa.Schema, span: range) -> pa.Table:
-    """The rows of one file in the span; row groups without any are not read."""
+    """The rows of one file, which has these columns, in the span; row groups without any are not
+    read.
+    """
+    key = pc.field(kind.key)
     with storage.files().open_input_file(path) as file:
-        pieces = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
-        footer = pieces.metadata
-        groups = []
-        for number in range(footer.num_row_groups):
-            group = footer.row_group(number)
-            column = next(
-                group.column(i)
-                for i in range(group.num_columns)
-                if group.column(i).path_in_schema == kind.key
-            )
-            bounds = column.statistics
-            if bounds is None or (bounds.max >= span.start and bounds.min < span.stop):
-                groups.append(number)
-        names = [name for name in schema.names if name in pieces.schema_arrow.names]
-        rows = pieces.read_row_groups(groups, columns=names, use_threads=False)
-        keys = rows.column(kind.key)
-        within = pc.and_(pc.greater_equal(keys, span.start), pc.less(keys, span.stop))
-        chosen = rows.filter(within)
-    batches = [aligned(batch, schema) for batch in chosen.to_batches()]
-    return pa.Table.from_batches(batches, schema)
+        rows = parquet.read_table(
+            file,
+            columns=schema.names,
+            filters=(key >= span.start) & (key < span.stop),
+            use_threads=False,
+            coerce_int96_timestamp_unit="us",
+        )
+    return pa.Table.from_batches([aligned(batch, schema) for batch in rows.to_batches()], schema)
 
 
 def _microseconds(at: datetime) -> int:

@@ -42,7 +42,7 @@ def write_dead_letters(
 def _write(rows: Any, table: LakeTable, topic: str, app: str, reach: dict[str, str]) -> None:
     from pyspark.sql import functions as f
 
-    origin = [name for name in table.kind.base if name not in ("payload", "headers")]
+    origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
     letter = f.struct(
         f.col(REASON).alias("reason"),
         f.lit(f"archive of {table.kind.name} {table.name}").alias("source"),

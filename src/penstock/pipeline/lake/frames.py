@@ -11,14 +11,13 @@ pyarrow instead.
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.lake.convert import refuse_old
-from penstock.pipeline.lake.data_files import DataFile, read_file
+from penstock.pipeline.lake.data_files import DataFile, Kind, by_tasks, read_file
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import TypedColumns
 from penstock.pipeline.session import activate
@@ -59,14 +58,24 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
             options["startingOffsets"] = json.dumps({name: position})
     elif position is not None:
         options["fromXid"] = str(position)
-    rest = spark.read.format("penstock").options(**options).load().drop(kind)
-    rest = rest.withColumn("date", f.expr(DAY.format(table.kind.time)))
+    rest = source_frame(spark, table.kind, options)
+    rest = rest.select("*", f.expr(DAY.format(table.kind.time)).alias("date"))
     rest = TypedColumns.of(snapshot, table.kind).applied(rest)
     if snapshot is None or position is None:
         return rest
     # The log first: its tasks take longer to begin, and run beside those of the files.
     archived = archived_frame(spark, table, snapshot)
+    if rest.columns == archived.columns:
+        return rest.union(archived)
     return rest.unionByName(archived, allowMissingColumns=True).select(*archived.columns)
+
+
+def source_frame(spark: Any, kind: Kind, options: Reach) -> Any:
+    """Rows of a topic or queue in the columns that its table has, which do not repeat its name."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(kind.columns)
+    return spark.read.format("penstock").schema(schema).options(**options).load()
 
 
 def archived_frame(
@@ -112,14 +121,10 @@ def _by_tasks(
     columns, storage = snapshot.columns(), table.storage
     full = pa.schema([*columns, pa.field("date", pa.date32())])
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for text in batch.column(0).to_pylist():
-                file = DataFile(*json.loads(text))
-                for rows in read_file(storage, file.path, columns):
-                    day = pa.array([file.date] * rows.num_rows).cast(pa.date32())
-                    yield pa.RecordBatch.from_arrays([*rows.columns, day], schema=full)
+    def read(files: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        for file in files:
+            for rows in read_file(storage, file.path, columns):
+                day = pa.array([file.date] * rows.num_rows).cast(pa.date32())
+                yield pa.RecordBatch.from_arrays([*rows.columns, day], schema=full)
 
-    wanted = [(json.dumps(astuple(file)),) for file in files]
-    tasks = spark.createDataFrame(wanted, "file STRING").repartition(len(files))
-    return tasks.mapInArrow(run, schema)
+    return by_tasks(spark, [[file] for file in files], read, schema)

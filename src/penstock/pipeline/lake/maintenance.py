@@ -7,11 +7,10 @@ bounded memory; the driver commits each day for itself. A commit that meets anot
 the next run finds the same files again.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain
 from typing import Any
@@ -25,6 +24,7 @@ from penstock.pipeline.lake.data_files import (
     DataFile,
     FileWriter,
     as_batch,
+    by_tasks,
     read_file,
 )
 from penstock.pipeline.lake.table import LakeTable, Snapshot
@@ -115,14 +115,11 @@ def compact(table: LakeTable, file_bytes: int, merger: Merger) -> int:
 def merged_by_tasks(spark: Any, writer: FileWriter, groups: list[list[DataFile]]) -> list[DataFile]:
     """A Merger: a task of Spark for each group."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for text in batch.column(0).to_pylist():
-                yield as_batch(merge(writer, [DataFile(*one) for one in json.loads(text)]))
+    def merge_group(files: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        yield as_batch(merge(writer, files))
 
-    wanted = [(json.dumps([astuple(one) for one in group]),) for group in groups]
-    frame = spark.createDataFrame(wanted, "files STRING").repartition(len(groups))
-    return [DataFile(*row) for row in frame.mapInArrow(run, FILES_DDL).collect()]
+    rows = by_tasks(spark, groups, merge_group, FILES_DDL).collect()
+    return [DataFile(*row) for row in rows]
 
 
 def merge(writer: FileWriter, files: list[DataFile]) -> list[DataFile]:

@@ -99,10 +99,10 @@ def with_outcomes(spark: Any, frame: Any, options: QueueOptions, low: int, high:
         _QUERY.format(queue=queue, low=first, high=last)
         for first, last in _ranges(options, queue, low, high)
     ]
-    known = postgres_frames.read(spark, options.postgres, queries, _SCHEMA)
-    known = known.withColumn(OUTCOMES, f.from_json("_json", TYPE)).drop("_json")
-    same = (frame.partition == known._partition) & (frame.seq == known._seq)
-    return frame.join(known, same, "left").drop("_partition", "_seq")
+    rows = postgres_frames.read(spark, options.postgres, queries, _SCHEMA)
+    rows = rows.withColumn(OUTCOMES, f.from_json("_json", TYPE)).drop("_json")
+    same = (frame.partition == rows._partition) & (frame.seq == rows._seq)
+    return frame.join(rows, same, "left").drop("_partition", "_seq")
 
 
 def _ranges(options: QueueOptions, queue: int, low: int, high: int) -> list[tuple[int, int]]:

@@ -182,15 +182,14 @@ class LakeTable:
             try:
                 accepted = self._commit(snapshot, run, actions, marks, None, notes)
             except OSError:
-                # a disk, unlike a store, has told all: a full one needs the space
-                newer = self.require_version(base)
-                if self.storage.local is not None and not self._has(newer, base, run):
+                # a disk's answers are not lost, unlike a store's: a full one needs the space
+                if self.storage.local is not None and not self._look_up(base, run)[1]:
                     self.storage.delete(paths)
                 raise
             if accepted:
                 return self._committed(base)
-            newer = self.require_version(base)
-            if self._has(newer, base, run):
+            newer, is_own = self._look_up(base, run)
+            if is_own:
                 return newer
             if newer.position != base.position:
                 self.storage.delete(paths)
@@ -219,8 +218,8 @@ class LakeTable:
         marks = [Transaction(MAINTENANCE, base.version + 1)]
         if self._commit(base, run, actions, marks, 0, {}):
             return self._committed(base)
-        newer = self.require_version(base)
-        if self._has(newer, base, run):
+        newer, is_own = self._look_up(base, run)
+        if is_own:
             return newer
         self.storage.delete([file.path for file in new])
         return None
@@ -300,9 +299,10 @@ class LakeTable:
         sync_commits(self.storage, base.version, snapshot.delta)
         return snapshot
 
-    def _has(self, newer: Snapshot, base: Snapshot, run: str) -> bool:
-        """Whether a commit since `base` is the run's own."""
-        return is_committed(newer.delta, run, base.version)
+    def _look_up(self, base: Snapshot, run: str) -> tuple[Snapshot, bool]:
+        """The table now, and whether a commit since `base` is the run's own."""
+        newer = self.require_version(base)
+        return newer, is_committed(newer.delta, run, base.version)
 
 
 def folder(name: str) -> str:

@@ -27,14 +27,14 @@ INFER = "infer"
 OUTCOMES = "_outcomes"  # see `penstock.pipeline.lake.outcomes`
 # Of what Spark says of JSON values. Whole numbers beyond 64 bits and fractions are doubles.
 INFERRED = {
-    "BIGINT": "BIGINT",
-    "DECIMAL": "DOUBLE",
-    "DOUBLE": "DOUBLE",
-    "BOOLEAN": "BOOLEAN",
-    "STRING": "STRING",
-    "OBJECT": "STRING",
-    "ARRAY": "STRING",
-    "VARIANT": "STRING",
+    "BIGINT": "long",
+    "DECIMAL": "double",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "STRING": "string",
+    "OBJECT": "string",
+    "ARRAY": "string",
+    "VARIANT": "string",
 }
 MAX_COLUMNS = 1000
 # What Delta and Parquet take in a column's name.
@@ -47,27 +47,24 @@ class TypedColumns:
     def __init__(self, kind: Kind, fields: Any = None) -> None:
         self.kind = kind
         self.fields = fields  # a StructType with the names in the records; None without any
+        # the columns that are no fields of payloads
+        self.reserved = {*kind.columns.names, "date", REASON, OUTCOMES}
+        self._taken = {name.lower() for name in self.reserved}
 
     @classmethod
     def of(cls, snapshot: Snapshot | None, kind: Kind) -> "TypedColumns":
         """Those of a table."""
-        from pyspark.sql.types import StructField, StructType
+        from pyspark.sql.types import StructType
 
         from penstock.pipeline.lake.frames import spark_schema
 
         if snapshot is None or REASON not in snapshot.columns().names:
             return cls(kind)
-        reserved = _reserved(kind)
-        return cls(
-            kind,
-            StructType(
-                [
-                    StructField(_field_name(one.name, reserved), one.dataType)
-                    for one in spark_schema(snapshot).fields
-                    if one.name not in reserved
-                ]
-            ),
-        )
+        typed = cls(kind, StructType())
+        for one in spark_schema(snapshot).fields:
+            if one.name not in typed.reserved:
+                typed.fields.add(typed.field_name(one.name), one.dataType)
+        return typed
 
     def declared(self, ddl: str) -> "TypedColumns":
         """With the fields of a schema that was given."""
@@ -90,10 +87,10 @@ class TypedColumns:
         for one in more.fields:
             if not NAMEABLE(one.name):
                 raise InvalidRequest(f"{one.name!r} cannot be the name of a column of the table")
-            known = fields.setdefault(one.name.lower(), StructField(one.name, one.dataType))
-            if known.dataType != one.dataType:
+            column = fields.setdefault(one.name.lower(), StructField(one.name, one.dataType))
+            if column.dataType != one.dataType:
                 raise Conflict(
-                    f"column {known.name} of the table is {known.dataType.simpleString()} and "
+                    f"column {column.name} of the table is {column.dataType.simpleString()} and "
                     f"cannot become {one.dataType.simpleString()}"
                 )
         return TypedColumns(self.kind, StructType(list(fields.values())))
@@ -101,75 +98,50 @@ class TypedColumns:
     def inferred(self, frame: Any) -> "TypedColumns":
         """With the fields that the records of a frame have and the columns do not."""
         from pyspark.sql import functions as f
-        from pyspark.sql.types import (
-            BooleanType,
-            DoubleType,
-            LongType,
-            StringType,
-            StructField,
-            StructType,
-        )
+        from pyspark.sql.types import StructType
 
-        types: dict[str, Any] = {
-            "BIGINT": LongType(),
-            "DOUBLE": DoubleType(),
-            "BOOLEAN": BooleanType(),
-            "STRING": StringType(),
-        }
         payload = f.try_parse_json(f.col("payload").cast("string"))
         # with an array or a number among them there would be no fields in common
         fields = f.when(f.schema_of_variant(payload).startswith("OBJECT<"), payload)
         text = frame.select(f.schema_of_variant_agg(fields)).collect()[0][0] or ""
-        known = {one.name.lower() for one in (self.fields or StructType([])).fields}
-        new = []
+        names = {one.name.lower() for one in (self.fields or StructType([])).fields}
+        new = StructType()
         for name, kind in object_fields(text):
-            if name.lower() in known or kind not in INFERRED:
+            if name.lower() in names or kind not in INFERRED:
                 continue
-            known.add(name.lower())
-            if not NAMEABLE(name) or len(known) > MAX_COLUMNS:
+            names.add(name.lower())
+            if not NAMEABLE(name) or len(names) > MAX_COLUMNS:
                 log.warning("field %r of the payloads is not made a column", name)
                 continue
-            new.append(StructField(name, types[INFERRED[kind]]))
-        return self.extended(StructType(new))
+            new.add(name, INFERRED[kind])
+        return self.extended(new)
 
     def arrow(self) -> list[pa.Field]:
         """As columns of the table."""
         from pyspark.sql.pandas.types import to_arrow_schema
-        from pyspark.sql.types import StringType, StructField, StructType
+        from pyspark.sql.types import StructType
 
         if self.fields is None:
             return []
-        reserved = _reserved(self.kind)
-        named = [
-            StructField(_column_name(one.name, reserved), one.dataType)
-            for one in self.fields.fields
-        ]
-        columns = StructType([*named, StructField(REASON, StringType())])
-        return list(to_arrow_schema(columns, timezone="UTC"))
+        columns = StructType()
+        for one in self.fields.fields:
+            columns.add(self.column_name(one.name), one.dataType)
+        return list(to_arrow_schema(columns.add(REASON, "string"), timezone="UTC"))
 
     def applied(self, frame: Any) -> Any:
         """The frame with these columns and `_reason` behind its own."""
         if self.fields is None:
             return frame
-        reserved = _reserved(self.kind)
-        names = {one.name: _column_name(one.name, reserved) for one in self.fields.fields}
+        names = {one.name: self.column_name(one.name) for one in self.fields.fields}
         return parsed_fields(frame, self.fields, names)
 
+    def column_name(self, field: str) -> str:
+        """A field's column: another underscore sets it apart from a reserved one."""
+        return f"{field}_" if field.rstrip("_").lower() in self._taken else field
 
-def _reserved(kind: Kind) -> set[str]:
-    """The columns that are no fields of payloads."""
-    return {*kind.base, "date", REASON, OUTCOMES}
-
-
-def _column_name(field: str, reserved: set[str]) -> str:
-    taken = {name.lower() for name in reserved}
-    return f"{field}_" if field.rstrip("_").lower() in taken else field
-
-
-def _field_name(column: str, reserved: set[str]) -> str:
-    taken = {name.lower() for name in reserved}
-    stripped = column.rstrip("_").lower()
-    return column[:-1] if stripped in taken and column.endswith("_") else column
+    def field_name(self, column: str) -> str:
+        """The field of a column."""
+        return column.removesuffix("_") if column.rstrip("_").lower() in self._taken else column
 
 
 def object_fields(text: str) -> list[tuple[str, str]]:

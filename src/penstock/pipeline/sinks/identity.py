@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -46,11 +45,6 @@ ADDED_COLUMNS = {"headers"}  # after the first release
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run and have to come again
 OTHER_ROWS = "before with other rows"
-WAYS = (
-    "There are two ways to go on: run it with the steps it was begun with, or give it a new "
-    "appId, which writes all of "
-    "its rows once more."
-)
 
 
 @dataclass(frozen=True)
@@ -60,23 +54,6 @@ class Writer:
     app: str
     batch: int
     task: int
-
-
-def current_writer(app: str, streaming: bool, options: Options) -> Writer:
-    """On an executor: which batch and task this is. `batchId` is for `foreachBatch` where Spark
-    does not tell.
-    """
-    context = TaskContext.get()
-    if context is None:
-        raise InvalidRequest("a sink's rows are written by a Spark task; there is none here")
-    query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
-    if batch is None and streaming:
-        raise InvalidRequest(
-            f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave "
-            "appId out"
-        )
-    number = options.whole("batchId", int(batch or 0), least=0)
-    return Writer(f"{app}:{query[:13]}" if query else app, number or 0, context.partitionId())
 
 
 @dataclass
@@ -108,19 +85,15 @@ class Held:
         self._bytes = 0
         self._file: IO[bytes] | None = None
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
-        self._hashes = {name: (_hash(), _hash()) for name in columns}
+        # of each column's lengths, and of its bytes
+        self._hashes = {
+            name: [hashlib.blake2b(digest_size=16) for _ in range(2)] for name in columns
+        }
         self._filled: set[str] = set()  # columns in which some row has a value
         self.rows = 0
 
-    def __enter__(self) -> "Held":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the file, if there is one."""
         if self._file is not None:
             self._file.close()
 
@@ -171,10 +144,6 @@ class Held:
         return hashlib.sha256(f"{self.rows} {' '.join(parts)}".encode()).hexdigest()[:32]
 
 
-def _hash() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=16)
-
-
 def _joined(values: pa.Array) -> memoryview:
     """The bytes of all values, one after another."""
     ends = values.buffers()[1]
@@ -196,10 +165,8 @@ def claimed(
     writer: Writer,
     keeper: Keeper,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows, once the broker has agreed that they are what this task of this batch writes.
-    Conflict otherwise.
-    """
-    with Held(columns) as held:
+    """The rows, once the broker agrees that this task of this batch writes them; or Conflict."""
+    with closing(Held(columns)) as held:
         for batch in rows:
             held.add(batch)
         if held.rows:
@@ -216,9 +183,9 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
             deadline, waits = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose "
-                f"tasks {answer.tasks} have "
-                f"not come again for {WAIT_SECONDS:g} s: run it on at least as many cores as before"
+                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
+                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s: run it on at least as "
+                "many cores as before"
             )
         time.sleep(POLL_SECONDS)
     if answer.verdict == "write":
@@ -226,45 +193,37 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
     place = f"batch {claim.batch} of {claim.app!r}"
     if answer.verdict == "behind":
         raise Conflict(
-            f"{place} is behind batch {answer.newest}, which was written already: this "
-            "checkpoint was copied or "
-            "restored, and another run went on from it. Nothing of it was written. Go on from "
-            "the newest checkpoint, "
-            "or give this one a new appId, which writes the rows from here on once more."
+            f"{place} is behind batch {answer.newest}, which was written already: this checkpoint "
+            "was copied or restored, and another run went on from it. Nothing of it was written. "
+            "Go on from the newest checkpoint, or give this one a new appId, which writes the rows "
+            "from here on once more."
         )
     raise Conflict(
-        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task "
-        f"{claim.task}). Nothing "
-        "of it was written now. Two writes never share an appId; a batch run again must give "
-        "the same rows (no "
-        f"rand(), no current time; orderBy after a shuffle). {WAYS}"
+        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task {claim.task}). "
+        "Nothing of it was written now. Two writes never share an appId; a batch run again must "
+        "give the same rows (no rand(), no current time; orderBy after a shuffle). There are two "
+        "ways to go on: run it with the steps it was begun with, or give it a new appId, which "
+        "writes all of its rows once more."
     )
-
-
-def commit_batch(
-    messages: Sequence[WriterCommitMessage | None], target: str, keeper: Keeper
-) -> None:
-    """On the driver, when all tasks have written: the batch takes no others."""
-    for message in messages:
-        if isinstance(message, Written) and message.writer:
-            keeper.commit_sink(Commit(target, message.writer.app, message.writer.batch))
-            return
 
 
 @plain_errors
 class SinkWriter:
-    """What the writers share: of topics and of queues, of batches and of streams."""
+    """What the writers share: of topics and of queues, of batches and of streams. Options are read
+    on the driver."""
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
+    address: ClassVar[tuple[str, str]]  # the option that names the broker, and what it is
     text_columns: ClassVar[tuple[str, ...]]
     connect: ClassVar[Callable[..., Keeper]]
     streaming = False
 
-    def __init__(self, options: Options, schema: StructType, address: str) -> None:
-        self._options = options
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._address = options.require(*self.address)
         self._target = options.text(self.kind) or ""
         self._app = options.text("appId")
-        self._address = address
+        self._order = options.names("orderBy")
+        self._batch = options.whole("batchId", least=0)  # for `foreachBatch` over Spark Connect
         self._reach: dict[str, Any] = {
             "patience": options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS),
             "token": options.token(),
@@ -282,48 +241,60 @@ class SinkWriter:
         for name in self.text_columns:
             if self._types.get(name, "string") != "string":
                 raise self._unfit(f"the column {name} must be a string")
+        # then the identity is the data's own
+        self._identified = "transactionId" in self.text_columns and "transactionId" in self._types
+        if not self._app and not self._identified:
+            sys.stderr.write(
+                f"penstock: this {self.kind} sink has no appId, so it writes at least once: a "
+                "batch run again is written again. "
+                'Give .option("appId", "a name of your own") for exactly once.\n'
+            )
 
     def _unfit(self, why: str) -> InvalidRequest:
         columns = ", ".join(f"{name} {kind}" for name, kind in self._types.items()) or "no columns"
         return InvalidRequest(f"{why}; the rows have {columns}")
+
+    def _writer(self) -> Writer | None:
+        """On an executor: which batch and task this is; None without an identity of ours."""
+        if not self._app or self._identified:
+            return None
+        context = TaskContext.get()
+        if context is None:
+            raise InvalidRequest("a sink's rows are written by a Spark task; there is none here")
+        query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
+        if batch is None and self.streaming:
+            raise InvalidRequest(
+                f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave "
+                "appId out"
+            )
+        app = f"{self._app}:{query[:13]}" if query else self._app
+        number = int(batch or 0) if self._batch is None else self._batch
+        return Writer(app, number, context.partitionId())
+
+    def _ordered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows in the order of the columns in `orderBy`."""
+        rows = list(batches)
+        if not rows:
+            return iter(())
+        table = pa.Table.from_batches(rows)
+        missing = [name for name in self._order if name not in table.column_names]
+        if missing:
+            raise InvalidRequest(
+                f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
+            )
+        return iter(table.sort_by([(name, "ascending") for name in self._order]).to_batches())
 
     def commit(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int = 0,  # noqa: ARG002, N803
     ) -> None:
-        """Every row was stored when its task ended; what is left is to say that there are no
-        others.
-        """
-        with closing(self.connect(self._address, **self._reach)) as link:
-            commit_batch(messages, self._target, link)
+        """On the driver, when all tasks have stored their rows: the batch takes no others."""
+        for message in messages:
+            if isinstance(message, Written) and (writer := message.writer):
+                with closing(self.connect(self._address, **self._reach)) as link:
+                    link.commit_sink(Commit(self._target, writer.app, writer.batch))
+                return
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """What was written stays; with an appId the batch, run again, finds it there."""
-
-
-def say_at_least_once(app: str | None, kind: str) -> None:
-    """Said once, where the query is built."""
-    if not app:
-        sys.stderr.write(
-            f"penstock: this {kind} sink has no appId, so it writes at least once: a batch run "
-            "again is written again. "
-            'Give .option("appId", "a name of your own") for exactly once.\n'
-        )
-
-
-def ordered(batches: Iterator[pa.RecordBatch], options: Options) -> Iterator[pa.RecordBatch]:
-    """The rows in the order of the columns in `orderBy`; as they come when it is not given."""
-    columns = options.names("orderBy")
-    if not columns:
-        yield from batches
-        return
-    rows = list(batches)
-    if rows:
-        table = pa.Table.from_batches(rows)
-        missing = [name for name in columns if name not in table.column_names]
-        if missing:
-            raise InvalidRequest(
-                f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
-            )
-        yield from table.sort_by([(name, "ascending") for name in columns]).to_batches()

@@ -35,19 +35,12 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
-from penstock.net.broker_caller import BrokerCaller
+from penstock.net.broker_caller import Answer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.pipeline.options import Options
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.identity import (
-    SinkWriter,
-    Written,
-    claimed,
-    current_writer,
-    ordered,
-    say_at_least_once,
-)
+from penstock.pipeline.sinks.identity import SinkWriter, Written, claimed
 from penstock.protocol import headers
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.protocol.status import MAY_PASS, error_from_http
@@ -67,7 +60,9 @@ DONE = {
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class _Answer(msgspec.Struct):
+class _Outcome(msgspec.Struct):
+    """What became of one item."""
+
     status: str = "queued"
     error: str | None = None
 
@@ -75,10 +70,10 @@ class _Answer(msgspec.Struct):
 class _Full(msgspec.Struct):
     """The body of a 429: some fit, some did not."""
 
-    results: list[_Answer] = []
+    results: list[_Outcome] = []
 
 
-_ANSWERS = msgspec.json.Decoder(list[_Answer])
+_OUTCOMES = msgspec.json.Decoder(list[_Outcome])
 _FULL = msgspec.json.Decoder(_Full)
 
 
@@ -96,8 +91,8 @@ BUFFER_LINES = Endpoint("/api/v1/buffers/events", b"".join)
 
 
 @dataclass
-class Pushed(Written):
-    """What became of a task's messages."""
+class Pushed:
+    """What became of the messages of a push."""
 
     queued: int = 0
     duplicate: int = 0
@@ -105,9 +100,7 @@ class Pushed(Written):
 
 
 class PushLink:
-    """One keep-alive connection that pushes; waits out a broker that restarts or a queue that is
-    full.
-    """
+    """One keep-alive connection that pushes; waits out a broker's restart and a full queue."""
 
     def __init__(
         self,
@@ -128,23 +121,21 @@ class PushLink:
         self._caller.close()
 
     def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
-        """Push encoded items; those that were refused for now are pushed again until they are in or
-        patience ends.
-        """
+        """Push encoded items; those refused for now again, until they are in or patience ends."""
         done = Pushed()
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
-        while items:
+        while True:
             items, reason = self._push_once(items, done, repeatable=repeatable)
+            if not items:
+                return done
             delay = backoff.delay()
-            if items and time.monotonic() + delay > deadline:
+            if time.monotonic() + delay > deadline:
                 raise Unavailable(
                     f"{len(items)} messages could not be pushed to {self._caller.url} in time: "
                     f"{reason}"
                 )
-            if items:
-                time.sleep(delay)
-        return done
+            time.sleep(delay)
 
     def _push_once(
         self, items: list[bytes], done: Pushed, *, repeatable: bool
@@ -160,8 +151,8 @@ class PushLink:
             raise Unavailable(
                 f"the broker went away during a push and may have stored it: {error}"
             ) from error
-        if answers := _answers(*answer):
-            return _unstored(items, answers, done)
+        if (unstored := _unstored(items, answer, done)) is not None:
+            return unstored
         failure = error_from_http(*answer)
         if isinstance(failure, (Full, *MAY_PASS)):
             return items, failure
@@ -181,27 +172,29 @@ class PushLink:
         self._caller.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
 
 
-def _answers(status: int, body: bytes) -> list[_Answer]:
-    """What became of each item, when the broker says so: an array, or the `results` of a 429."""
-    if status in (200, 201) and body.startswith(b"["):
-        return _ANSWERS.decode(body)
-    return _FULL.decode(body).results if status == 429 and body.startswith(b"{") else []
-
-
-def _unstored(items: list[bytes], answers: list[_Answer], done: Pushed) -> tuple[list[bytes], str]:
-    """Count what was stored; the items that were not, and why."""
-    if len(answers) != len(items):
-        raise InvalidRequest(f"the broker answered {len(answers)} of {len(items)} messages")
-    for status, count in Counter([answer.status for answer in answers]).items():
+def _unstored(
+    items: list[bytes], answer: Answer, done: Pushed
+) -> tuple[list[bytes], object] | None:
+    """Count what was stored; the items that were not, and why. None when the broker does not say
+    what became of each: it does in an array, or in the `results` of a 429."""
+    outcomes: list[_Outcome] = []
+    if answer.status in (200, 201) and answer.body.startswith(b"["):
+        outcomes = _OUTCOMES.decode(answer.body)
+    elif answer.status == 429 and answer.body.startswith(b"{"):
+        outcomes = _FULL.decode(answer.body).results
+    if not outcomes:
+        return None
+    if len(outcomes) != len(items):
+        raise InvalidRequest(f"the broker answered {len(outcomes)} of {len(items)} messages")
+    for status, count in Counter([outcome.status for outcome in outcomes]).items():
         if kind := DONE.get(status):
             setattr(done, kind, getattr(done, kind) + count)
-    refused = [
-        (item, answer)
-        for item, answer in zip(items, answers, strict=True)
-        if answer.status not in DONE
-    ]
-    reason = (refused[0][1].error or refused[0][1].status) if refused else ""
-    return [item for item, _ in refused], reason
+    refused = [outcome for outcome in outcomes if outcome.status not in DONE]
+    if not refused:
+        return [], None
+    pairs = zip(items, outcomes, strict=True)
+    again = [item for item, outcome in pairs if outcome.status not in DONE]
+    return again, refused[0].error or refused[0].status
 
 
 def json_texts(values: pa.Array) -> pa.Array:
@@ -225,8 +218,7 @@ def check_text(values: pa.Array, name: str, first_row: int) -> None:
             except UnicodeDecodeError as error:
                 raise InvalidRequest(
                     f"row {first_row + row} of this task: its {name} is not UTF-8 ({error}): "
-                    f"{value[:200]!r}. Encode "
-                    "bytes as text first, with base64 or hex."
+                    f"{value[:200]!r}. Encode bytes as text first, with base64 or hex."
                 ) from None
         raise
 
@@ -249,18 +241,13 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
         except msgspec.DecodeError as error:
             raise InvalidRequest(
                 f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. "
-                "Push it as text with "
-                "the option payloadFormat=text, or make it JSON with to_json."
+                "Push it as text with the option payloadFormat=text, or make it JSON with to_json."
             ) from None
 
 
 def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its headers as JSON texts, null where there are none; those of equal maps are
-    equal.
-    """
+    """The batch with its headers as JSON texts, null where there are none; equal for equal maps."""
     place = batch.schema.get_field_index(HEADERS)
-    if place < 0:
-        return batch
     texts = [
         headers.encode(dict(sorted(pairs))) if pairs else None
         for pairs in batch.column(place).to_pylist()
@@ -273,12 +260,12 @@ class _QueueWriter(SinkWriter):
     """What the batch and the streaming writer share."""
 
     kind = "queue"
+    address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
     text_columns = TEXT
     connect = PushLink
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        url = options.require("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
-        super().__init__(options, schema, url)
+        super().__init__(options, schema)
         self._format = options.text("payloadFormat", default="json")
         if self._format not in ("json", "text"):
             raise InvalidRequest(
@@ -286,77 +273,64 @@ class _QueueWriter(SinkWriter):
             )
         if self._types.get(HEADERS, "map<string,string>") != "map<string,string>":
             raise self._unfit(f"the column {HEADERS} must be a map<string,string>")
-        self._identified = "transactionId" in self._types
-        if not self._identified:
-            say_at_least_once(self._app, "queue")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        prefix, writer = None, None
-        if self._app and not self._identified:
-            writer = current_writer(self._app, self.streaming, self._options)
-            prefix = f"{writer.app}:{writer.batch}:{writer.task}:"
-        total = Pushed()
+        writer = self._writer()
+        prefix = f"{writer.app}:{writer.batch}:{writer.task}:" if writer else None
         row = 0
         with closing(self.connect(self._address, **self._reach)) as link:
-            rows: Iterator[pa.RecordBatch] = map(
-                _with_header_texts, ordered(iterator, self._options)
-            )
+            rows = self._checked(self._ordered(iterator) if self._order else iterator)
             if writer:
                 columns = ("queue", "partition", "traceId", "payload", HEADERS)
-                rows = claimed(self._checked(rows), columns, self._target, self._run, writer, link)
+                rows = claimed(rows, columns, self._target, self._run, writer, link)
             for batch in rows:
-                for items in self._items(batch, prefix, row, checked=writer is not None):
-                    done = link.push(items, repeatable=bool(prefix) or self._identified)
-                    total.queued += done.queued
-                    total.duplicate += done.duplicate
-                    total.buffered += done.buffered
+                for items in self._items(batch, prefix, row):
+                    link.push(items, repeatable=bool(prefix) or self._identified)
                 row += batch.num_rows
-        total.writer = writer if row else None
-        return total
+        return Written(writer if row else None)
 
     def _checked(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows that cannot be pushed fail the task before it has claimed anything: mended, they are
-        not other rows.
-        """
+        not other rows. Headers become texts."""
         row = 0
         for batch in rows:
+            payloads = batch.column("payload").cast(pa.binary())
             if self._format == "json":
-                check_json(pc.fill_null(batch.column("payload").cast(pa.binary()), b"null"), row)
-            yield batch
+                check_json(pc.fill_null(payloads, b"null"), row)
+            else:
+                check_text(payloads, "payload", row)
+            yield _with_header_texts(batch) if HEADERS in self._types else batch
             row += batch.num_rows
 
-    def _items(
-        self, batch: pa.RecordBatch, prefix: str | None, row: int, *, checked: bool = False
-    ) -> Iterator[list[bytes]]:
+    def _items(self, batch: pa.RecordBatch, prefix: str | None, row: int) -> Iterator[list[bytes]]:
         """The rows as encoded items, in requests of bounded size."""
         names = batch.schema.names
-        parts: list[pa.Array | pa.Scalar] = []
+        fields: dict[str, pa.Array | pa.Scalar] = {}  # JSON texts, null for none
         for name in TEXT:
             if name == "queue" and self._target:
-                parts += [
-                    pa.scalar(b'"queue":' + msgspec.json.encode(self._target) + b",", pa.binary())
-                ]
+                fields[name] = pa.scalar(msgspec.json.encode(self._target), pa.binary())
             elif name == "transactionId" and prefix is not None:
-                numbers = pc.cast(pa.array(range(row, row + batch.num_rows)), pa.string())
-                texts = json_texts(pc.binary_join_element_wise(prefix, numbers, ""))
-                parts += [pc.binary_join_element_wise(b'"transactionId":', texts, b",", b"")]
+                numbers = pc.cast(pa.array(range(row, row + batch.num_rows)), pa.string()).cast(
+                    pa.binary()
+                )
+                opened = msgspec.json.encode(prefix)[:-1]  # without its closing quote
+                fields[name] = pc.binary_join_element_wise(opened, numbers, b'"', b"")
             elif name in names:
                 check_text(batch.column(name), name, row)
-                texts = json_texts(batch.column(name))
-                if name in ("queue", "transactionId") and texts.null_count:
+                fields[name] = json_texts(batch.column(name))
+                if name in ("queue", "transactionId") and fields[name].null_count:
                     raise InvalidRequest(f"a row has no {name}: the column is null")
-                field = pc.binary_join_element_wise(f'"{name}":'.encode(), texts, b",", b"")
-                parts += [pc.fill_null(field, b"")]
         if HEADERS in names:
-            field = pc.binary_join_element_wise(b'"headers":', batch.column(HEADERS), b",", b"")
-            parts += [pc.fill_null(field, b"")]
+            fields[HEADERS] = batch.column(HEADERS)
         payloads = batch.column("payload").cast(pa.binary())
         if self._format == "text":
-            check_text(payloads, "payload", row)
             payloads = json_texts(payloads.cast(pa.string()))
+        parts = [
+            pc.binary_join_element_wise(f'"{name}":'.encode(), texts, b",", b"")
+            for name, texts in fields.items()
+        ]
+        parts = [pc.fill_null(part, b"") for part in parts]
         payloads = pc.fill_null(payloads, b"null")
-        if self._format == "json" and not checked:
-            check_json(payloads, row)
         encoded = pc.binary_join_element_wise(
             b"{", *parts, b'"payload":', payloads, b"}", b""
         ).to_pylist()

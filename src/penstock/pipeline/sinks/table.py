@@ -22,18 +22,16 @@ from penstock.pipeline.lake.commits import (
 )
 from penstock.pipeline.lake.data_files import FILES_DDL, ROWS, DataFile, FileWriter
 from penstock.pipeline.lake.storage import Storage
-
-TIMESTAMP = pa.timestamp("us", tz="UTC")
+from penstock.pipeline.source_columns import TIMESTAMP
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
     """The columns as Delta knows them: times in microseconds, UTC."""
-    return pa.schema(
-        [
-            (one.name, TIMESTAMP if pa.types.is_timestamp(one.type) and one.type.tz else one.type)
-            for one in schema
-        ]
-    )
+
+    def kind(given: pa.DataType) -> pa.DataType:
+        return TIMESTAMP if pa.types.is_timestamp(given) and given.tz else given
+
+    return pa.schema([(field.name, kind(field.type)) for field in schema])
 
 
 class TableSink:
@@ -66,11 +64,12 @@ class TableSink:
         if not DeltaTable.is_deltatable(self._storage.uri, options):
             DeltaTable.create(self._storage.uri, schema, mode="ignore", storage_options=options)
         table = DeltaTable(self._storage.uri, storage_options=options)
-        known = [field.name for field in table.schema().fields]
-        if known != schema.names:
+        columns = [field.name for field in table.schema().fields]
+        if columns != schema.names:
             raise InvalidRequest(
-                f"the table {self._storage.uri} has the columns {', '.join(known)}, the rows have "
-                f"{', '.join(schema.names)}: give the sink another table, or select these columns"
+                f"the table {self._storage.uri} has the columns {', '.join(columns)}, the rows "
+                f"have {', '.join(schema.names)}: give the sink another table, or select these "
+                "columns"
             )
         return table
 

@@ -8,6 +8,7 @@ same numbers, and the broker answers them with what it stored the first time.
 """
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,21 +20,11 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import Options
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.identity import (
-    SinkWriter,
-    Writer,
-    Written,
-    claimed,
-    current_writer,
-    ordered,
-    say_at_least_once,
-)
+from penstock.pipeline.sinks.identity import SinkWriter, Writer, Written, claimed
 from penstock.protocol import frames
 from penstock.protocol.frames import SPARSE
 
@@ -94,10 +85,8 @@ class Cutter:
             yield np.diff(ends[row : stop + 1]), data[int(ends[row]) : int(ends[stop])]
             row = stop
         self._held = [whole.slice(row)] if row < count else []
-        self._held_rows, self._held_bytes = (
-            count - row,
-            int(ends[-1] - ends[row]) + 4 * (count - row),
-        )
+        self._held_rows = count - row
+        self._held_bytes = int(ends[-1] - ends[row]) + 4 * self._held_rows
 
 
 class _Appender:
@@ -106,13 +95,12 @@ class _Appender:
     def __init__(self, link: TopicLink, writer: Writer | None) -> None:
         self._link = link
         self._writer = writer
-        self._cutters: dict[str, Cutter] = {}
-        self._appends: dict[str, int] = {}
+        self._cutters: defaultdict[str, Cutter] = defaultdict(Cutter)
+        self._appends: Counter[str] = Counter()
         self.rows = 0
 
     def add(self, topic: str, payloads: pa.Array) -> None:
-        cutter = self._cutters.setdefault(topic, Cutter())
-        for lengths, data in cutter.add(payloads):
+        for lengths, data in self._cutters[topic].add(payloads):
             self._append(topic, lengths, data)
 
     def finish(self) -> None:
@@ -121,24 +109,19 @@ class _Appender:
                 self._append(topic, lengths, data)
 
     def _append(self, topic: str, lengths: npt.NDArray[np.int64], data: memoryview) -> None:
-        number = self._appends.get(topic, 0)
-        self._appends[topic] = number + 1
-        writer = self._writer
-        producer = (
-            (producer_id(writer.app, writer.task), sequence(writer.batch, number))
-            if writer
-            else None
-        )
+        writer, producer = self._writer, None
+        if writer:
+            number = sequence(writer.batch, self._appends[topic])
+            producer = producer_id(writer.app, writer.task), number
+        self._appends[topic] += 1
         _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
         # 0: stored long ago, and no longer known where
         if writer and count not in (0, len(lengths)):
             raise InvalidRequest(
                 f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before "
-                "with other rows: "
-                f"{count} where there are {len(lengths)} now. Two writes never share an appId; "
-                "a batch run again must "
-                "give the same rows (no rand(), no current time; orderBy after a shuffle). "
-                "Give this one another appId."
+                f"with other rows: {count} where there are {len(lengths)} now. Two writes never "
+                "share an appId; a batch run again must give the same rows (no rand(), no current "
+                "time; orderBy after a shuffle). Give this one another appId."
             )
         self.rows += len(lengths)
 
@@ -148,20 +131,15 @@ class _TopicWriter(SinkWriter):
     """What the batch and the streaming writer share."""
 
     kind = "topic"
+    address = ("broker", "the broker's address, host:port")
     text_columns = ("topic",)
     connect = TopicLink
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(
-            options, schema, options.require("broker", "the broker's address, host:port")
-        )
-        say_at_least_once(self._app, "topic")
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        writer = current_writer(self._app, self.streaming, self._options) if self._app else None
+        writer = self._writer()
         with self.connect(self._address, **self._reach) as link:
             appender = _Appender(link, writer)
-            rows = ordered(iterator, self._options)
+            rows = self._ordered(iterator) if self._order else iterator
             if writer:
                 columns = ("payload",) if self._target else ("topic", "payload")
                 rows = claimed(rows, columns, self._target, self._run, writer, link)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Conflict, InvalidOffset
-from penstock.pipeline.lake.convert import refuse_old, topic_identity
+from penstock.pipeline.lake.convert import refuse_old
 from penstock.pipeline.lake.data_files import TOPIC, read_range
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot
@@ -111,7 +111,7 @@ class ArchivedTopics:
         table = LakeTable(self._root, "topic", topic, self._options)
         snapshot = table.open()
         refuse_old(table, snapshot)
-        if snapshot is not None and snapshot.identity != topic_identity(incarnation):
+        if snapshot is not None and snapshot.identity != incarnation:
             raise Conflict(
                 f"topic {topic!r} was deleted and created again since it was archived to "
                 f"{self._root}: leave the option 'archive' out, or name its own archive"

@@ -41,75 +41,63 @@ class PenstockSource(DataSource):
             raise InvalidRequest("give the option 'queue' or 'topic', not both")
         return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
 
-    def _source_options(self) -> tuple[Options, bool]:
-        """The options of a source, none of them misspelt, and whether it is a queue's."""
-        options, queue = Options(self.options), self._of_queue()
-        known = (QUEUE_SOURCE, "a queue source") if queue else (TOPIC_SOURCE, "a topic source")
-        options.refuse_others(*known)
-        return options, queue
-
-    def _sink_options(self, schema: StructType, overwrite: bool) -> tuple[Options, bool]:
-        """The same of a sink."""
-        _append_only(overwrite)
-        options, queue = Options(self.options), self._of_queue(schema)
-        options.refuse_others(
-            *((QUEUE_SINK, "a queue sink") if queue else (TOPIC_SINK, "a topic sink"))
-        )
-        return options, queue
-
     def schema(self) -> str:
         """The columns of a queue or a topic."""
         return QUEUE_DDL if self._of_queue() else TOPIC_DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        options, queue = self._source_options()
-        if queue:
-            from penstock.pipeline.sources.queue import QueueOptions, QueueReader
-
-            return QueueReader(QueueOptions(options, schema.fieldNames(), streaming=False))
-        from penstock.pipeline.sources.topic import TopicOptions, TopicReader
-
-        return TopicReader(TopicOptions(options, schema.fieldNames()))
+        reader: DataSourceReader = self._source(schema, streaming=False)
+        return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """For `spark.readStream`."""
         try:
-            return self._stream_reader(schema)
+            reader: DataSourceStreamReader = self._source(schema, streaming=True)
         except PenstockError as error:
             return RefusedStream(error)
-
-    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        options, queue = self._source_options()
-        if queue:
-            from penstock.pipeline.sources.queue import QueueOptions, QueueStreamReader
-
-            return QueueStreamReader(QueueOptions(options, schema.fieldNames(), streaming=True))
-        from penstock.pipeline.sources.topic import TopicOptions, TopicStreamReader
-
-        return TopicStreamReader(TopicOptions(options, schema.fieldNames()))
+        return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`; appends only."""
-        options, queue = self._sink_options(schema, overwrite)
-        if queue:
-            from penstock.pipeline.sinks.queue import QueueWriter
-
-            return QueueWriter(options, schema)
-        from penstock.pipeline.sinks.topic import TopicWriter
-
-        return TopicWriter(options, schema)
+        writer: DataSourceArrowWriter = self._sink(schema, overwrite, streaming=False)
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """For `df.writeStream`; appends only."""
-        options, queue = self._sink_options(schema, overwrite)
-        if queue:
-            from penstock.pipeline.sinks.queue import QueueStreamWriter
+        writer: DataSourceStreamArrowWriter = self._sink(schema, overwrite, streaming=True)
+        return writer
 
-            return QueueStreamWriter(options, schema)
-        from penstock.pipeline.sinks.topic import TopicStreamWriter
+    def _source(self, schema: StructType, *, streaming: bool) -> Any:
+        options, columns = Options(self.options), schema.fieldNames()
+        if self._of_queue():
+            from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
 
-        return TopicStreamWriter(options, schema)
+            options.refuse_others(QUEUE_SOURCE, "a queue source")
+            queue = QueueOptions(options, columns, streaming=streaming)
+            return QueueStreamReader(queue) if streaming else QueueReader(queue)
+        from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
+
+        options.refuse_others(TOPIC_SOURCE, "a topic source")
+        topic = TopicOptions(options, columns)
+        return TopicStreamReader(topic) if streaming else TopicReader(topic)
+
+    def _sink(self, schema: StructType, overwrite: bool, *, streaming: bool) -> Any:
+        if overwrite:
+            raise InvalidRequest(
+                "topics and queues are appended to: use mode append, and output mode append or "
+                "update"
+            )
+        options = Options(self.options)
+        if self._of_queue(schema):
+            from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
+
+            options.refuse_others(QUEUE_SINK, "a queue sink")
+            return (QueueStreamWriter if streaming else QueueWriter)(options, schema)
+        from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
+
+        options.refuse_others(TOPIC_SINK, "a topic sink")
+        return (TopicStreamWriter if streaming else TopicWriter)(options, schema)
 
 
 @plain_errors
@@ -130,13 +118,6 @@ class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     reportLatestOffset: Any = _refuse  # noqa: N815
     partitions: Any = _refuse
     read: Any = _refuse
-
-
-def _append_only(overwrite: bool) -> None:
-    if overwrite:
-        raise InvalidRequest(
-            "topics and queues are appended to: use mode append, and output mode append or update"
-        )
 
 
 def register(spark: Any) -> None:

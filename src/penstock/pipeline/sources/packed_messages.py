@@ -67,9 +67,8 @@ def query(
         if end is None
         else str(end)
     )
-    until = (
-        f"b + {BLOCKS}" if end is None else f"least(b + {BLOCKS}, {end})"
-    )  # nothing volatile: it bounds the scan
+    # nothing volatile: it bounds the scan
+    until = f"b + {BLOCKS}" if end is None else f"least(b + {BLOCKS}, {end})"
     within = [*conditions, f"octet_length(m.payload) <= {SMALL}"] if toasted else conditions
     # OFFSET 0 keeps the conditions out of the choice of the scan: an index that serves them would
     # be gone through anew for every row of the answer.
@@ -100,12 +99,9 @@ def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
             made[name] = pa.array(_numbers(packed[name], ">i8"))
     if "a" in names:
         made["a"] = pa.array(_numbers(packed["a"], ">i8") + _YEAR_2000).cast(TIMESTAMP)
-    if "t" in names:
-        made["t"] = _slices(pa.string(), _numbers(packed["tl"], ">i4"), packed["t"])
-    if "d" in names:
-        made["d"] = _slices(pa.binary(), _numbers(packed["dl"], ">i4"), packed["d"])
-    if "h" in names:
-        made["h"] = _slices(pa.binary(), _numbers(packed["hl"], ">i4"), packed["h"])
+    for name, kind in (("t", pa.string()), ("d", pa.binary()), ("h", pa.binary())):
+        if name in names:
+            made[name] = _slices(kind, _numbers(packed[f"{name}l"], ">i4"), packed[name])
     if "c" in names:
         there = _numbers(packed["cl"], "i1")
         made["c"] = _slices(pa.binary(), np.where(there, 16, -1), packed["c"])

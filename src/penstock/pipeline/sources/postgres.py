@@ -65,18 +65,16 @@ class Postgres:
         self._read_url = options.text("readDatabase") or ""
         if self.url:
             return
-        from penstock.config.database_url import (
-            database_here,
-        )  # executors are given a URL and need no configuration
+        # executors are given a URL and need no configuration
+        from penstock.config.database_url import database_here
 
         try:
             self.url, schema, read_url = database_here()
         except NotFound as error:
             raise InvalidRequest(
-                f"queues are read from PostgreSQL, and its address is not known: {error}. Or "
-                "give the option "
-                "'database', or set DATABASE_URL: `penstock database url`, on the broker's "
-                "machine, prints it"
+                f"queues are read from PostgreSQL, and its address is not known: {error}. Or give "
+                "the option 'database', or set DATABASE_URL: `penstock database url`, on the "
+                "broker's machine, prints it"
             ) from error
         self.schema = options.text("databaseSchema") or schema
         self._read_url = self._read_url or read_url
@@ -139,10 +137,8 @@ class Postgres:
         idle = _IDLE.setdefault((self.url, self.schema), [])
         while True:
             try:
-                connection, kept = (
-                    idle.pop(),
-                    True,
-                )  # a thread may have been faster: no look before the leap
+                # a thread may have been faster: no look before the leap
+                connection, kept = idle.pop(), True
             except IndexError:
                 connection, kept = self.connect(autocommit=True), False
             cursor = connection.cursor()
@@ -207,8 +203,7 @@ class Patience:
         if now + delay > self._began + self._seconds:
             raise Unavailable(
                 f"{reason}; it was away for {now - self._began:.0f} s. Give the option "
-                "databaseTimeout more seconds "
-                f"than {self._seconds:g} to wait longer"
+                f"databaseTimeout more seconds than {self._seconds:g} to wait longer"
             ) from reason
         time.sleep(delay)
 

@@ -47,7 +47,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.pipeline.options import EARLIEST, LATEST, Options
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.source_columns import HEADERS, QUEUE_COLUMNS, TIMESTAMP
+from penstock.pipeline.source_columns import HEADERS, QUEUE_COLUMNS, TIMESTAMP, checked_columns
 from penstock.pipeline.sources import packed_messages as packed
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres
@@ -155,20 +155,13 @@ class QueueOptions:
         self.encrypted = options.text("encrypted", default="fail")
         if self.encrypted not in ("fail", "null"):
             raise InvalidRequest(f"the option 'encrypted' is fail or null, not {self.encrypted!r}")
-        unknown = [name for name in columns if name not in QUEUE_COLUMNS.names]
-        if unknown:
-            raise InvalidRequest(
-                f"a queue has the columns {', '.join(QUEUE_COLUMNS.names)}; it has no "
-                f"{unknown[0]!r}"
-            )
-        self.columns = list(columns)
+        self.columns = checked_columns("queue", QUEUE_COLUMNS, columns)
 
     def state(self) -> QueueState:
         """The queue's state now; NotFound when there is none of this name."""
         rows = self.postgres.rows(
             "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q "
-            "CROSS JOIN installation i "
-            "WHERE q.name = $1 AND q.deleted_at IS NULL",
+            "CROSS JOIN installation i WHERE q.name = $1 AND q.deleted_at IS NULL",
             (self.queue,),
         )
         if not rows:
@@ -194,9 +187,8 @@ class QueueOptions:
     def _newest(self, state: QueueState) -> int | None:
         """The last transaction with messages that are committed and not below the horizon."""
         rows = self.postgres.rows(
-            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} AND m.xid >= "
-            f"'{state.horizon}'::xid8 "
-            "ORDER BY m.xid DESC LIMIT 1"
+            f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} "
+            f"AND m.xid >= '{state.horizon}'::xid8 ORDER BY m.xid DESC LIMIT 1"
         )
         return int(rows[0][0]) if rows else None
 
@@ -211,17 +203,16 @@ class QueueOptions:
             "coalesce(state, 'active')), "
             f"{age.format('coalesce(xact_start, backend_start)')} FROM pg_stat_activity "
             f"WHERE backend_xid::text = '{short}' UNION ALL "
-            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} FROM "
-            "pg_prepared_xacts "
-            f"WHERE transaction::text = '{short}'"
+            f"SELECT format('prepared transaction %s', gid), {age.format('prepared')} "
+            f"FROM pg_prepared_xacts WHERE transaction::text = '{short}'"
         )
         who, age_seconds = rows[0] if rows else ("one that this database user may not see", None)
         held = self.count(state, state.horizon)
         if held:
             log.warning(
-                "queue %s: %s%d committed messages are not read yet, since an older "
-                "transaction is still open: %s%s. "
-                "They are read once it ends; the option waitForTransactions waits for it.",
+                "queue %s: %s%d committed messages are not read yet, since an older transaction "
+                "is still open: %s%s. They are read once it ends; the option waitForTransactions "
+                "waits for it.",
                 *(self.queue, "at least " if held == COUNTED else "", held, who),
                 "" if age_seconds is None else f", for {age_seconds:.0f} s",
             )
@@ -240,10 +231,9 @@ class QueueOptions:
 
     def count(self, state: QueueState, low: int) -> int:
         """Messages from this transaction on, up to COUNTED of them."""
-        wanted = " AND ".join([f"m.queue_id = {state.id}", *self.among(state.id)])
         ((count,),) = self.postgres.rows(
-            f"SELECT count(*) FROM (SELECT 1 FROM messages m WHERE {wanted} "
-            f"AND m.xid >= '{low}'::xid8 LIMIT {COUNTED}) x"
+            f"SELECT count(*) FROM (SELECT 1 FROM {self._messages(state.id, low)} "
+            f"LIMIT {COUNTED}) x"
         )
         return int(count)
 
@@ -252,12 +242,15 @@ class QueueOptions:
         many.
         """
         rows = self.postgres.rows(
-            "SELECT m.xid::text FROM messages m WHERE "
-            f"{' AND '.join([f'm.queue_id = {id}', *self.among(id)])} AND m.xid >= '{low}'::xid8 "
             # not `xid`, which would be the text: 9 after 10, and no index
-            f"ORDER BY m.xid OFFSET {n} LIMIT 1"
+            f"SELECT m.xid::text FROM {self._messages(id, low)} ORDER BY m.xid OFFSET {n} LIMIT 1"
         )
         return int(rows[0][0]) if rows else None
+
+    def _messages(self, id: int, low: int) -> str:
+        """Those of a queue's partitions that are read, from a transaction on."""
+        wanted = [f"m.queue_id = {id}", *self.among(id), f"m.xid >= '{low}'::xid8"]
+        return f"messages m WHERE {' AND '.join(wanted)}"
 
     def cuts(self, id: int, low: int, high: int) -> list[list[int]]:
         """Places of (partition, seq) order that divide the batch into tasks; none for a small
@@ -322,18 +315,18 @@ class QueueOptions:
         needed = sorted(
             {*place, *(need for name in self.columns for need in _NEEDS.get(name, "a"))}
         ) or ["s"]
-        known = PartitionNames(self.postgres)
+        names = PartitionNames(self.postgres)
         if task.packed and task.after:
             end = task.until and task.until[0]
             few = packed.query(
                 needed, conditions, task.after[0], end, toasted=task.packed == "small"
             )
             for batch in self.postgres.batches(few):
-                yield self._shape(state, packed.unpack(batch), known)
+                yield self._shape(state, packed.unpack(batch), names)
             conditions.append(packed.rest())
         if task.packed != "all":
             for batch in self._resumed(task, needed, conditions):
-                yield self._shape(state, batch, known)
+                yield self._shape(state, batch, names)
         if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
             raise Unavailable(
                 "the messages were moved (VACUUM FULL, CLUSTER) while they were read by "
@@ -427,11 +420,11 @@ class QueueOptions:
         return f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
 
     def _shape(
-        self, state: QueueState, batch: pa.RecordBatch, known: "PartitionNames"
+        self, state: QueueState, batch: pa.RecordBatch, names: "PartitionNames"
     ) -> pa.RecordBatch:
         made = {
             "queue": lambda: pa.repeat(pa.scalar(self.queue), batch.num_rows),
-            "partition": lambda: known.of(batch["p"]),
+            "partition": lambda: names.of(batch["p"]),
             "seq": lambda: batch["s"],
             "id": lambda: message_ids(state.installation, batch["p"], batch["s"]),
             "transactionId": lambda: batch["t"],
@@ -460,10 +453,9 @@ class QueueOptions:
     def _check_clear(self, encrypted: bool) -> None:
         if encrypted and self.encrypted == "fail":
             raise InvalidRequest(
-                f"queue {self.queue!r} holds encrypted messages and Spark is not given the "
-                "keys: consume them "
-                "through the broker, or set the option encrypted=null to read them without "
-                "their payload and headers"
+                f"queue {self.queue!r} holds encrypted messages and Spark is not given the keys: "
+                "consume them through the broker, or set the option encrypted=null to read them "
+                "without their payload and headers"
             )
 
 
@@ -566,11 +558,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """How much a batch takes, by the options."""
-        return (
-            ReadMaxRows(self.options.max_records)
-            if self.options.max_records
-            else ReadAllAvailable()
-        )
+        most = self.options.max_records
+        return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of a run that ends by itself."""
@@ -643,9 +632,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the read."""
-        self._same(
-            end, self.state
-        )  # a batch begun before is run again without asking for the latest offset first
+        # a batch begun before is run again without asking for the latest offset first
+        self._same(end, self.state)
         return self.options.ranges(start["xid"], end["xid"], end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -39,7 +39,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.source_columns import TOPIC_COLUMNS, topic_batch
+from penstock.pipeline.source_columns import TOPIC_COLUMNS, checked_columns, topic_batch
 from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
 from penstock.pipeline.sources.topic_catalog import Topics, TopicState
 from penstock.pipeline.sources.trigger_delay import TriggerDelay
@@ -54,7 +54,6 @@ MANY_TASKS = 64  # of one topic: more of them are worth a question each
 GROUP_FROM = 32  # topics with something to read; fewer are a task each
 GROUP_TOPICS = 64  # of one task at most
 GROUP_RECORDS = 100_000  # of one task at most, over all its topics
-ALL_NAMES = Names()
 REMEDY = (
     "Records were lost to this query. To resume with what remains, start it once with "
     "failOnDataLoss=false; to begin again, give it a new checkpoint."
@@ -114,13 +113,7 @@ class TopicOptions:
         )
         self.fail_on_loss = options.flag("failOnDataLoss", True)
         self.group = options.text("group")
-        unknown = [name for name in columns if name not in TOPIC_COLUMNS.names]
-        if unknown:
-            raise InvalidRequest(
-                f"a topic has the columns {', '.join(TOPIC_COLUMNS.names)}; it has no "
-                f"{unknown[0]!r}"
-            )
-        self.columns = list(columns)
+        self.columns = checked_columns("topic", TOPIC_COLUMNS, columns)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_matches": None}
@@ -133,9 +126,14 @@ class TopicOptions:
         """The topics that are read: as named, or those that match the pattern now."""
         return self.named or [name for name in self.topics.names() if self._matches(name)]
 
-    def states(self, among: Names = ALL_NAMES) -> dict[str, TopicState]:
+    def states(self) -> dict[str, TopicState]:
         """The state of each of them."""
-        return {name: self.topics.state(name) for name in self.names() if name in among}
+        return {name: self.topics.state(name) for name in self.names()}
+
+    def state_for_batch(self, topic: str) -> TopicState:
+        """The state, of which a batch read that begins at a given offset needs nothing before."""
+        asked = self.starting if isinstance(self.starting, dict) and not self.starting_at else {}
+        return self.topics.state(topic, asked.get(topic, EARLIEST))
 
     def start_of(self, topic: str, state: TopicState) -> int:
         """Where reading begins, by the options."""
@@ -158,9 +156,8 @@ class TopicOptions:
             return state.next
         if not state.first <= offset <= state.next and self.fail_on_loss:
             raise InvalidOffset(
-                f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was "
-                "asked for. "
-                "Ask for one of those, or set failOnDataLoss=false to take the nearest."
+                f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was asked "
+                "for. Ask for one of those, or set failOnDataLoss=false to take the nearest."
             )
         return min(max(offset, state.first), state.next)
 
@@ -224,8 +221,8 @@ class TopicOptions:
                 if self.fail_on_loss:
                     raise DataLoss(
                         f"topic {task.topic!r}: offsets {start} to "
-                        f"{min(state.first, task.end) - 1} were to be "
-                        f"read and have aged out ({error}). {REMEDY}"
+                        f"{min(state.first, task.end) - 1} were to be read and have aged out "
+                        f"({error}). {REMEDY}"
                     ) from error
                 start = max(state.first, start + 1)
             except Damaged as error:
@@ -295,10 +292,11 @@ class TopicReader(FilteredReader):
         """The tasks of the read."""
         o = self.options
         spans = {}
-        for topic, state in o.states(self._names).items():
-            start = o.start_of(topic, state)
-            end = o.end_of(topic, state)
-            start, end = self._narrowed(topic, start, end)
+        for topic in o.names():
+            if topic not in self._names:
+                continue
+            state = o.state_for_batch(topic)
+            start, end = self._narrowed(topic, o.start_of(topic, state), o.end_of(topic, state))
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
@@ -394,43 +392,33 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where reading goes on in the topic as it is now; DataLoss when that is not where it
         ended.
         """
-        o = self.options
         if at is None:
             return state.first  # new since the query started: all of it
+        resume, loss = int(at["next"]), ""
         if at["incarnation"] != state.incarnation:
-            if o.fail_on_loss:
-                raise DataLoss(
-                    f"topic {topic!r} was deleted and created again since the last batch: the "
-                    "checkpoint is at offset "
-                    f"{at['next']} of incarnation {at['incarnation']}, the topic is incarnation "
-                    f"{state.incarnation}. {REMEDY}"
-                )
-            return state.first
-        if at["next"] < state.first:
-            if o.fail_on_loss:
-                raise DataLoss(
-                    f"topic {topic!r}: offsets {at['next']} to {state.first - 1} have aged out "
-                    "before they were read. "
-                    f"{REMEDY}"
-                )
-            return state.first
-        if at["next"] > state.next:
-            if o.fail_on_loss:
-                raise DataLoss(
-                    f"topic {topic!r} ends at offset {state.next}, but {at['next']} was "
-                    "already read: its end was "
-                    f"lost. {REMEDY}"
-                )
-            return state.next
-        return int(at["next"])
+            loss = (
+                " was deleted and created again since the last batch: the checkpoint is at "
+                f"offset {resume} of incarnation {at['incarnation']}, the topic is incarnation "
+                f"{state.incarnation}"
+            )
+            resume = state.first
+        elif resume < state.first:
+            loss = f": offsets {resume} to {state.first - 1} have aged out before they were read"
+            resume = state.first
+        elif resume > state.next:
+            loss = f" ends at offset {state.next}, but {resume} was already read: its end was lost"
+            resume = state.next
+        if loss and self.options.fail_on_loss:
+            raise DataLoss(f"topic {topic!r}{loss}. {REMEDY}")
+        return resume
 
     def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
         gone = sorted(topic for topic in start if topic not in now)
         if gone and not self.options.pattern:
             raise InvalidRequest(
                 f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query "
-                "reads "
-                f"{', '.join(sorted(now))}. Use a checkpoint of its own for another list of topics."
+                f"reads {', '.join(sorted(now))}. Use a checkpoint of its own for another list of "
+                "topics."
             )
 
     def _admit(
@@ -474,9 +462,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._refuse_vanished(end, self.options.named)
         for topic, to in end.items():
             at = start.get(topic)
-            known = at is not None and at["incarnation"] == to["incarnation"]
-            begin = int(at["next"]) if known and at is not None else 0
-            if not known:
+            if at is not None and at["incarnation"] == to["incarnation"]:
+                begin = int(at["next"])
+            else:
                 begin = min(self.options.topics.state(topic).first, int(to["next"]))
             if begin < to["next"]:
                 spans[topic] = (to["incarnation"], begin, int(to["next"]))
@@ -501,10 +489,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except PenstockError as error:
                 log.warning(
                     "group %s of topic %s could not be moved to %d: %s",
-                    group,
-                    topic,
-                    at["next"],
-                    error,
+                    *(group, topic, at["next"], error),
                 )
 
     def stop(self) -> None:

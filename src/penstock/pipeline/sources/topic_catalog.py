@@ -97,10 +97,12 @@ class Topics:
             name for name in os.listdir(directory) if (directory / name / "data.log").exists()
         )
 
-    def state(self, topic: str) -> TopicState:
-        """A topic as it is now; NotFound when there is none."""
+    def state(self, topic: str, start: int = -1) -> TopicState:
+        """A topic as it is now; NotFound when there is none. The archive is not looked at when the
+        log has all from `start` on.
+        """
         state = self._log_state(topic)
-        if self._archive is None:
+        if self._archive is None or start >= state.first:
             return state
         first = self._archive.first(topic, state.incarnation, state.first)
         size = state.bytes + round(state.mean_bytes * (state.first - first))

@@ -180,7 +180,7 @@ class Adoption:
     def _manifests(self, state: State | None) -> list[Manifest]:
         """One per topic, ours from here on: whoever wrote it before finds it changed. Also for
         topics of which nothing is in the tier. Of two with one name the older was being deleted."""
-        chosen: dict[str, Manifest] = {}
+        manifests: dict[str, Manifest] = {}
         for item in self._store.list("topics/"):
             if not item.name.endswith("/" + MANIFEST):
                 continue
@@ -189,13 +189,13 @@ class Adoption:
             except Damaged as error:
                 self._problems.append(f"a topic is left out: {error}")
                 continue
-            _choose(chosen, manifest)
+            _choose(manifests, manifest)
         for incarnation, end in (state.topics if state is not None else {}).items():
             empty = Manifest(
                 tier=self._ownership.tier, name=end.name, incarnation=incarnation, policy=DELETE
             )
-            _choose(chosen, empty)
-        return [chosen[name] for name in sorted(chosen)]
+            _choose(manifests, empty)
+        return [manifests[name] for name in sorted(manifests)]
 
     def _claim(self, name: str) -> Manifest:
         for _ in range(MAX_ATTEMPTS):
@@ -212,8 +212,8 @@ class Adoption:
 
     def _adopt_topic(self, manifest: Manifest, state: State | None) -> AdoptedTopic:
         end = manifest.end
-        known = state.topics.get(manifest.incarnation) if state is not None else None
-        given = max(end, known.next_offset if known is not None else 0)
+        progress = state.topics.get(manifest.incarnation) if state is not None else None
+        given = max(end, progress.next_offset if progress is not None else 0)
         following = given + self._skipped
         self._write_topic(manifest, given, following)
         return AdoptedTopic(
@@ -290,10 +290,10 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     return report
 
 
-def _choose(chosen: dict[str, Manifest], manifest: Manifest) -> None:
-    other = chosen.get(manifest.name)
+def _choose(manifests: dict[str, Manifest], manifest: Manifest) -> None:
+    other = manifests.get(manifest.name)
     if other is None or other.incarnation < manifest.incarnation:  # they begin with the time
-        chosen[manifest.name] = manifest
+        manifests[manifest.name] = manifest
 
 
 def _time(seconds: float) -> str:

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, KINDS, TIER, parse_checked
-from penstock.log.pool import P, T, in_pool
+from penstock.log.pool import P, T, cancelled, in_pool
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
@@ -55,14 +55,6 @@ COLLECT_SECONDS = 600.0  # between two looks for garbage
 DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
 
 
-class Topics(Protocol):
-    """Where they are had from: the store."""
-
-    def names(self) -> list[str]: ...
-
-    def get(self, name: str) -> Topic | None: ...
-
-
 class TierStatus(msgspec.Struct):
     address: str
     owner: bool  # this broker may write to it
@@ -77,10 +69,12 @@ class TierStatus(msgspec.Struct):
 
 
 class Tier:
-    def __init__(self, context: Context, private: Path, topics: Topics, metrics: Metrics) -> None:
+    def __init__(
+        self, context: Context, private: Path, topics: Iterable[Topic], metrics: Metrics
+    ) -> None:
         settings = context.settings
         self._context = context
-        self._topics = topics
+        self._topics = topics  # those there are when it is asked
         self._directory = private / DIRECTORY
         self.store = ObjectStore(settings.tier, patience=PATIENCE)
         self._pool = ThreadPoolExecutor(2 * TOPICS_AT_A_TIME, "tier")
@@ -122,7 +116,7 @@ class Tier:
         gauge(
             "penstock_topic_tier_pending_bytes",
             "Bytes of sealed segments that are not in the tier yet",
-            read=lambda: sum(s.size for t in self._all() for s in _pending(t)),
+            read=lambda: sum(s.size for t in self._topics for s in _pending(t)),
         )
         gauge(
             "penstock_topic_tier_lag_seconds",
@@ -141,21 +135,17 @@ class Tier:
         )
         self.fenced = False
 
-    def _all(self) -> list[Topic]:
-        topics = (self._topics.get(name) for name in self._topics.names())
-        return [topic for topic in topics if topic is not None]
-
     def _bytes(self) -> int:
-        return sum(topic.tier.size for topic in self._all() if topic.tier is not None)
+        return sum(topic.tier.size for topic in self._topics if topic.tier is not None)
 
     def lag(self) -> float:
         """Seconds by which the oldest segment that is due is late; 0 when none is."""
-        due = [s.newest for t in self._all() for s in _pending(t)]
+        due = [s.newest for t in self._topics for s in _pending(t)]
         late = self._context.now() - min(due, default=self._context.now())
         return max(0.0, late / 1e6 - self._context.settings.tier_delay)
 
     def status(self) -> TierStatus:
-        topics = self._all()
+        topics = list(self._topics)
         return TierStatus(
             address=self.store.address,
             owner=bool(self._ownership.epoch),
@@ -195,8 +185,7 @@ class Tier:
         """Note that the broker stopped; a store that is away does not hold it up for long."""
         self._ending = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancelled(self._task)
             self._task = None
             if self._ownership.epoch and self.problem is None:
                 with contextlib.suppress(PenstockError, TimeoutError):
@@ -220,7 +209,7 @@ class Tier:
 
     async def flush(self) -> None:
         """Seal every topic and begin to copy all of it."""
-        for topic in self._all():
+        for topic in self._topics:
             await topic.seal()
         self._due = self._context.now()
         self._wake.set()
@@ -271,7 +260,7 @@ class Tier:
 
     async def _copy_topics(self) -> None:
         """All of them, a few at a time; then fail if any failed for want of the store."""
-        waiting = self._all()
+        waiting = list(self._topics)
         failures: list[StorageFailed] = []
 
         async def work() -> None:
@@ -381,16 +370,16 @@ class Tier:
             self._versions[incarnation] = None
             return
         manifest = Manifest.parse(data, name)
-        known = topic.tier.version if topic.tier is not None else None
+        local_version = topic.tier.version if topic.tier is not None else None
         if manifest.broker != self._ownership.broker or (
-            known is not None and manifest.version not in (known, known + 1)
+            local_version is not None and manifest.version not in (local_version, local_version + 1)
         ):
             raise Conflict(
                 f"{self.store.address}/{name} was written by broker {manifest.broker}, and not by "
                 "this one: start from the tier with an empty data directory and topics.adopt, or "
                 "delete the topic here"
             )
-        if known is None and manifest.segments:
+        if local_version is None and manifest.segments:
             await self._write_local(topic, manifest)
             topic.attach(self._tiered(topic, not_local(manifest, topic.segments)))
         self._versions[incarnation] = version
@@ -490,7 +479,7 @@ class Tier:
 
     async def _finish_deletions(self) -> None:
         fs, directory = self._context.fs, self._directory / DELETED
-        live = {topic.incarnation for topic in self._all()}
+        live = {topic.incarnation for topic in self._topics}
         for incarnation in await self._context.run(fs.list_dir, directory):
             if incarnation in live:  # the broker was killed before it was deleted
                 await self._context.run(fs.remove, directory / incarnation)
@@ -517,7 +506,7 @@ class Tier:
 
     async def collect(self) -> int:
         """Delete objects that no manifest has named for `tier_grace`; how many."""
-        live = {topic.incarnation: topic for topic in self._all()}
+        live = {topic.incarnation: topic for topic in self._topics}
         for topic in live.values():
             if topic.tier is not None:
                 with contextlib.suppress(Conflict, Damaged):  # reported when it is copied
@@ -563,7 +552,7 @@ class Tier:
 
     async def _write_state(self, *, clean: bool) -> None:
         topics = {
-            topic.incarnation: TopicEnd(topic.name, topic.next_offset) for topic in self._all()
+            topic.incarnation: TopicEnd(topic.name, topic.next_offset) for topic in self._topics
         }
         state = State(
             broker=self._ownership.broker,

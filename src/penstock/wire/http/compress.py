@@ -7,8 +7,6 @@ memory.
 
 import zlib
 
-import cramjam
-
 from penstock.errors import InvalidRequest, TooLarge
 from penstock.wire.http.messages import Response
 
@@ -65,6 +63,8 @@ def _unpack_gzip(data: bytes, limit: int) -> bytes:
 
 
 def _unpack_zstd(data: bytes, limit: int) -> bytes:
+    import cramjam  # 2 MiB that most brokers do without
+
     size = min(limit, max(_FIRST_SIZE, 4 * len(data)))
     while True:
         unpacked = bytearray(size)

@@ -169,8 +169,8 @@ class _Maker:
         if "enum" in schema:
             return schema["enum"][0]
         if choices := schema.get("anyOf") or schema.get("oneOf"):
-            known = [one for one in choices if one.get("type") != "null"]
-            return self.of(known[0], name) if known else None
+            typed = [one for one in choices if one.get("type") != "null"]
+            return self.of(typed[0], name) if typed else None
         kind = schema.get("type")
         if kind == "object":
             fields = schema.get("properties", {})

@@ -53,7 +53,8 @@ class TokenGuard:
         role = role_of(route)
         if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
             return call, None
-        verifier, known, authenticate = self._verifier, self._verifier.known, self._authenticate
+        verifier, authenticate = self._verifier, self._authenticate
+        identities = verifier.identities
         events = route.answer_type == EVENTS
 
         def guarded(request: Request) -> Answer | Awaitable[Answer]:
@@ -61,7 +62,7 @@ class TokenGuard:
             token = head.token
             if token is None:
                 token = head.token = token_of(head, in_query=events)
-            identity = known.get(token)
+            identity = identities.get(token)
             if identity is None or identity.expires <= time.time() or identity.role < role:
                 return authenticate(request, token, role, call)
             head.identity = identity

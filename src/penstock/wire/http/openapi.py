@@ -15,7 +15,6 @@ import msgspec
 
 from penstock import __version__
 from penstock.protocol.status import CLASSES, REASONS
-from penstock.wire.http.docs_page import POLICY, page
 from penstock.wire.http.examples import example_of, meaning, parameter_example, recorded
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
@@ -205,6 +204,8 @@ class DocsApi:
 
     @cached_property
     def _page(self) -> Response:
+        from penstock.wire.http.docs_page import POLICY, page  # half a MiB, for who asks for it
+
         policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
         text = page(self._document).encode()
         return Response(200, text, "text/html; charset=utf-8", policy)

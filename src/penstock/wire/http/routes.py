@@ -14,8 +14,15 @@ An API is a class with a `tag` whose methods carry their routes, and `routes_of`
     class TopicsApi:
         tag = "topics"
 
-        @route("GET", "/topics/{topic}", answer=Details, summary="Describe a topic")
-        def details(self, request: Request) -> Response: ...
+        @route("GET", "/topics/{topic}")
+        def details(self, topic: str, args: Query) -> Details:
+            \"\"\"Describe a topic.\"\"\"
+
+The signature says what a method takes: `args` is the decoded query, `body` the decoded body,
+`request` the whole of it, everything else a parameter of the path; what may be missing is `| None`.
+What it returns is written as JSON; None is an empty answer, and a Response goes out as it is. The
+docstring is the summary. A method that takes only the request and returns a Response is called
+directly: the routes that messages take are such.
 
 A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
 each other. The list of all paths in one place is `/openapi.json`.
@@ -23,14 +30,19 @@ each other. The list of all paths in one place is `/openapi.json`.
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import parse_qsl, unquote_to_bytes
-
-import msgspec
+from functools import reduce
+from inspect import iscoroutinefunction, signature
+from operator import or_
+from types import NoneType, UnionType
+from typing import Any, Protocol, TypeVar, get_args, get_origin
+from urllib.parse import unquote_to_bytes
 
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
+from penstock.wire.http.answers import writer_of
+from penstock.wire.http.decoding import body_decoder, query_decoder
 from penstock.wire.http.messages import (
+    EMPTY,
     Answer,
     Handler,
     Head,
@@ -39,11 +51,12 @@ from penstock.wire.http.messages import (
     Refused,
     Request,
     Response,
+    StreamResponse,
     error_response,
+    json_response,
 )
 
 ANY = "*"
-_MAX_SHOWN = 100  # characters of a wrong value in the text of an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +114,19 @@ class Api(Protocol):
         """The heading of its routes in the OpenAPI document."""
 
 
-_Method = TypeVar("_Method", bound=Callable[[Any, Request], Answer | Awaitable[Answer]])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
-    """Declare that a method answers a route; `about` are the fields of `Route`. A method may have
-    several.
+    """Declare that a method answers a route; it may have several. `about` are the fields of `Route`
+    that its signature and docstring do not say.
     """
 
     def declare(handler: _Method) -> _Method:
-        declared = Route(method, path, cast(Handler, handler), **about)
+        declared = Route(method, path, handler, **{**_described(handler), **about})
+        for name, kinds in _parameters(handler).items():
+            if kinds == (str,) and name not in declared.parameters:
+                raise TypeError(f"{path} has no {{{name}}} for {handler.__qualname__}")
         handler.__dict__["routes"] = [declared, *handler.__dict__.get("routes", ())]
         return handler
 
@@ -120,10 +136,83 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
 def routes_of(api: Api) -> list[Route]:
     """The routes that the methods of an API declare, in the order of its class."""
     return [
-        replace(declared, handler=getattr(api, name), tag=declared.tag or api.tag)
+        replace(declared, handler=_bound(declared, getattr(api, name)), tag=declared.tag or api.tag)
         for name, method in vars(type(api)).items()
         for declared in getattr(method, "routes", ())
     ]
+
+
+def _described(handler: Callable[..., Any]) -> dict[str, Any]:
+    """What a method's signature and docstring say about its route."""
+    takes = _parameters(handler)
+    about: dict[str, Any] = {
+        "summary": " ".join((handler.__doc__ or "").split()).removesuffix("."),
+        "decode": "body" in takes,
+    }
+    if "args" in takes:
+        about["query"] = takes["args"][0]
+    if "body" in takes:
+        about["body"] = takes["body"][0]
+        about["body_optional"] = NoneType in takes["body"]
+    returned = _kinds(signature(handler).return_annotation)
+    written = [kind for kind in returned if not _is_raw(kind)]
+    if written:
+        about["answer"] = reduce(or_, written)
+        about["may_be_empty"] = NoneType in returned
+    elif returned == (None,):
+        about["status"] = 204
+    return about
+
+
+def _parameters(handler: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
+    """What a method takes, by name."""
+    return {
+        one.name: _kinds(one.annotation)
+        for one in signature(handler).parameters.values()
+        if one.name != "self"
+    }
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+
+
+def _is_raw(kind: Any) -> bool:
+    """Whether it is not written as JSON."""
+    return kind in (Response, StreamResponse, NoneType, None) or get_origin(kind) is Awaitable
+
+
+def _bound(declared: Route, method: Callable[..., Any]) -> Handler:
+    """Gives a method the parts of a request that it takes, and writes what it returns."""
+    takes = _parameters(method)
+    returned = _kinds(signature(method).return_annotation)
+    if [*takes.values()] == [(Request,)] and returned != (None,) and all(map(_is_raw, returned)):
+        return method  # it is a handler
+    parts = [(name, _part(name)) for name in takes]
+    write, status = writer_of(declared.answer), declared.status
+
+    def written(result: Any) -> Answer:
+        if isinstance(result, Answer):
+            return result
+        return EMPTY if result is None else json_response(write(result), status)
+
+    def call(request: Request) -> Answer:
+        return written(method(**{name: part(request) for name, part in parts}))
+
+    async def call_and_wait(request: Request) -> Answer:
+        return written(await method(**{name: part(request) for name, part in parts}))
+
+    return call_and_wait if iscoroutinefunction(method) else call
+
+
+def _part(name: str) -> Callable[[Request], Any]:
+    if name == "request":
+        return lambda request: request
+    if name == "args":
+        return lambda request: request.args
+    if name == "body":
+        return lambda request: request.data
+    return lambda request: request.params.get(name)
 
 
 class Guard(Protocol):
@@ -157,11 +246,10 @@ class Endpoint:
         self.labels: dict[int, tuple[str, ...]] = {}  # status -> label values, filled by the server
         query = route.query
         self._cache_args = query is not None and bool(query.__struct_config__.frozen)  # type: ignore[attr-defined]
-        self._args = _query_decoder(query) if query is not None else None
+        self._args = query_decoder(query) if query is not None else None
+        decodes_body = route.decode and route.body is not None
         self._data = (
-            _body_decoder(route.body, route.body_optional)
-            if route.decode and route.body is not None
-            else None
+            body_decoder(route.body, optional=route.body_optional) if decodes_body else None
         )
         decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if decodes else route.handler
@@ -183,73 +271,6 @@ class Endpoint:
         if self._data is not None:
             request.data = self._data(request.body)
         return self.route.handler(request)
-
-
-def _query_decoder(kind: type) -> Callable[[str], Any]:
-    about: Any = msgspec.inspect.type_info(kind)
-    repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
-    single = {field.encode_name for field in msgspec.structs.fields(kind)} - repeated
-
-    def decode(query: str) -> Any:
-        values: dict[str, Any] = {}
-        if query:
-            try:
-                pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
-            except (UnicodeDecodeError, ValueError):
-                raise InvalidRequest(
-                    "The query string is not UTF-8 after percent-decoding"
-                ) from None
-            for name, value in pairs:
-                if name in repeated:
-                    values.setdefault(name, []).append(value)
-                elif name in single:
-                    values.setdefault(name, value)
-        try:
-            return msgspec.convert(values, kind, strict=False, str_keys=True)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(_query_problem(str(error), values)) from None
-
-    return decode
-
-
-def _is_list(about: Any) -> bool:
-    kinds = about.types if isinstance(about, msgspec.inspect.UnionType) else (about,)
-    return any(
-        isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.SetType) for kind in kinds
-    )
-
-
-def _query_problem(text: str, values: dict[str, Any]) -> str:
-    problem, _, place = text.partition(" - at `$.")
-    if place:
-        name = place.rstrip("`").split("[")[0]
-        problem = problem[:1].lower() + problem[1:].replace(", got `str`", "")
-        value = values.get(name)
-        shown = repr(value) if len(str(value)) <= _MAX_SHOWN else f"{str(value)[:_MAX_SHOWN]!r}..."
-        return f"Query parameter `{name}`: {problem}, got {shown}"
-    return problem.replace("Object missing required field", "Missing query parameter")
-
-
-def _body_decoder(kind: Any, optional: bool) -> Callable[[bytes], Any]:
-    if kind is bytes:
-        return lambda body: body
-    decode = msgspec.json.Decoder(kind).decode
-
-    def decode_body(body: bytes) -> Any:
-        if not body:
-            if optional:
-                return None
-            raise InvalidRequest("Empty request body")
-        try:
-            return decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(f"Invalid body: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"Invalid JSON: {error}") from None
-        except RecursionError:
-            raise InvalidRequest("Invalid JSON: nested too deeply") from None
-
-    return decode_body
 
 
 def _parameter(segment: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.log.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.protocol import frames
@@ -43,7 +44,7 @@ from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
-from penstock.topics.topic import Appended, Topic
+from penstock.topics.topic import Appended, Promise, Topic
 from penstock.wire.auth import Verifier
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
 from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failure
@@ -57,7 +58,7 @@ FETCH_BYTES = (
     1 << 20
 )  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
 MAX_WAIT = 60.0  # seconds a request may wait for records
-MIN_TABLE = 4  # from this many PRODUCEs of one shape on it pays to treat them as a table
+MIN_TABLE = MAX_STRUCT_RECORDS + 1  # so many PRODUCEs of one shape are treated as a table
 EMPTY = bytes(16)
 
 
@@ -152,60 +153,76 @@ class Commands:
             self._count(1, "produce")
             connection.answer(failure(error))
             return stop
-        size, head = stop - at, topic_end + 4 - at
         if stop == end:  # nothing behind it
             self._append_one(connection, topic, data[topic_end + 4 : stop])
             return stop
-        count = _count_alike(data, at, (end - at) // size, size, head) if length else 0
-        if count >= MIN_TABLE:
-            table = np.ndarray(count, f"V{length}", data, at + head, (size,))
-            slot = Produced(connection, count, count * size)
-            try:
-                self._append(slot, topic, lambda: topic.appends.enqueue_table(table, slot))
-            except TooLarge as error:
-                connection.answer(*[failure(error)] * count)
-            return at + count * size
-        start = at
-        prefix = bytes(data[at + 5 : topic_end])
-        skip = REQUEST.size + len(prefix)
-        batch: list[Bytes] = []
+        size, head = stop - at, topic_end + 4 - at
+        if (end - at) // size >= MIN_TABLE and length:
+            count = _count_alike(data, at, (end - at) // size, size, head)
+            if count >= MIN_TABLE:
+                table = np.ndarray(count, f"V{length}", data, at + head, (size,))
+                slot = Produced(connection, count, count * size)
+                try:
+                    self._append(slot, topic, topic.appends.enqueue_table, table)
+                except TooLarge as error:
+                    connection.answer(*[failure(error)] * count)
+                return at + count * size
+        return self._produce_few(connection, topic, data, at, end)
+
+    def _produce_few(
+        self, connection: Connection, topic: Topic, data: bytes | bytearray, at: int, end: int
+    ) -> int:
+        """The same one by one; the PRODUCE at `at` is well-formed."""
+        start, batch = at, list[Bytes]()
+        named = at + REQUEST.size
+        named_end = named + U16.size + U16.unpack_from(data, named)[0]
+        prefix, skip = data[named:named_end], named_end - at
         unpack_request, unpack_length = REQUEST.unpack_from, U32.unpack_from
         while end - at >= REQUEST.size:
             command, size = unpack_request(data, at)
-            stop = at + REQUEST.size + size
+            first, stop = at + skip + U32.size, at + REQUEST.size + size
             if (
-                stop > end
+                not first <= stop <= end
                 or command != Command.PRODUCE
                 or not data.startswith(prefix, at + REQUEST.size)
+                or unpack_length(data, at + skip)[0] != stop - first
             ):
-                break
-            first = at + skip + 4
-            if first > stop or unpack_length(data, at + skip)[0] != stop - first:
-                break  # malformed: the next round answers it
+                break  # what is malformed is answered by the next round
             batch.append(data[first:stop])
+            head, size = data[at:first], stop - at
             at = stop
-        slot = Produced(connection, len(batch), at - start)
+            while at + size <= end and data.startswith(head, at):  # one of the same shape
+                batch.append(data[at + skip + U32.size : at + size])
+                at += size
         try:
-            self._append(slot, topic, lambda: topic.appends.enqueue(batch, slot))
+            self._append(
+                Produced(connection, len(batch), at - start), topic, topic.appends.enqueue, batch
+            )
         except TooLarge:  # one of them: the others are appended all the same
-            for each in batch:
-                self._append_one(connection, topic, each)
+            for payload in batch:
+                self._append_one(connection, topic, payload)
         return at
 
     def _append_one(self, connection: Connection, topic: Topic, payload: Bytes) -> None:
         slot = Produced(connection, 1, len(payload) + 1)
         try:
-            self._append(slot, topic, lambda: topic.appends.enqueue([payload], slot))
+            self._append(slot, topic, topic.appends.enqueue, [payload])
         except TooLarge as error:
             connection.answer(failure(error))
 
-    def _append(self, slot: "Produced", topic: Topic, enqueue: Callable[[], None]) -> None:
+    def _append(
+        self,
+        slot: "Produced",
+        topic: Topic,
+        enqueue: Callable[[T, Promise], None],
+        payloads: T,
+    ) -> None:
         """Append what some PRODUCEs bring; TooLarge is the caller's, other refusals are
         answered.
         """
         self._count(slot.count, "produce")
         try:
-            enqueue()
+            enqueue(payloads, slot)
         except TooLarge:
             raise
         except PenstockError as error:
@@ -237,7 +254,7 @@ class Commands:
         connection: Connection,
         name: str,
         append: "Callable[[Topic], asyncio.Future[Appended]]",
-        encode: Callable[[Appended], bytes],
+        encode: Callable[[Appended], Bytes],
     ) -> None:
         """The first record of a topic makes the topic; the requests behind this one wait for it."""
 
@@ -458,8 +475,6 @@ def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: i
     """How many requests from `at` on, of at most `most`, have the size and the head of the first:
     one comparison of all heads tells.
     """
-    if most < MIN_TABLE:
-        return most
     heads = np.ndarray((most, head), np.uint8, data, at, (size, 1))
     same = heads == heads[0]
     return most if same.all() else int(same.all(axis=1).argmin())
@@ -499,7 +514,7 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     return [head + fixed, columns, raw]
 
 
-def _produced_one(appended: Appended) -> bytes:
+def _produced_one(appended: Appended) -> Bytes:
     return frames.produced(appended.first_offset, 1)
 
 

@@ -3,6 +3,8 @@
 -- They are taken under the lease p_lease; one with a lease_time of 0 lives 60 s, as clients of the
 -- original expect. Answers the sequence numbers taken, NULL when there are none, and their bytes
 -- as they are stored; in every case the cursor knows when to be looked at next.
+-- A cursor whose partition is gone goes as well: queue_tidy removed it while queue_cursors, which does not
+-- wait for it, gave the group its cursor.
 -- What is unusual (expired leases, failed messages, ttl ...) is in functions of its own.
 CREATE FUNCTION queue_claim(
   c cursors, q queues, p_want int, p_bytes bigint, p_lease uuid, p_now timestamptz,
@@ -16,6 +18,10 @@ BEGIN
   IF c.next_expiry <= p_now THEN c := queue_expire(c, q, p_now); END IF;
   IF c.position < 0 AND c.start_at <= p_now THEN c := queue_start(c); END IF;
   IF c.position < 0 THEN
+    IF NOT EXISTS (SELECT 1 FROM partitions p WHERE p.id = c.partition_id) THEN
+      DELETE FROM cursors k WHERE k.partition_id = c.partition_id AND k.group_id = c.group_id;
+      RETURN;
+    END IF;
     c.due_at := greatest(c.start_at, clock_timestamp());
     PERFORM queue_keep(c);
     RETURN;
@@ -31,7 +37,11 @@ BEGIN
   IF NOT FOUND THEN
     SELECT floor AS seq, NULL::timestamptz AS created_at INTO last FROM partitions
      WHERE id = c.partition_id;
-    c.position := greatest(c.position, coalesce(last.seq, 0));
+    IF NOT FOUND THEN
+      DELETE FROM cursors k WHERE k.partition_id = c.partition_id AND k.group_id = c.group_id;
+      RETURN;
+    END IF;
+    c.position := greatest(c.position, last.seq);
   END IF;
   head := greatest(c.position, last.seq);
   IF q.window_buffer > 0 AND last.created_at + make_interval(secs => q.window_buffer) > p_now THEN

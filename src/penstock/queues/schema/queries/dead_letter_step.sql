@@ -1,12 +1,4 @@
--- dead_letter_step: the next dead letters behind the id $7, $8 at most.
--- $1 to $6 as in dead_letters.sql, $9 part of the error
-SELECT d.id, d.partition_id, d.group_id, d.seq, d.key_id, q.name AS queue, g.name AS group_name
-  FROM dead_letters d JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL
-    JOIN partitions p ON p.id = d.partition_id
-    LEFT JOIN groups g ON g.id = d.group_id
-   WHERE ($1::text IS NULL OR q.name = $1) AND ($2::text IS NULL OR g.name = $2)
-     AND ($3::text IS NULL OR p.name = $3) AND ($4::timestamptz IS NULL OR d.failed_at >= $4)
-     AND ($5::timestamptz IS NULL OR d.failed_at <= $5) AND ($6::bigint IS NULL OR d.id = $6)
-       AND ($9::text IS NULL OR strpos(lower(d.error), lower($9)) > 0)
-     AND d.id > $7
-   ORDER BY d.id LIMIT $8;
+-- dead_letter_step: the next dead letters behind the id $8, $9 at most.
+-- $1 to $7 as in dead_letter_count.sql
+SELECT d.id, d.partition_id, d.group_id, d.seq, d.queue, d.group_name
+  FROM dead_letters_matching($1, $2, $3, $4, $5, $6, $7) d WHERE d.id > $8 ORDER BY d.id LIMIT $9;

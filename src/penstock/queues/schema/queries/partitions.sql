@@ -6,8 +6,8 @@ WITH page AS MATERIALIZED (  -- in the order of the index on (queue, id): a page
                         ORDER BY p.queue_id, p.id LIMIT $2::bigint + $3::bigint) p
    WHERE q.deleted_at IS NULL AND ($1::text IS NULL OR q.name = $1)
    ORDER BY p.id LIMIT $2 OFFSET $3)
-SELECT p.id, p.name, p.queue, p.created_at, last.seq, last.created_at AS newest,
-       first.seq AS first, first.created_at AS oldest, p.holes
+SELECT p.id, p.name, p.queue, p.created_at, coalesce(last.seq - first.seq + 1 - p.holes, 0) AS messages,
+       first.created_at AS oldest_message, last.created_at AS newest_message
   FROM page p
   LEFT JOIN LATERAL (SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p.id
                       ORDER BY m.seq DESC LIMIT 1) last ON true

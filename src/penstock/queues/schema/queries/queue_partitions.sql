@@ -2,7 +2,7 @@
 -- $1 id of the queue, $2 id of the group (NULL = it has none), $3 limit, $4 offset
 WITH page AS MATERIALIZED (
   SELECT p.* FROM partitions p WHERE p.queue_id = $1 ORDER BY p.queue_id, p.id LIMIT $3 OFFSET $4)
-SELECT p.id, p.name, p.created_at, first.created_at AS oldest, last.created_at AS newest,
+SELECT p.id, p.name, p.created_at, first.created_at AS oldest_message, last.created_at AS newest_message,
        coalesce(last.seq - first.seq + 1 - p.holes, 0) AS stored, queue_settled_count(c.cursor) AS settled,
        coalesce((c.cursor).consumed, 0) AS completed, coalesce((c.cursor).batches, 0) AS batches,
        (c.cursor).consumed_at AS consumed_at,

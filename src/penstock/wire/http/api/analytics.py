@@ -9,18 +9,15 @@ import msgspec
 
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
-from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.status import DatabaseSize
-from penstock.wire.http.api.answers import Body, Range, answer, each, of
-from penstock.wire.http.api.bodies import BUCKETS, RangeQuery
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.answers import Body, Range, each, of
+from penstock.wire.http.api.groups import GroupLag, group_answer
+from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route
 
 
-class MinutesQuery(msgspec.Struct, frozen=True):
-    from_: str | None = msgspec.field(name="from", default=None)
-    to: str | None = None
+class MinutesQuery(TimesQuery, frozen=True):
     queue: str | None = None
     topic: str | None = None
     group: str | None = None
@@ -83,15 +80,6 @@ class QueueOperations(Body):
     series: list[OperationsPoint]
 
 
-class GroupLag(Body):
-    queue_name: str
-    name: str
-    total_lag: int
-    max_time_lag: int
-    partitions_with_lag: int
-    state: str
-
-
 class QueueLag(Body):
     timestamp: datetime
     groups: list[GroupLag]
@@ -130,18 +118,12 @@ class AnalyticsApi:
         self._queues = queues
         self._status = queues.status
 
-    @route(
-        "GET",
-        "/api/v1/analytics",
-        query=MinutesQuery,
-        answer=Minutes,
-        summary="Messages, bytes, latency, retries, dead letters and lag per interval, from the "
-        "last rollup",
-    )
-    async def minutes(self, request: Request) -> Response:
-        args: MinutesQuery = request.args
-        until = time_field(args.to, "to") if args.to else datetime.now(UTC)
-        since = time_field(args.from_, "from") if args.from_ else until - timedelta(hours=1)
+    @route("GET", "/api/v1/analytics")
+    async def minutes(self, args: MinutesQuery) -> Minutes:
+        """Messages, bytes, latency, retries, dead letters and lag per interval, from the last
+        rollup.
+        """
+        since, until = args.range(timedelta(hours=1))
         points = await self._queues.analytics.points(
             since,
             until,
@@ -151,47 +133,33 @@ class AnalyticsApi:
             group=args.group or None,
             limit=args.limit,
         )
-        return answer(
-            Minutes(
-                since,
-                until,
-                interval=args.interval,
-                latency_error=round(ERROR, 4),
-                points=[_minute(point) for point in points.points],
-                truncated=points.truncated,
-                next=points.next,
-            )
+        return Minutes(
+            since,
+            until,
+            interval=args.interval,
+            latency_error=round(ERROR, 4),
+            points=[_minute(point) for point in points.points],
+            truncated=points.truncated,
+            next=points.next,
         )
 
-    @route(
-        "GET",
-        "/api/v1/analytics/rollup",
-        answer=RolledUp,
-        summary="Messages and records per minute in the last hour, from the last rollup",
-    )
-    async def rolled_up(self, _: Request) -> Response:
+    @route("GET", "/api/v1/analytics/rollup")
+    async def rolled_up(self) -> RolledUp:
+        """Messages and records per minute in the last hour, from the last rollup."""
         totals = await self._queues.analytics.totals(datetime.now(UTC) - timedelta(hours=1))
-        return json_response(
-            RolledUp(
-                None if totals.upto is None else totals.upto.timestamp() * 1000,
-                [minute.timestamp() * 1000 for minute in totals.minutes],
-                {
-                    "pushed": totals.pushed,
-                    "delivered": totals.delivered,
-                    "produced": totals.produced,
-                },
-            )
+        return RolledUp(
+            None if totals.upto is None else totals.upto.timestamp() * 1000,
+            [minute.timestamp() * 1000 for minute in totals.minutes],
+            {
+                "pushed": totals.pushed,
+                "delivered": totals.delivered,
+                "produced": totals.produced,
+            },
         )
 
-    @route(
-        "GET",
-        "/api/v1/analytics/queue-ops",
-        query=RangeQuery,
-        answer=QueueOperations,
-        summary="Messages pushed, completed, failed and dead-lettered over time",
-    )
-    async def queue_ops(self, request: Request) -> Response:
-        args: RangeQuery = request.args
+    @route("GET", "/api/v1/analytics/queue-ops")
+    async def queue_ops(self, args: RangeQuery) -> QueueOperations:
+        """Messages pushed, completed, failed and dead-lettered over time."""
         since, until = args.range(timedelta(hours=1))
         width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
         points = await self._status.history(since, until, width, args.queue or None)
@@ -199,47 +167,25 @@ class AnalyticsApi:
             OperationsPoint(point.bucket, point.pushed, point.completed, point.failed, point.dead)
             for point in points
         ]
-        return answer(QueueOperations(Range(since, until), series))
+        return QueueOperations(Range(since, until), series)
 
-    @route(
-        "GET",
-        "/api/v1/analytics/queue-lag",
-        query=RangeQuery,
-        answer=QueueLag,
-        summary="Lag of every consumer group",
-    )
-    async def queue_lag(self, request: Request) -> Response:
-        wanted = request.args.queue or None
-        groups = await self._queues.groups.listing(None, wanted)
-        rows = [
-            GroupLag(
-                queue_name=group.queue,
-                name=group.name,
-                total_lag=group.figures.waiting,
-                max_time_lag=int(group.backlog.seconds or 0),
-                partitions_with_lag=group.backlog.partitions,
-                state=group.state,
-            )
-            for group in groups
-        ]
-        return answer(QueueLag(datetime.now(UTC), rows))
+    @route("GET", "/api/v1/analytics/queue-lag")
+    async def queue_lag(self, args: RangeQuery) -> QueueLag:
+        """Lag of every consumer group."""
+        groups = await self._queues.groups.listing(None, args.queue or None)
+        return QueueLag(datetime.now(UTC), [group_answer(GroupLag, group) for group in groups])
 
-    @route(
-        "GET",
-        "/api/v1/analytics/postgres-stats",
-        answer=Postgres,
-        summary="PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which"
-        " blocks vacuum",
-    )
-    async def postgres(self, _: Request) -> Response:
+    @route("GET", "/api/v1/analytics/postgres-stats")
+    async def postgres(self) -> Postgres:
+        """PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which
+        blocks vacuum.
+        """
         status = await self._status.postgres()
         oldest = status.oldest_transaction
-        return answer(
-            Postgres(
-                status.database,
-                of(OldestTransaction, oldest) if oldest is not None else None,
-                each(TableSize, status.tables),
-            )
+        return Postgres(
+            status.database,
+            of(OldestTransaction, oldest) if oldest is not None else None,
+            each(TableSize, status.tables),
         )
 
 

@@ -6,7 +6,6 @@ import msgspec
 
 from penstock.monitor.audit import Audit, Entry
 from penstock.wire.auth import Role
-from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
 
@@ -27,16 +26,7 @@ class AuditApi:
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
 
-    @route(
-        "GET",
-        "/api/v1/audit",
-        query=AuditQuery,
-        answer=AuditPage,
-        summary="Audit log: who changed what and when, newest first",
-        role=Role.ADMIN,
-    )
-    async def page(self, request: Request) -> Response:
-        query: AuditQuery = request.args
-        return json_response(
-            AuditPage(*await self._audit.page(query.filter, query.before, query.limit))
-        )
+    @route("GET", "/api/v1/audit", role=Role.ADMIN)
+    async def page(self, args: AuditQuery) -> AuditPage:
+        """Audit log: who changed what and when, newest first."""
+        return AuditPage(*await self._audit.page(args.filter, args.before, args.limit))

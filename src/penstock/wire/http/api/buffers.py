@@ -7,7 +7,7 @@ from penstock.buffer.status import BufferStatus
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
 from penstock.wire.http.api.messages import PushAnswer, push_answer
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 
 MAINTENANCE = "/api/v1/system/maintenance"
@@ -67,36 +67,25 @@ class BuffersApi:
         self._buffer = buffer
         self._maintenance = buffer.maintenance
 
-    @route(
-        "GET",
-        "/api/v1/status/buffers",
-        answer=BufferStatus,
-        summary="Events buffered on disk, and the progress of their replay",
-    )
-    def status(self, _: Request) -> Response:
-        return json_response(self._buffer.status.report())
+    @route("GET", "/api/v1/status/buffers")
+    def status(self) -> BufferStatus:
+        """Events buffered on disk, and the progress of their replay."""
+        return self._buffer.status.report()
 
-    @route(
-        "GET",
-        MAINTENANCE,
-        answer=MaintenanceAnswer,
-        summary="Whether the maintenance modes are on",
-        role=Role.ADMIN,
-    )
-    def maintenance(self, _: Request) -> Response:
+    @route("GET", MAINTENANCE, role=Role.ADMIN)
+    def maintenance(self) -> MaintenanceAnswer:
+        """Whether the maintenance modes are on."""
         return self._modes()
 
     @route(
         "POST",
         MAINTENANCE,
         body=Switch,
-        decode=False,
-        answer=MaintenanceAnswer,
-        summary="Turn maintenance mode on or off; while it is on, pushes go to the buffer",
         role=Role.ADMIN,
         audit=Audited("maintenance.push", body=("enabled",)),
     )
-    async def switch(self, request: Request) -> Response:
+    async def switch(self, request: Request) -> MaintenanceAnswer:
+        """Turn maintenance mode on or off; while it is on, pushes go to the buffer."""
         on = _enabled(request.body)
         await self._maintenance.switch(push=on)
         return self._modes(
@@ -105,74 +94,55 @@ class BuffersApi:
             else "Maintenance mode is off: the buffer drains into the database"
         )
 
-    @route(
-        "GET",
-        f"{MAINTENANCE}/pop",
-        answer=PopMaintenanceAnswer,
-        summary="Whether pop maintenance mode is on",
-        role=Role.ADMIN,
-    )
-    def pop_maintenance(self, _: Request) -> Response:
+    @route("GET", f"{MAINTENANCE}/pop", role=Role.ADMIN)
+    def pop_maintenance(self) -> PopMaintenanceAnswer:
+        """Whether pop maintenance mode is on."""
         on = self._maintenance.pop
         text = "on: pops find nothing" if on else "off"
-        return json_response(PopMaintenanceAnswer(on, f"Pop maintenance mode is {text}"))
+        return PopMaintenanceAnswer(on, f"Pop maintenance mode is {text}")
 
     @route(
         "POST",
         f"{MAINTENANCE}/pop",
         body=Switch,
-        decode=False,
-        answer=PopMaintenanceAnswer,
-        summary="Turn pop maintenance mode on or off; while it is on, pops return no messages",
         role=Role.ADMIN,
         audit=Audited("maintenance.pop", body=("enabled",)),
     )
-    async def switch_pop(self, request: Request) -> Response:
+    async def switch_pop(self, request: Request) -> PopMaintenanceAnswer:
+        """Turn pop maintenance mode on or off; while it is on, pops return no messages."""
         await self._maintenance.switch(pop=_enabled(request.body))
-        return self.pop_maintenance(request)
+        return self.pop_maintenance()
 
     @route(
-        "POST",
-        "/api/v1/buffers/events",
-        answer=list[PushAnswer],
-        status=201,
-        summary="Store events given as the lines of a buffer file",
-        role=Role.ADMIN,
-        audit=Audited("buffer.store"),
+        "POST", "/api/v1/buffers/events", status=201, role=Role.ADMIN, audit=Audited("buffer.store")
     )
-    async def store(self, request: Request) -> Response:
+    async def store(self, request: Request) -> list[PushAnswer] | Response:
+        """Store events given as the lines of a buffer file."""
         return push_answer(await self._buffer.push_lines(request.body))
 
-    @route(
-        "POST",
-        "/api/v1/buffers/replay",
-        answer=BufferStatus,
-        summary="Replay the buffer now",
-        role=Role.ADMIN,
-        audit=Audited("buffer.replay"),
-    )
-    def replay(self, request: Request) -> Response:
+    @route("POST", "/api/v1/buffers/replay", role=Role.ADMIN, audit=Audited("buffer.replay"))
+    def replay(self) -> BufferStatus:
+        """Replay the buffer now."""
         self._buffer.replay_now()
-        return self.status(request)
+        return self.status()
 
     @route(
         "POST",
         "/api/v1/buffers/retry-failed",
-        answer=Retried,
-        summary="Retry the events in `failed/` now",
         role=Role.ADMIN,
         audit=Audited("buffer.retry", answer=("tried", "failed")),
     )
-    async def retry_failed(self, _: Request) -> Response:
+    async def retry_failed(self) -> Retried:
+        """Retry the events in `failed/` now."""
         failed = self._buffer.failed
         tried = len(failed.files)
         await self._buffer.retry_failed(now=True)
-        return json_response(Retried(tried, failed.events))
+        return Retried(tried, failed.events)
 
-    def _modes(self, message: str = "") -> Response:
+    def _modes(self, message: str = "") -> MaintenanceAnswer:
         report, failed = self._buffer.status.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
-        answer = MaintenanceAnswer(
+        return MaintenanceAnswer(
             maintenance_mode=self._maintenance.push,
             pop_maintenance_mode=self._maintenance.pop,
             buffered_messages=report.pending,
@@ -190,4 +160,3 @@ class BuffersApi:
             ),
             message=message,
         )
-        return json_response(answer)

@@ -3,7 +3,7 @@ waking them.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -21,9 +21,8 @@ from penstock.queues.presence import (
 )
 from penstock.queues.status import Removal
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import Body, Range, answer, of
-from penstock.wire.http.api.bodies import RangeQuery, decoder
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.answers import Body, Range, of
+from penstock.wire.http.api.queries import RangeQuery
 from penstock.wire.http.routes import route
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
@@ -50,17 +49,25 @@ class NotifyBody(msgspec.Struct):
     queue: str
     partition: str | None = None
 
+    texts: ClassVar = {"queue": "queue is required", "partition": "partition must be a string"}
 
-class Worker(Body):
-    """A process that is alive, with its figures."""
 
-    id: str
+class Replica(Body):
     hostname: str
     worker_id: int
+
+
+class ServerSeen(Replica):
+    id: str
     pid: int
-    server: str
     started_at: datetime
     last_seen: datetime
+
+
+class Worker(ServerSeen):
+    """A process that is alive, with its figures."""
+
+    server: str
     version: str
     cpu: float  # cores in use
     cpu_user_seconds: float
@@ -80,10 +87,8 @@ class WorkerDetails(Worker):
     reports: list[ConsumerReport]
 
 
-class LoadPoint(Body):
+class LoadPoint(Replica):
     bucket: datetime
-    hostname: str
-    worker_id: int
     cpu: float
     memory_bytes: int
     waiting_pops: float
@@ -102,17 +107,10 @@ class Machines(Series):
     series: list[LoadPoint]
 
 
-class ParkedPoint(Body):
+class ParkedPoint(Replica):
     bucket: datetime
     queue_name: str
-    hostname: str
-    worker_id: int
     parked_count: float
-
-
-class Replica(Body):
-    hostname: str
-    worker_id: int
 
 
 class Parked(Series):
@@ -151,15 +149,6 @@ class Removals(Series):
     series: list[RemovalPoint]
     totals: RemovalCounts
     rows: list[RemovalRow] | msgspec.UnsetType = msgspec.UNSET  # when groupBy is given
-
-
-class ServerSeen(Body):
-    id: str
-    hostname: str
-    worker_id: int
-    pid: int
-    started_at: datetime
-    last_seen: datetime
 
 
 class ServerHealth(Body):
@@ -202,11 +191,6 @@ class Notified(Body):
     status: str = "ok"
 
 
-read_notify = decoder(
-    NotifyBody, {"queue": "queue is required", "partition": "partition must be a string"}
-)
-
-
 def width_of(since: datetime, until: datetime) -> int:
     """Minutes per point, so that a range has a readable number of them."""
     minutes = (until - since).total_seconds() / 60
@@ -223,22 +207,14 @@ class ClusterApi:
         self._presence = presence
         self._signals = queues.signals
 
-    @route(
-        "GET",
-        "/api/v1/analytics/system-metrics",
-        query=MachineQuery,
-        answer=Machines,
-        summary="CPU and memory of every broker process",
-    )
+    @route("GET", "/api/v1/analytics/system-metrics")
     @route(
         "GET",
         "/api/v1/analytics/worker-metrics",
-        query=MachineQuery,
-        answer=Machines,
         summary="Same as `/api/v1/analytics/system-metrics`",
     )
-    async def machines(self, request: Request) -> Response:
-        args: MachineQuery = request.args
+    async def machines(self, args: MachineQuery) -> Machines:
+        """CPU and memory of every broker process."""
         since, until, minutes = _frame(args)
         series = await self._presence.series(
             since, until, timedelta(minutes=minutes), args.hostname or None, args.worker_id
@@ -251,39 +227,25 @@ class ClusterApi:
         ]
         points = [of(LoadPoint, point, worker_id=point.worker) for point in series]
         now = datetime.now(UTC)
-        return answer(Machines(Range(since, until), minutes, now, workers, points))
+        return Machines(Range(since, until), minutes, now, workers, points)
 
-    @route(
-        "GET",
-        "/api/v1/analytics/queue-parked-replicas",
-        query=RangeQuery,
-        answer=Parked,
-        summary="Pops waiting for messages, per queue and process",
-    )
-    async def parked(self, request: Request) -> Response:
-        args: RangeQuery = request.args
+    @route("GET", "/api/v1/analytics/queue-parked-replicas")
+    async def parked(self, args: RangeQuery) -> Parked:
+        """Pops waiting for messages, per queue and process."""
         since, until, minutes = _frame(args)
         series = await self._presence.parked(
             since, until, timedelta(minutes=minutes), args.queue or None
         )
         points = [
-            ParkedPoint(point.bucket, point.queue, point.hostname, point.worker, point.parked)
+            ParkedPoint(point.hostname, point.worker, point.bucket, point.queue, point.parked)
             for point in series
         ]
         replicas = sorted({(point.hostname, point.worker) for point in series})
-        return answer(
-            Parked(Range(since, until), minutes, points, [Replica(*one) for one in replicas])
-        )
+        return Parked(Range(since, until), minutes, points, [Replica(*one) for one in replicas])
 
-    @route(
-        "GET",
-        "/api/v1/analytics/retention",
-        query=RetentionQuery,
-        answer=Removals,
-        summary="Messages deleted by retention, eviction and TTL",
-    )
-    async def retention(self, request: Request) -> Response:
-        args: RetentionQuery = request.args
+    @route("GET", "/api/v1/analytics/retention")
+    async def retention(self, args: RetentionQuery) -> Removals:
+        """Messages deleted by retention, eviction and TTL."""
         since, until, minutes = _frame(args)
         rows = await self._queues.status.removals(
             since, until, timedelta(minutes=minutes), args.queue or None
@@ -303,80 +265,50 @@ class ClusterApi:
         if args.group_by:
             ordered = sorted(groups.items(), key=lambda item: (-item[1][1].total_msgs, item[0]))
             body.rows = [RemovalRow(key, len(names), counts) for key, (names, counts) in ordered]
-        return answer(body)
+        return body
 
-    @route(
-        "GET",
-        "/api/v1/system/shared-state",
-        answer=SharedState,
-        summary="Broker processes on this database, as this process sees them",
-        tag="internal",
-        role=Role.ADMIN,
-    )
+    @route("GET", "/api/v1/system/shared-state", tag="internal", role=Role.ADMIN)
     @route(
         "GET",
         "/internal/api/shared-state/stats",
-        answer=SharedState,
         summary="Same as `/api/v1/system/shared-state`",
         tag="internal",
         role=Role.ADMIN,
     )
-    async def shared_state(self, _: Request) -> Response:
+    async def shared_state(self) -> SharedState:
+        """Broker processes on this database, as this process sees them."""
         members = await self._presence.members()
         servers = [of(ServerSeen, one, worker_id=one.worker) for one in members]
-        return answer(
-            SharedState(
-                enabled=True,
-                running=True,
-                server_id=self._presence.member,
-                transport="postgresql",
-                server_health=ServerHealth(len(members), BEAT_SECONDS, ALIVE_SECONDS, servers),
-                queue_config_cache=QueueConfigCache(
-                    self._queues.catalog.known, self._signals.changes
-                ),
-                consumer_presence=ConsumerPresence(
-                    self._signals.waiting, self._signals.parked(100)
-                ),
-            )
+        return SharedState(
+            enabled=True,
+            running=True,
+            server_id=self._presence.member,
+            transport="postgresql",
+            server_health=ServerHealth(len(members), BEAT_SECONDS, ALIVE_SECONDS, servers),
+            queue_config_cache=QueueConfigCache(self._queues.catalog.known, self._signals.changes),
+            consumer_presence=ConsumerPresence(self._signals.waiting, self._signals.parked(100)),
         )
 
-    @route(
-        "GET",
-        "/internal/api/inter-instance/stats",
-        answer=InterInstance,
-        summary="Counts of notifications sent to and received from the other processes",
-        tag="internal",
-        role=Role.ADMIN,
-    )
-    async def inter_instance(self, _: Request) -> Response:
+    @route("GET", "/internal/api/inter-instance/stats", tag="internal", role=Role.ADMIN)
+    async def inter_instance(self) -> InterInstance:
+        """Counts of notifications sent to and received from the other processes."""
         members = await self._presence.members()
-        return answer(
-            InterInstance(
-                enabled=True,
-                transport="postgresql",
-                server_id=self._presence.member,
-                peers=[one.id for one in members if one.id != self._presence.member],
-                sent=self._signals.sent,
-                received=self._signals.heard,
-            )
+        return InterInstance(
+            enabled=True,
+            transport="postgresql",
+            server_id=self._presence.member,
+            peers=[one.id for one in members if one.id != self._presence.member],
+            sent=self._signals.sent,
+            received=self._signals.heard,
         )
 
-    @route(
-        "POST",
-        "/internal/api/notify",
-        body=NotifyBody,
-        decode=False,
-        answer=Notified,
-        summary="Wake up the pops that wait for a queue, in every process",
-        tag="internal",
-        role=Role.ADMIN,
-    )
-    def notify(self, request: Request) -> Response:
-        body = read_notify(request.body)
+    @route("POST", "/internal/api/notify", tag="internal", role=Role.ADMIN)
+    def notify(self, body: NotifyBody) -> Notified:
+        """Wake up the pops that wait for a queue, in every process."""
         if not body.queue:
             raise InvalidRequest("queue is required")
         self._signals.available(body.queue, 1)
-        return answer(Notified())
+        return Notified()
 
 
 def _frame(args: RangeQuery) -> tuple[datetime, datetime, int]:

@@ -18,9 +18,9 @@ from penstock.monitor.watched import Group, Queue
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import ListQuery, page_of
-from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
+from penstock.wire.http.messages import Request, Stream, StreamResponse
 from penstock.wire.http.routes import Route, route
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
@@ -137,19 +137,17 @@ class ConsoleApi:
         self._sampler = Sampler(broker)
         self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
 
-    @route("GET", "/api/v1/me", answer=Me, summary="The caller's identity and role")
-    def me(self, request: Request) -> Response:
+    @route("GET", "/api/v1/me")
+    def me(self, request: Request) -> Me:
+        """The caller's identity and role."""
         identity = request.head.identity
         role = identity.role.name.lower() if identity else "admin"
-        return json_response(Me(request.subject, role, self._authentication))
+        return Me(request.subject, role, self._authentication)
 
-    @route(
-        "GET",
-        "/api/v1/live",
-        answer_type="text/event-stream",
-        summary="Follow the broker's state as server-sent events, about once a second",
-    )
+    @route("GET", "/api/v1/live", answer_type="text/event-stream")
     def live(self, _: Request) -> StreamResponse:
+        """Follow the broker's state as server-sent events, about once a second."""
+
         async def run(stream: Stream) -> None:
             events: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)  # a slow viewer misses some
 
@@ -174,69 +172,44 @@ class ConsoleApi:
 
         return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)
 
-    @route(
-        "GET",
-        "/api/v1/queues",
-        query=QueuesQuery,
-        answer=QueuePage,
-        summary="List queues with their counts and rates",
-    )
-    async def queues(self, request: Request) -> Response:
-        await self._sampler.fresh(recent=request.args.recent)
+    @route("GET", "/api/v1/queues")
+    async def queues(self, args: QueuesQuery) -> QueuePage:
+        """List queues with their counts and rates."""
+        await self._sampler.fresh(recent=args.recent)
         if self._rows[0] != self._sampler.queues_at:
             rows = [_row(queue, self._sampler) for queue in self._sampler.queues.values()]
             self._rows = (self._sampler.queues_at, rows)
-        return json_response(QueuePage(*page_of(self._rows[1], request.args)))
+        return QueuePage(*page_of(self._rows[1], args))
 
-    @route(
-        "GET",
-        "/api/v1/queues/{queue}",
-        query=QueueQuery,
-        answer=QueueWithGroups,
-        summary="A queue with its options and consumer groups",
-    )
-    async def queue(self, request: Request) -> Response:
-        await self._sampler.fresh(recent=request.args.recent)
-        name = request.params["queue"]
-        queue = self._sampler.queues.get(name)
-        info = await self._broker.queues.catalog.queue(name)
-        if queue is None or info is None:
-            raise NotFound(f"queue '{name}' does not exist")
-        row = of(
+    @route("GET", "/api/v1/queues/{queue}")
+    async def queue(self, queue: str, args: QueueQuery) -> QueueWithGroups:
+        """A queue with its options and consumer groups."""
+        await self._sampler.fresh(recent=args.recent)
+        watched = self._sampler.queues.get(queue)
+        info = await self._broker.queues.catalog.queue(queue)
+        if watched is None or info is None:
+            raise NotFound(f"queue '{queue}' does not exist")
+        return of(
             QueueWithGroups,
-            _row(queue, self._sampler),
-            groups=queue.groups,
+            _row(watched, self._sampler),
+            groups=watched.groups,
             options=info.options,
             created_at=epoch_millis(info.created_at),
         )
-        return json_response(row)
 
-    @route(
-        "GET",
-        "/api/v1/config",
-        answer=ConfigKeys,
-        summary="The effective configuration and the source of each value; secrets are hidden",
-        role=Role.ADMIN,
-    )
-    def config(self, _: Request) -> Response:
+    @route("GET", "/api/v1/config", role=Role.ADMIN)
+    def config(self) -> ConfigKeys:
+        """The effective configuration and the source of each value; secrets are hidden."""
         rows = show(Loaded(self._broker.config, self._broker.origins, []))
-        return json_response(
-            ConfigKeys([ConfigKey(*row, default=row[2] == "default") for row in rows])
-        )
+        return ConfigKeys([ConfigKey(*row, default=row[2] == "default") for row in rows])
 
-    @route(
-        "GET",
-        "/api/v1/logs",
-        query=LogQuery,
-        answer=LogLines,
-        summary="Recent log lines",
-        role=Role.ADMIN,
-    )
-    def logs(self, request: Request) -> Response:
-        level = logging.getLevelNamesMapping().get(request.args.level.upper())
+    @route("GET", "/api/v1/logs", role=Role.ADMIN)
+    def logs(self, args: LogQuery) -> LogLines:
+        """Recent log lines."""
+        level = logging.getLevelNamesMapping().get(args.level.upper())
         if level is None:
             raise InvalidRequest("level is info, warning or error")
-        return json_response(LogLines(_LINES.newest(level, min(request.args.limit, KEPT_LINES))))
+        return LogLines(_LINES.newest(level, min(args.limit, KEPT_LINES)))
 
 
 def console_routes() -> list[Route]:

@@ -6,22 +6,18 @@ from typing import Annotated
 import msgspec
 
 from penstock.errors import NotFound
-from penstock.protocol.times import time_field
 from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import Body, PaginationOf, answer, of
-from penstock.wire.http.api.bodies import Offset, check_offset
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.answers import Body, PaginationOf, of
+from penstock.wire.http.api.queries import Offset, TimesQuery, check_offset
 from penstock.wire.http.routes import Audited, route
 
 
-class Filter(msgspec.Struct, rename="camel", frozen=True):
+class Filter(TimesQuery, rename="camel", frozen=True):
     queue: str | None = None
     consumer_group: str | None = None
     partition: str | None = None
-    from_: str | None = msgspec.field(name="from", default=None)
-    to: str | None = None
     id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     error: str | None = None  # part of the error's text
 
@@ -30,8 +26,8 @@ class Filter(msgspec.Struct, rename="camel", frozen=True):
             queue=self.queue or None,
             group=self.consumer_group or None,
             partition=self.partition or None,
-            since=time_field(self.from_, "from") if self.from_ else None,
-            until=time_field(self.to, "to") if self.to else None,
+            since=self.since,
+            until=self.until,
             id=self.id,
             error=self.error or None,
         )
@@ -91,45 +87,32 @@ class DeadLettersApi:
     def __init__(self, queues: Queues) -> None:
         self._dead = queues.dead
 
-    @route(
-        "GET",
-        "/api/v1/dlq",
-        query=Page,
-        answer=Letters,
-        summary="List dead letters, newest first",
-    )
-    async def page(self, request: Request) -> Response:
-        args = request.args
+    @route("GET", "/api/v1/dlq")
+    async def page(self, args: Page) -> Letters:
+        """List dead letters, newest first."""
         page = await self._dead.listing(args.which(), args.limit, args.offset, args.before)
         letters = [_letter(letter) for letter in page.letters]
         pagination = PaginationOf(args.limit, args.offset, page.total)
-        return answer(Letters(letters, page.total, pagination))
+        return Letters(letters, page.total, pagination)
 
     @route(
-        "POST",
-        "/api/v1/dlq/requeue",
-        query=Filter,
-        answer=Requeued,
-        summary="Requeue the dead letters that match: deliver them again to the groups they failed "
-        "in",
-        audit=Audited("deadletters.requeue", answer=("requeued",)),
+        "POST", "/api/v1/dlq/requeue", audit=Audited("deadletters.requeue", answer=("requeued",))
     )
-    async def requeue(self, request: Request) -> Response:
-        count = await self._dead.requeue(request.args.which())
-        return answer(Requeued(True, _matched(request.args, count)))
+    async def requeue(self, args: Filter) -> Requeued:
+        """Requeue the dead letters that match: deliver them again to the groups they failed in."""
+        count = await self._dead.requeue(args.which())
+        return Requeued(True, _matched(args, count))
 
     @route(
         "DELETE",
         "/api/v1/dlq",
-        query=Filter,
-        answer=Purged,
-        summary="Delete the dead letters that match",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("deleted",)),
     )
-    async def purge(self, request: Request) -> Response:
-        count = await self._dead.purge(request.args.which())
-        return answer(Purged(True, _matched(request.args, count)))
+    async def purge(self, args: Filter) -> Purged:
+        """Delete the dead letters that match."""
+        count = await self._dead.purge(args.which())
+        return Purged(True, _matched(args, count))
 
 
 def _matched(wanted: Filter, count: int) -> int:

@@ -9,14 +9,15 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, convert
+from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
 
 from penstock.errors import InvalidRequest
 from penstock.export.manager import Exports
-from penstock.export.routes import Route
+from penstock.export.status import Inspection, RouteStatus
 from penstock.wire.auth import Role
-from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.answers import of
+from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
 ANSWER_BYTES = 8 << 20
@@ -60,107 +61,8 @@ class Records(Struct):
     records: list[Raw]
 
 
-class RouteSource(Struct, omit_defaults=True):
-    topic: str | None = None
-    queue: str | None = None
-    group: str | None = None  # of the queue
-
-
-class Accounting(Struct, rename="camel"):
-    """All records ever accepted, by outcome."""
-
-    accepted: int
-    delivered: int
-    dead_lettered: int
-    dropped: dict[str, int]  # by reason
-    queued: int
-
-
-class QueueOfRoute(Struct, rename="camel"):
-    """The send queue."""
-
-    accounting: Accounting
-    batches: int
-    records: int
-    leased: int
-    bytes: int
-    disk_bytes: int
-    memory_blocks: int
-    oldest_age_seconds: float
-    batches_in_per_second: float
-    batches_out_per_second: float
-    drain_eta_seconds: float
-    time_to_full_seconds: float
-    storage_failing: str | None
-
-
-class Breaker(Struct):
-    state: str
-    failures: int
-
-
-class Workers(Struct, rename="camel"):
-    total: int
-    active: int
-    target: int
-    inflight: int
-    latency_seconds: float
-
-
-class RouteStatus(Struct, rename="camel", kw_only=True):
-    """A route. If it could not start, only its name, state and last error are present."""
-
-    name: str
-    state: str
-    last_error: str | None
-    paused: str | UnsetType | None = UNSET  # why; null: it is not
-    tries_again_seconds: float | UnsetType | None = UNSET
-    source: RouteSource | str | UnsetType = UNSET  # "push": none
-    lag: int | UnsetType | None = UNSET
-    source_error: str | UnsetType | None = UNSET
-    source_damage: str | UnsetType | None = UNSET
-    destination: str | UnsetType = UNSET
-    queue: QueueOfRoute | UnsetType = UNSET
-    breaker: Breaker | UnsetType = UNSET
-    backoff_seconds: float | UnsetType = UNSET
-    workers: Workers | UnsetType = UNSET
-    dead_letters: int | UnsetType = UNSET
-    failing_since: float | UnsetType | None = UNSET
-
-
 class Routes(Struct):
     routes: list[RouteStatus]
-
-
-class DamagedBytes(Struct):
-    at: int
-    bytes: int
-
-
-class Chunk(Struct, omit_defaults=True):
-    """A file of the send queue."""
-
-    name: str
-    bytes: int
-    blocks: int
-    waiting: int
-    damaged: list[DamagedBytes]
-    first: int | UnsetType = UNSET  # sequence numbers; absent: it has no block
-    last: int | UnsetType = UNSET
-
-
-class Inspection(Struct, rename="camel"):
-    """The files of a route, read and checked."""
-
-    chunks: list[Chunk]
-    waiting_batches: int
-    waiting_records: int
-    journal_entries: int
-    accounting: Accounting
-    position: int
-    dead_letters: int
-    meta: dict[str, Any] | None
-    problems: list[str]
 
 
 class Pushed(Struct):
@@ -170,24 +72,6 @@ class Pushed(Struct):
 
 class Count(Struct):
     records: int
-
-
-class DeadLetter(Struct):
-    sequence: int
-    index: int
-    reason: str
-    detail: str
-    attempts: int
-    enqueued: float
-    died: float
-    record: str
-    encoding: str
-
-
-class Letters(Struct):
-    total: int
-    letters: list[DeadLetter]
-    next: int | None  # the `offset` of the next page; null: these were the last
 
 
 class WaitingRecord(Struct):
@@ -201,6 +85,20 @@ class Waiting(Struct):
     records: list[WaitingRecord]
 
 
+class DeadLetter(WaitingRecord):
+    reason: str
+    detail: str
+    attempts: int
+    enqueued: float
+    died: float
+
+
+class Letters(Struct):
+    total: int
+    letters: list[DeadLetter]
+    next: int | None  # the `offset` of the next page; null: these were the last
+
+
 _decode_records = Decoder(Records).decode
 
 
@@ -210,169 +108,99 @@ class ExportApi:
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
 
-    @route("GET", ROUTES, answer=Routes, summary="List all routes with their status")
-    async def everything(self, _: Request) -> Response:
+    @route("GET", ROUTES)
+    async def everything(self) -> Routes:
+        """List all routes with their status."""
         await self._exports.refresh()
-        return json_response(Routes(convert(self._exports.status(), list[RouteStatus])))
+        return Routes(self._exports.status())
 
     @route(
-        "POST",
-        ROUTES,
-        body=Definition,
-        answer=RouteStatus,
-        status=201,
-        summary="Create a route",
-        role=Role.ADMIN,
-        audit=Audited("route.create", body=("name",)),
+        "POST", ROUTES, status=201, role=Role.ADMIN, audit=Audited("route.create", body=("name",))
     )
-    async def create(self, request: Request) -> Response:
-        definition: Definition = request.data
-        made = await self._exports.create(definition.name, definition.tree())
-        return _status(made, 201)
+    async def create(self, body: Definition) -> RouteStatus:
+        """Create a route."""
+        return (await self._exports.create(body.name, body.tree())).status()
 
-    @route("GET", ROUTE, answer=RouteStatus, summary="A route's status")
-    async def one(self, request: Request) -> Response:
-        named = self._named(request)
+    @route("GET", ROUTE)
+    async def one(self, name: str) -> RouteStatus:
+        """A route's status."""
+        named = self._exports.get(name)
         await named.refresh()
-        return _status(named)
+        return named.status()
 
-    @route(
-        "DELETE",
-        ROUTE,
-        query=DeleteQuery,
-        status=204,
-        summary="Stop and delete a route",
-        role=Role.ADMIN,
-        audit=Audited("route.delete"),
-    )
-    async def delete(self, request: Request) -> Response:
-        await self._exports.delete(request.params["name"], force=request.args.force)
-        return EMPTY
+    @route("DELETE", ROUTE, role=Role.ADMIN, audit=Audited("route.delete"))
+    async def delete(self, name: str, args: DeleteQuery) -> None:
+        """Stop and delete a route."""
+        await self._exports.delete(name, force=args.force)
 
-    @route(
-        "POST",
-        f"{ROUTE}/push",
-        media=(OCTETS, *NDJSON),
-        answer=Pushed,
-        status=201,
-        summary="Add records to the route's send queue",
-    )
-    async def push(self, request: Request) -> Response:
-        pushed = await self._named(request).push(_records(request))
-        return json_response(Pushed(pushed.accepted, pushed.dropped), 201)
+    @route("POST", f"{ROUTE}/push", media=(OCTETS, *NDJSON), status=201)
+    async def push(self, request: Request, name: str) -> Pushed:
+        """Add records to the route's send queue."""
+        pushed = await self._exports.get(name).push(_records(request))
+        return Pushed(pushed.accepted, pushed.dropped)
 
-    @route(
-        "POST",
-        f"{ROUTE}/pause",
-        answer=RouteStatus,
-        summary="Pause a route: it sends nothing until it is resumed",
-        role=Role.ADMIN,
-        audit=Audited("route.pause"),
-    )
-    async def pause(self, request: Request) -> Response:
-        named = self._named(request)
+    @route("POST", f"{ROUTE}/pause", role=Role.ADMIN, audit=Audited("route.pause"))
+    async def pause(self, name: str) -> RouteStatus:
+        """Pause a route: it sends nothing until it is resumed."""
+        named = self._exports.get(name)
         await named.pause()
-        return _status(named)
+        return named.status()
 
-    @route(
-        "POST",
-        f"{ROUTE}/resume",
-        answer=RouteStatus,
-        summary="Resume a paused or draining route",
-        role=Role.ADMIN,
-        audit=Audited("route.resume"),
-    )
-    async def resume(self, request: Request) -> Response:
-        named = self._named(request)
+    @route("POST", f"{ROUTE}/resume", role=Role.ADMIN, audit=Audited("route.resume"))
+    async def resume(self, name: str) -> RouteStatus:
+        """Resume a paused or draining route."""
+        named = self._exports.get(name)
         await named.resume()
-        return _status(named)
+        return named.status()
 
-    @route(
-        "POST",
-        f"{ROUTE}/drain",
-        answer=RouteStatus,
-        summary="Drain a route: accept no new records and deliver the queued ones",
-        role=Role.ADMIN,
-        audit=Audited("route.drain"),
-    )
-    async def drain(self, request: Request) -> Response:
-        named = self._named(request)
+    @route("POST", f"{ROUTE}/drain", role=Role.ADMIN, audit=Audited("route.drain"))
+    async def drain(self, name: str) -> RouteStatus:
+        """Drain a route: accept no new records and deliver the queued ones."""
+        named = self._exports.get(name)
         await named.drain()
-        return _status(named)
+        return named.status()
 
     @route(
-        "POST",
-        f"{ROUTE}/purge",
-        answer=Count,
-        summary="Drop all records in the route's send queue",
-        role=Role.ADMIN,
-        audit=Audited("route.purge", answer=("records",)),
+        "POST", f"{ROUTE}/purge", role=Role.ADMIN, audit=Audited("route.purge", answer=("records",))
     )
-    async def purge(self, request: Request) -> Response:
-        return json_response(Count(await self._named(request).purge()))
+    async def purge(self, name: str) -> Count:
+        """Drop all records in the route's send queue."""
+        return Count(await self._exports.get(name).purge())
 
     @route(
         "POST",
         f"{ROUTE}/replay",
-        answer=Count,
-        summary="Put the route's dead letters back into its send queue",
         role=Role.ADMIN,
         audit=Audited("route.replay", answer=("records",)),
     )
-    async def replay(self, request: Request) -> Response:
-        return json_response(Count(await self._named(request).replay()))
+    async def replay(self, name: str) -> Count:
+        """Put the route's dead letters back into its send queue."""
+        return Count(await self._exports.get(name).replay())
 
-    @route(
-        "GET",
-        f"{ROUTE}/deadletters",
-        query=LettersQuery,
-        answer=Letters,
-        summary="List the route's dead letters",
-    )
-    async def dead_letters(self, request: Request) -> Response:
-        named, args = self._named(request), request.args
+    @route("GET", f"{ROUTE}/deadletters")
+    async def dead_letters(self, name: str, args: LettersQuery) -> Letters:
+        """List the route's dead letters."""
+        named = self._exports.get(name)
         page = await named.letters(args.offset, args.limit)
         sizes = accumulate(len(letter.record) if letter is not None else 0 for letter in page)
         page = page[: max(1, bisect_right(list(sizes), ANSWER_BYTES))]
         following = args.offset + len(page)
         total = named.dead_letters.count
-        shown = [DeadLetter(**_letter(letter)) for letter in page if letter is not None]
-        return json_response(
-            Letters(total, shown, following if following < total and page else None)
-        )
+        shown = [
+            of(DeadLetter, letter, **_text(letter.record)) for letter in page if letter is not None
+        ]
+        return Letters(total, shown, following if following < total and page else None)
 
-    @route(
-        "GET",
-        f"{ROUTE}/records",
-        query=WaitingQuery,
-        answer=Waiting,
-        summary="List records in the route's send queue",
-    )
-    async def waiting(self, request: Request) -> Response:
-        rows = await self._exports.waiting_records(
-            request.params["name"], request.args.limit, ANSWER_BYTES
-        )
-        return json_response(
-            Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
-        )
+    @route("GET", f"{ROUTE}/records")
+    async def waiting(self, name: str, args: WaitingQuery) -> Waiting:
+        """List records in the route's send queue."""
+        rows = await self._exports.waiting_records(name, args.limit, ANSWER_BYTES)
+        return Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
 
-    @route(
-        "GET",
-        f"{ROUTE}/inspect",
-        answer=Inspection,
-        summary="Read and verify the route's files",
-    )
-    async def inspect(self, request: Request) -> Response:
-        return json_response(
-            convert(await self._exports.inspect(request.params["name"]), Inspection)
-        )
-
-    def _named(self, request: Request) -> Route:
-        return self._exports.get(request.params["name"])
-
-
-def _status(named: Route, status: int = 200) -> Response:
-    return json_response(convert(named.status(), RouteStatus), status)
+    @route("GET", f"{ROUTE}/inspect")
+    async def inspect(self, name: str) -> Inspection:
+        """Read and verify the route's files."""
+        return await self._exports.inspect(name)
 
 
 def _records(request: Request) -> list[bytes]:
@@ -386,15 +214,6 @@ def _records(request: Request) -> list[bytes]:
     if not records:
         raise InvalidRequest("no records in the request")
     return records
-
-
-def _letter(letter: Any) -> dict[str, Any]:
-    fields = {
-        name: getattr(letter, name)
-        for name in DeadLetter.__struct_fields__
-        if name not in ("record", "encoding")
-    }
-    return fields | _text(letter.record)
 
 
 def _text(record: bytes) -> dict[str, str]:

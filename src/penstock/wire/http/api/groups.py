@@ -1,7 +1,7 @@
 """Consumer groups: who reads what, how far behind, and moving them."""
 
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -10,12 +10,11 @@ from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import Body, answer, of
-from penstock.wire.http.api.bodies import Paged, decoder
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.answers import Body, of
+from penstock.wire.http.api.queries import Paged
 from penstock.wire.http.routes import Audited, route
 
-BASE = "/api/v1/consumer-groups"
+G = TypeVar("G", bound="GroupLag")
 
 
 class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -37,6 +36,8 @@ class DeleteQuery(msgspec.Struct, rename="camel", frozen=True):
 class SubscriptionBody(msgspec.Struct, rename="camel"):
     subscription_timestamp: str
 
+    texts: ClassVar = {"subscriptionTimestamp": "Missing subscriptionTimestamp in request body"}
+
 
 class SeekBody(msgspec.Struct, rename="camel"):
     to_end: bool = False
@@ -44,18 +45,23 @@ class SeekBody(msgspec.Struct, rename="camel"):
     timestamp: str | None = None
     dry_run: bool = False
 
+    texts: ClassVar[dict[str, str]] = {}
 
-class Group(Body):
-    """A consumer group on one queue."""
 
-    name: str
-    topics: list[str]  # the queue
+class GroupLag(Body):
     queue_name: str
-    members: int
-    partitions_with_lag: int
+    name: str
     total_lag: int
     max_time_lag: int  # seconds
+    partitions_with_lag: int
     state: str
+
+
+class Group(GroupLag):
+    """A consumer group on one queue."""
+
+    topics: list[str]  # the queue
+    members: int
     subscription_mode: str | None
     subscription_timestamp: datetime | None
     subscription_created_at: datetime
@@ -131,12 +137,6 @@ class PartitionSought(Body):
     cursor_moved_to: int | None
 
 
-read_subscription = decoder(
-    SubscriptionBody, {"subscriptionTimestamp": "Missing subscriptionTimestamp in request body"}
-)
-read_seek = decoder(SeekBody, {}, empty=SeekBody())
-
-
 DELETED = Audited("group.delete", answer=("deletedPartitions",))
 
 
@@ -148,48 +148,41 @@ class GroupsApi:
     def __init__(self, queues: Queues) -> None:
         self._groups = queues.groups
 
-    @route(
-        "GET",
-        "/api/v1/consumer-groups",
-        answer=list[Group],
-        summary="List the consumer groups of all queues",
-    )
-    async def list_all(self, _: Request) -> Response:
-        return answer([_group(group) for group in await self._groups.listing()])
+    @route("GET", "/api/v1/consumer-groups")
+    async def list_all(self) -> list[Group]:
+        """List the consumer groups of all queues."""
+        return [
+            group_answer(
+                Group,
+                group,
+                topics=[group.queue],
+                subscription_mode=group.mode,
+                subscription_timestamp=group.start_at,
+                subscription_created_at=group.created_at,
+            )
+            for group in await self._groups.listing()
+        ]
 
-    @route(
-        "GET",
-        "/api/v1/consumer-groups/lagging",
-        query=LaggingQuery,
-        answer=list[LaggingPartition],
-        summary="List partitions whose lag is at least `minLagSeconds`",
-    )
-    async def lagging(self, request: Request) -> Response:
-        rows = await self._groups.lagging(request.args.min_lag_seconds)
-        return answer([_lagging(row) for row in rows])
+    @route("GET", "/api/v1/consumer-groups/lagging")
+    async def lagging(self, args: LaggingQuery) -> list[LaggingPartition]:
+        """List partitions whose lag is at least `minLagSeconds`."""
+        rows = await self._groups.lagging(args.min_lag_seconds)
+        return [_lagging(row) for row in rows]
 
-    @route(
-        "GET",
-        "/api/v1/consumer-groups/{group}",
-        query=DescribeQuery,
-        answer=dict[str, GroupPartitions],
-        summary="Position and lag of a group in each of its partitions",
-    )
-    async def describe(self, request: Request) -> Response:
-        group = request.params["group"]
-        rows = await self._groups.describe(group, request.args.limit, request.args.offset)
+    @route("GET", "/api/v1/consumer-groups/{group}")
+    async def describe(self, group: str, args: DescribeQuery) -> dict[str, GroupPartitions]:
+        """Position and lag of a group in each of its partitions."""
+        rows = await self._groups.describe(group, args.limit, args.offset)
         if not rows and not await self._groups.listing(group):
             raise NotFound(f"Consumer group not found: {group}")
         queues: dict[str, GroupPartitions] = {}
         for row in rows:
             queues.setdefault(row.queue, GroupPartitions([])).partitions.append(_partition(row))
-        return answer(queues)
+        return queues
 
     @route(
         "DELETE",
         "/api/v1/consumer-groups/{group}",
-        query=DeleteQuery,
-        answer=GroupDeleted,
         summary="Delete a consumer group on all queues",
         role=Role.ADMIN,
         audit=DELETED,
@@ -197,63 +190,50 @@ class GroupsApi:
     @route(
         "DELETE",
         "/api/v1/consumer-groups/{group}/queues/{queue}",
-        query=DeleteQuery,
-        answer=GroupDeleted,
         summary="Delete a consumer group on one queue",
         role=Role.ADMIN,
         audit=DELETED,
     )
-    async def delete(self, request: Request) -> Response:
-        group, queue = request.params["group"], request.params.get("queue")
-        metadata = request.args.delete_metadata
+    async def delete(self, group: str, queue: str | None, args: DeleteQuery) -> GroupDeleted:
+        metadata = args.delete_metadata
         deleted = await self._groups.delete(group, queue, metadata=metadata)
-        return answer(
-            GroupDeleted(
-                success=True,
-                consumer_group=group,
-                deleted_partitions=deleted.partitions,
-                metadata_deleted=metadata and deleted.existed,
-                queue_name=msgspec.UNSET if queue is None else queue,
-            )
+        return GroupDeleted(
+            success=True,
+            consumer_group=group,
+            deleted_partitions=deleted.partitions,
+            metadata_deleted=metadata and deleted.existed,
+            queue_name=msgspec.UNSET if queue is None else queue,
         )
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/subscription",
-        body=SubscriptionBody,
-        decode=False,
-        answer=Subscribed,
-        summary="Set the time from which a group reads partitions that are new to it",
         audit=Audited("group.subscription", answer=("rowsUpdated",)),
     )
-    async def subscribe(self, request: Request) -> Response:
-        body = read_subscription(request.body)
+    async def subscribe(self, group: str, body: SubscriptionBody) -> Subscribed:
+        """Set the time from which a group reads partitions that are new to it."""
         start = time_field(body.subscription_timestamp, "subscriptionTimestamp")
-        group = request.params["group"]
         updated = await self._groups.subscription(group, start)
-        return answer(Subscribed(True, group, start, updated))
+        return Subscribed(True, group, start, updated)
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/queues/{queue}/seek",
-        body=SeekBody,
-        decode=False,
-        answer=Sought,
-        summary="Move a group to the end, the beginning or a time; with `dryRun`, only count the "
-        "messages affected",
         audit=Audited(
             "group.seek",
             body=("toEnd", "toBeginning", "timestamp"),
             answer=("dryRun", "partitionsUpdated"),
         ),
     )
-    async def seek(self, request: Request) -> Response:
-        body = read_seek(request.body)
+    async def seek(self, group: str, queue: str, body: SeekBody | None) -> Sought:
+        """Move a group to the end, the beginning or a time; with `dryRun`, only count the messages
+        affected.
+        """
+        body = body or SeekBody()
         if body.to_end + body.to_beginning + (body.timestamp is not None) != 1:
             raise InvalidRequest("Name one of toEnd, toBeginning and timestamp")
         at = time_field(body.timestamp, "timestamp") if body.timestamp is not None else None
         to = "beginning" if body.to_beginning else "end"
-        group, queue = request.params["group"], request.params["queue"]
         sought = Sought(True, group, queue, body.to_end, at, partitions_updated=0)
         if body.dry_run:
             preview = await self._groups.preview(group, queue, moment=at, to=to)
@@ -264,36 +244,31 @@ class GroupsApi:
         else:
             moved = await self._groups.seek(group, queue, moment=at, to=to)
             sought.partitions_updated = moved.partitions
-        return answer(sought)
+        return sought
 
     @route(
         "POST",
         "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-        answer=PartitionSought,
-        summary="Move a group to the end of one partition",
         audit=Audited("group.seek"),
     )
-    async def seek_partition(self, request: Request) -> Response:
-        group, queue, partition = (request.params[name] for name in ("group", "queue", "partition"))
+    async def seek_partition(self, group: str, queue: str, partition: str) -> PartitionSought:
+        """Move a group to the end of one partition."""
         moved = await self._groups.seek(group, queue, partition=partition)
-        return answer(
-            PartitionSought(True, group, queue, partition, bool(moved.partitions), moved.position)
+        return PartitionSought(
+            True, group, queue, partition, bool(moved.partitions), moved.position
         )
 
 
-def _group(group: GroupStatus) -> Group:
+def group_answer(kind: type[G], group: GroupStatus, **more: Any) -> G:
     return of(
-        Group,
+        kind,
         group,
         group.figures,
-        topics=[group.queue],
         queue_name=group.queue,
-        partitions_with_lag=group.backlog.partitions,
         total_lag=group.figures.waiting,
         max_time_lag=int(group.backlog.seconds or 0),
-        subscription_mode=group.mode,
-        subscription_timestamp=group.start_at,
-        subscription_created_at=group.created_at,
+        partitions_with_lag=group.backlog.partitions,
+        **more,
     )
 
 

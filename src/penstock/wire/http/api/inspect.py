@@ -16,11 +16,9 @@ from penstock.monitor.inspection import (
     Series,
     bucket_seconds,
 )
-from penstock.protocol.times import time_field
 from penstock.queues.dead import Which
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.bodies import Offset
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.api.queries import Offset, TimesQuery
 from penstock.wire.http.routes import route
 
 
@@ -40,12 +38,10 @@ class Lifeline(msgspec.Struct):
     events: list[Event]
 
 
-class SearchQuery(msgspec.Struct, rename="camel", frozen=True):
+class SearchQuery(TimesQuery, rename="camel", frozen=True):
     search: str = ""  # text, or a path and a value: order.id=7
     transaction_id: str = ""
     partition: str | None = None
-    from_: str | None = msgspec.field(name="from", default=None)
-    to: str | None = None
     cursor: str | None = None
 
 
@@ -67,62 +63,33 @@ class InspectApi:
         self._inspection = Inspection(queues)
         self._dead = queues.dead
 
-    @route(
-        "GET",
-        "/api/v1/queues/{queue}/partitions",
-        query=PartitionsQuery,
-        answer=PartitionsAnswer,
-        summary="List a queue's partitions with their lag for a group, largest lag first",
-    )
-    async def partitions(self, request: Request) -> Response:
-        args: PartitionsQuery = request.args
+    @route("GET", "/api/v1/queues/{queue}/partitions")
+    async def partitions(self, queue: str, args: PartitionsQuery) -> PartitionsAnswer:
+        """List a queue's partitions with their lag for a group, largest lag first."""
         partitions, total = await self._inspection.partitions(
-            request.params["queue"], args.group, args.filter, args.limit, args.offset
+            queue, args.group, args.filter, args.limit, args.offset
         )
-        return json_response(PartitionsAnswer(partitions, total))
+        return PartitionsAnswer(partitions, total)
 
-    @route(
-        "GET",
-        "/api/v1/messages/{partition}/{transaction}/lifeline",
-        answer=Lifeline,
-        summary="The history of a message, oldest event first",
-    )
-    async def lifeline(self, request: Request) -> Response:
-        ids = request.params["partition"], request.params["transaction"]
-        return json_response(Lifeline(await self._inspection.lifeline(*ids)))
+    @route("GET", "/api/v1/messages/{partition}/{transaction}/lifeline")
+    async def lifeline(self, partition: str, transaction: str) -> Lifeline:
+        """The history of a message, oldest event first."""
+        return Lifeline(await self._inspection.lifeline(partition, transaction))
 
-    @route(
-        "GET",
-        "/api/v1/queues/{queue}/messages",
-        query=SearchQuery,
-        answer=Hits,
-        summary="Find messages by transaction id or by a value in the payload; a request searches a"
-        " limited number of messages, newest first",
-    )
-    async def search(self, request: Request) -> Response:
-        args: SearchQuery = request.args
-        queue = request.params["queue"]
+    @route("GET", "/api/v1/queues/{queue}/messages")
+    async def search(self, queue: str, args: SearchQuery) -> Hits:
+        """Find messages by transaction id or by a value in the payload; a request searches a
+        limited number of messages, newest first.
+        """
         if args.transaction_id:
-            return json_response(await self._inspection.by_transaction(queue, args.transaction_id))
-        hits = await self._inspection.search(
-            queue,
-            args.search,
-            args.partition or None,
-            time_field(args.from_, "from") if args.from_ else None,
-            time_field(args.to, "to") if args.to else None,
-            args.cursor,
+            return await self._inspection.by_transaction(queue, args.transaction_id)
+        return await self._inspection.search(
+            queue, args.search, args.partition or None, args.since, args.until, args.cursor
         )
-        return json_response(hits)
 
-    @route(
-        "GET",
-        "/api/v1/dlq/errors",
-        query=ErrorsQuery,
-        answer=ErrorGroups,
-        summary="Dead letters grouped by error, with counts over time",
-    )
-    async def errors(self, request: Request) -> Response:
-        args: ErrorsQuery = request.args
+    @route("GET", "/api/v1/dlq/errors")
+    async def errors(self, args: ErrorsQuery) -> ErrorGroups:
+        """Dead letters grouped by error, with counts over time."""
         groups = await self._inspection.errors(args.queue, args.consumer_group, args.filter)
         which = Which(
             queue=args.queue or None, group=args.consumer_group or None, error=args.filter or None
@@ -130,15 +97,9 @@ class InspectApi:
         begin = min((group.first for group in groups), default=0.0)
         width = bucket_seconds(begin / 1000) * 1000
         times = [begin + width * number for number in range(BUCKETS)] if groups else []
-        return json_response(ErrorGroups(groups, await self._dead.count(which), times))
+        return ErrorGroups(groups, await self._dead.count(which), times)
 
-    @route(
-        "GET",
-        "/api/v1/history",
-        query=HistoryQuery,
-        answer=Series,
-        summary="Messages per second over the last hour, day or week, for all queues or one",
-    )
-    async def history(self, request: Request) -> Response:
-        args: HistoryQuery = request.args
-        return json_response(await self._inspection.history(args.range, args.queue or None))
+    @route("GET", "/api/v1/history")
+    async def history(self, args: HistoryQuery) -> Series:
+        """Messages per second over the last hour, day or week, for all queues or one."""
+        return await self._inspection.history(args.range, args.queue or None)

@@ -32,11 +32,11 @@ def page_of(rows: list[Row], query: ListQuery, default: str = "name") -> tuple[l
         )
     field = fields.get(name, name)
     unknown = [row for row in matching if _field(row, field) is None]
-    known = [row for row in matching if _field(row, field) is not None]
-    known.sort(key=lambda row: str(_field(row, "name")))
-    known.sort(key=lambda row: _field(row, field), reverse=query.sort.startswith("-"))
+    sorted_rows = [row for row in matching if _field(row, field) is not None]
+    sorted_rows.sort(key=lambda row: str(_field(row, "name")))
+    sorted_rows.sort(key=lambda row: _field(row, field), reverse=query.sort.startswith("-"))
     begin, limit = max(0, query.offset), min(max(1, query.limit), MAX_ROWS)
-    return (known + unknown)[begin : begin + limit], len(matching)
+    return (sorted_rows + unknown)[begin : begin + limit], len(matching)
 
 
 def _field(row: msgspec.Struct, name: str) -> Any:

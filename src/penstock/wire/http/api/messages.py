@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET
@@ -22,9 +22,9 @@ from penstock.queues.engine import Queues
 from penstock.queues.push import named
 from penstock.queues.types import Ack, Acked, Extended, Item, Message, Popped, PopRequest, Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import microseconds, milliseconds
-from penstock.wire.http.api.bodies import decoder
+from penstock.wire.http.answers import microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
+from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import (
     EMPTY,
     Request,
@@ -71,6 +71,16 @@ class PushBody(msgspec.Struct, rename="camel"):
     buffer_ms: int | None = None
     buffer_max: int | None = None
 
+    texts: ClassVar = {
+        "items": "items array is required",
+        "queue": "Queue must be a string",
+        "partition": "Partition must be a string",
+        "transactionId": "TransactionId must be a string",
+        "traceId": "TraceId must be a string",
+        "delay": "delay must be a number of seconds",
+        "deliverAt": "deliverAt must be an ISO 8601 time",
+    }
+
 
 class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     batch: int | None = None
@@ -98,43 +108,34 @@ class AckItem(msgspec.Struct, rename="camel", gc=False):
 class AckBody(AckItem, rename="camel"):
     consumer_group: str | None = None
 
+    texts: ClassVar = {
+        "transactionId": "transactionId is required",
+        "partitionId": "partitionId is required to ensure message uniqueness",
+    }
+
 
 class AckBatchBody(msgspec.Struct, rename="camel"):
     acknowledgments: list[AckItem]
     consumer_group: str | None = None
 
-
-class ExtendBody(msgspec.Struct):
-    seconds: int | None = None
-
-
-LONGEST_WAIT_MS = 1 << 31
-_ITEM_TEXTS = {
-    "queue": "Queue must be a string",
-    "partition": "Partition must be a string",
-    "transactionId": "TransactionId must be a string",
-    "traceId": "TraceId must be a string",
-    "delay": "delay must be a number of seconds",
-    "deliverAt": "deliverAt must be an ISO 8601 time",
-}
-read_push = decoder(PushBody, {"items": "items array is required", **_ITEM_TEXTS})
-read_ack = decoder(
-    AckBody,
-    {
-        "transactionId": "transactionId is required",
-        "partitionId": "partitionId is required to ensure message uniqueness",
-    },
-)
-read_acks = decoder(
-    AckBatchBody,
-    {
+    texts: ClassVar = {
         "acknowledgments": "acknowledgments array is required",
         "transactionId": "Each acknowledgment must have a valid transactionId string",
         "partitionId": "Each acknowledgment must have a valid partitionId string "
         "to ensure message uniqueness",
-    },
-)
-read_extend = decoder(ExtendBody, {"seconds": "seconds must be a whole number"}, empty=ExtendBody())
+    }
+
+
+class ExtendBody(msgspec.Struct):
+    seconds: int | None = None
+
+    texts: ClassVar = {"seconds": "seconds must be a whole number"}
+
+
+LONGEST_WAIT_MS = 1 << 31
+read_push = body_decoder(PushBody)
+read_ack = body_decoder(AckBody)
+read_acks = body_decoder(AckBatchBody)
 
 
 def _seconds(milliseconds: int) -> float:
@@ -256,7 +257,6 @@ _POP: dict[str, Any] = {
 _EXCHANGE: dict[str, Any] = {
     "query": PopQuery,
     "body": AckBatchBody,
-    "decode": False,
     "answer": ExchangeAnswer,
     "role": Role.READ_WRITE,
     "gzip": False,
@@ -274,16 +274,9 @@ class MessagesApi:
         self._pops = buffer.maintenance.pops
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route(
-        "POST",
-        "/api/v1/push",
-        body=PushBody,
-        decode=False,
-        answer=list[PushAnswer] | Later,
-        status=201,
-        summary="Push messages to one or more queues",
-    )
+    @route("POST", "/api/v1/push", body=PushBody, answer=list[PushAnswer] | Later, status=201)
     def push(self, request: Request) -> Awaitable[Response]:
+        """Push messages to one or more queues."""
         self._limit.check_body(request.body)
         body = read_push(request.body)
         if len(body.items) > SLICE:
@@ -438,28 +431,16 @@ class MessagesApi:
         info = await self._queues.catalog.queue(leased) if leased else None
         return info.options.lease_time if info else None
 
-    @route(
-        "POST",
-        "/api/v1/ack",
-        body=AckBody,
-        decode=False,
-        answer=list[AckAnswer],
-        summary="Acknowledge one message: completed, failed, retry or dlq",
-    )
+    @route("POST", "/api/v1/ack", body=AckBody, answer=list[AckAnswer])
     def ack(self, request: Request) -> Awaitable[Response]:
+        """Acknowledge one message: completed, failed, retry or dlq."""
         body = read_ack(request.body)
         group = body.consumer_group or QUEUE_MODE
         return self._queues.ack([_ack(body, group, _who(request))]).then(ack_answer)
 
-    @route(
-        "POST",
-        "/api/v1/ack/batch",
-        body=AckBatchBody,
-        decode=False,
-        answer=list[AckAnswer],
-        summary="Acknowledge several messages, each with its own status",
-    )
+    @route("POST", "/api/v1/ack/batch", body=AckBatchBody, answer=list[AckAnswer])
     def acks(self, request: Request) -> Awaitable[Response]:
+        """Acknowledge several messages, each with its own status."""
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         if len(body.acknowledgments) > SLICE:
@@ -470,20 +451,11 @@ class MessagesApi:
         acks = [_ack(item, group, by) for item in body.acknowledgments]
         return self._queues.ack(acks).then(ack_answer)
 
-    @route(
-        "POST",
-        "/api/v1/lease/{lease}/extend",
-        body=ExtendBody,
-        body_optional=True,
-        decode=False,
-        answer=list[ExtendAnswer],
-        summary="Extend a lease",
-    )
-    async def extend(self, request: Request) -> Response:
-        body = read_extend(request.body)
-        seconds = DEFAULT_EXTENSION if body.seconds is None else body.seconds
-        extended = await self._queues.extend(request.params["lease"], seconds)
-        return extend_answer(extended, alone=not request.body)
+    @route("POST", "/api/v1/lease/{lease}/extend", answer=list[ExtendAnswer])
+    async def extend(self, lease: str, body: ExtendBody | None) -> Response:
+        """Extend a lease."""
+        seconds = DEFAULT_EXTENSION if body is None or body.seconds is None else body.seconds
+        return extend_answer(await self._queues.extend(lease, seconds), alone=body is None)
 
 
 def _cancel(future: "asyncio.Future[Any]") -> None:

@@ -10,7 +10,6 @@ from penstock.pipeline_registry import Pipelines
 from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
-from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 PIPELINE = "/api/v1/pipelines/{name}"
@@ -102,113 +101,61 @@ class PipelinesApi:
         self._pipelines = pipelines
         self._topics = topics
 
-    @route(
-        "GET",
-        "/api/v1/pipelines",
-        answer=PipelineList,
-        summary="List all pipelines that have reported to this broker",
-    )
-    def everything(self, _: Request) -> Response:
-        return json_response(PipelineList([_pipeline(one) for one in self._pipelines.all()]))
+    @route("GET", "/api/v1/pipelines")
+    def everything(self) -> PipelineList:
+        """List all pipelines that have reported to this broker."""
+        return PipelineList([_pipeline(one) for one in self._pipelines.all()])
 
-    @route(
-        "GET",
-        PIPELINE,
-        answer=Pipeline,
-        summary="A pipeline's last report, its last runs and its last minutes",
-    )
-    def one(self, request: Request) -> Response:
-        return json_response(_pipeline(self._pipelines.get(request.params["name"])))
+    @route("GET", PIPELINE)
+    def one(self, name: str) -> Pipeline:
+        """A pipeline's last report, its last runs and its last minutes."""
+        return _pipeline(self._pipelines.get(name))
 
-    @route(
-        "PUT",
-        PIPELINE,
-        body=Report,
-        answer=Wish,
-        summary="Report the state of a pipeline; the answer says whether it should stop",
-    )
-    def report(self, request: Request) -> Response:
-        stop = self._pipelines.put(request.params["name"], msgspec.to_builtins(request.data))
-        return json_response(Wish(stop))
+    @route("PUT", PIPELINE)
+    def report(self, name: str, body: Report) -> Wish:
+        """Report the state of a pipeline; the answer says whether it should stop."""
+        return Wish(self._pipelines.put(name, msgspec.to_builtins(body)))
 
-    @route(
-        "POST",
-        f"{PIPELINE}/stop",
-        answer=Pipeline,
-        summary="Ask a pipeline to stop after its current batch",
-        role=Role.ADMIN,
-        audit=Audited("pipeline.stop"),
-    )
-    def stop(self, request: Request) -> Response:
-        return json_response(_pipeline(self._pipelines.ask_to_stop(request.params["name"])))
+    @route("POST", f"{PIPELINE}/stop", role=Role.ADMIN, audit=Audited("pipeline.stop"))
+    def stop(self, name: str) -> Pipeline:
+        """Ask a pipeline to stop after its current batch."""
+        return _pipeline(self._pipelines.ask_to_stop(name))
 
-    @route(
-        "DELETE",
-        PIPELINE,
-        status=204,
-        summary="Delete a pipeline's reports",
-        role=Role.ADMIN,
-        audit=Audited("pipeline.forget"),
-    )
-    def forget(self, request: Request) -> Response:
-        self._pipelines.forget(request.params["name"])
-        return EMPTY
+    @route("DELETE", PIPELINE, role=Role.ADMIN, audit=Audited("pipeline.forget"))
+    def forget(self, name: str) -> None:
+        """Delete a pipeline's reports."""
+        self._pipelines.forget(name)
 
-    @route(
-        "PUT",
-        "/topics/{topic}/archived",
-        body=Archived,
-        answer=Archived,
-        summary="Set the archived offset: from now on, retention deletes only records before it",
-    )
-    async def archived(self, request: Request) -> Response:
-        topic = self._topics.require(request.params["topic"])
-        await topic.mark_archived(request.data.offset)
-        return json_response(request.data)
+    @route("PUT", "/topics/{topic}/archived")
+    async def archived(self, topic: str, body: Archived) -> Archived:
+        """Set the archived offset: from now on, retention deletes only records before it."""
+        await self._topics.require(topic).mark_archived(body.offset)
+        return body
 
     @route(
         "PUT",
         "/topics/{topic}/policy",
-        body=Policy,
-        answer=Policy,
-        summary="Set the cleanup policy: `delete` lets retention delete old segments, `compact` "
-        "compacts them and never deletes them",
         role=Role.ADMIN,
         audit=Audited("topic.policy", body=("policy",)),
     )
-    async def policy(self, request: Request) -> Response:
-        topic = self._topics.require(request.params["topic"])
-        await topic.set_policy(request.data.policy)
-        return json_response(request.data)
+    async def policy(self, topic: str, body: Policy) -> Policy:
+        """Set the cleanup policy: `delete` lets retention delete old segments, `compact` compacts
+        them and never deletes them.
+        """
+        await self._topics.require(topic).set_policy(body.policy)
+        return body
 
-    @route(
-        "POST",
-        "/topics/{topic}/roll",
-        answer=Rolled,
-        summary="Seal the active segment; only sealed segments can be archived, deleted or "
-        "compacted",
-        audit=Audited("topic.roll"),
-    )
-    async def roll(self, request: Request) -> Response:
-        topic = self._topics.require(request.params["topic"])
-        await topic.seal()
-        return json_response(Rolled(topic.name, topic.segments[-1].base))
+    @route("POST", "/topics/{topic}/roll", audit=Audited("topic.roll"))
+    async def roll(self, topic: str) -> Rolled:
+        """Seal the active segment; only sealed segments can be archived, deleted or compacted."""
+        log = self._topics.require(topic)
+        await log.seal()
+        return Rolled(topic, log.segments[-1].base)
 
-    @route(
-        "POST",
-        "/topics/{topic}/compact",
-        body=Compact,
-        answer=Swapped,
-        summary="Replace adjacent sealed segments with one that keeps only the given records",
-        role=Role.ADMIN,
-        audit=Audited("topic.compact"),
-    )
-    async def compact(self, request: Request) -> Response:
-        body: Compact = request.data
-        name = request.params["topic"]
-        return json_response(
-            await self._topics.compact(name, body.bases, body.keep, body.incarnation)
-        )
+    @route("POST", "/topics/{topic}/compact", role=Role.ADMIN, audit=Audited("topic.compact"))
+    async def compact(self, topic: str, body: Compact) -> Swapped:
+        """Replace adjacent sealed segments with one that keeps only the given records."""
+        return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)
 
 
 def _pipeline(report: dict[str, object]) -> Pipeline:

@@ -15,9 +15,10 @@ from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
 from penstock.queues.status import QueueStatus
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import Body, Pagination, answer, each, of
-from penstock.wire.http.api.bodies import Paged, decoder
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.answers import Body, Pagination, each, of
+from penstock.wire.http.api.queries import Paged
+from penstock.wire.http.decoding import body_decoder
+from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -29,6 +30,8 @@ class ConfigureBody(msgspec.Struct):
     namespace: str | None = None
     task: str | None = None
     options: dict[str, msgspec.Raw] | None = None  # decoded one by one: an error names the option
+
+    texts: ClassVar = {"queue": "queue is required", "options": "options must be an object"}
 
 
 class Configure(ConfigureBody):
@@ -106,12 +109,15 @@ class SummaryCounts(QueueCounts):
     dropped: int
 
 
-class QueueSummary(Body):
+class QueueNames(Body):
     id: str
     name: str
     namespace: str
     task: str
     created_at: datetime
+
+
+class QueueSummary(QueueNames):
     partitions: int
     messages: SummaryCounts
 
@@ -120,21 +126,19 @@ class QueueList(Body):
     queues: list[QueueSummary]
 
 
-class QueuePartition(Body):
+class PartitionTimes(Body):
     id: str
     name: str
     created_at: datetime
     oldest_message: datetime | None
     newest_message: datetime | None
+
+
+class QueuePartition(PartitionTimes):
     stats: PartitionCounts
 
 
-class QueueWithPartitions(Body):
-    id: str
-    name: str
-    namespace: str
-    task: str
-    created_at: datetime
+class QueueWithPartitions(QueueNames):
     partitions: list[QueuePartition]
     totals: QueueCounts
 
@@ -152,14 +156,9 @@ class Cleared(Body):
     deleted: int  # messages
 
 
-class Partition(Body):
-    id: str
-    name: str
+class Partition(PartitionTimes):
     queue: str
-    created_at: datetime
     messages: int  # stored now
-    oldest_message: datetime | None
-    newest_message: datetime | None
 
 
 class PartitionPage(Body):
@@ -197,10 +196,8 @@ class Tasks(Body):
 
 
 ABOUT = [AboutOption(option.name, option.default, option.meaning) for option in OPTIONS]
-read_options = decoder(dict[str, msgspec.Raw], {})
-read_configure = decoder(
-    ConfigureBody, {"queue": "queue is required", "options": "options must be an object"}
-)
+read_options = body_decoder(dict[str, msgspec.Raw])
+read_configure = body_decoder(ConfigureBody)
 
 
 class ResourcesApi:
@@ -217,161 +214,114 @@ class ResourcesApi:
         "POST",
         "/api/v1/configure",
         body=Configure,
-        decode=False,
-        answer=Configured,
-        summary="Create a queue or replace its options",
         audit=Audited("queue.configure", body=("queue", "namespace", "task", "options")),
     )
-    async def configure(self, request: Request) -> Response:
+    async def configure(self, request: Request) -> Configured:
+        """Create a queue or replace its options."""
         body = read_configure(request.body)
         if not body.queue:
             raise InvalidRequest("queue is required")
-        misplaced = [
-            name
-            for name in msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
-            if name in BY_NAME
-        ]
+        misplaced = [name for name in read_options(request.body) if name in BY_NAME]
         if misplaced:  # it would silently not be in force
             raise InvalidRequest(f"{', '.join(misplaced)} must be in options")
         options = parse({name: _option(name, raw) for name, raw in (body.options or {}).items()})
         configured = await self._admin.configure(body.queue, options, body.namespace, body.task)
         info = configured.queue
-        return answer(
-            of(
-                Configured,
-                info,
-                configured=True,
-                queue_id=info.uuid,
-                partition_id=configured.partition_id,
-                queue=info.name,
-            )
+        return of(
+            Configured,
+            info,
+            configured=True,
+            queue_id=info.uuid,
+            partition_id=configured.partition_id,
+            queue=info.name,
         )
 
-    @route(
-        "GET",
-        "/api/v1/queues/{queue}/options",
-        answer=OptionsAnswer,
-        summary="The options of a queue and their meanings",
-    )
-    async def options(self, request: Request) -> Response:
-        info = await self._catalog.queue(request.params["queue"])
+    @route("GET", "/api/v1/queues/{queue}/options")
+    async def options(self, queue: str) -> OptionsAnswer:
+        """The options of a queue and their meanings."""
+        info = await self._catalog.queue(queue)
         if info is None:
-            raise NotFound(f"queue '{request.params['queue']}' does not exist")
-        return json_response(OptionsAnswer(info.name, info.options, ABOUT))
+            raise NotFound(f"queue '{queue}' does not exist")
+        return OptionsAnswer(info.name, info.options, ABOUT)
 
     @route(
         "PATCH",
         "/api/v1/queues/{queue}/options",
         body=QueueOptions,
-        decode=False,
-        answer=OptionsAnswer,
-        summary="Change some options of a queue and keep the others",
         audit=Audited("queue.configure", body=tuple(BY_NAME)),
     )
-    async def change(self, request: Request) -> Response:
-        given = read_options(request.body)
-        queue = request.params["queue"]
-        values = {name: _option(name, raw) for name, raw in given.items()}
+    async def change(self, request: Request, queue: str) -> OptionsAnswer:
+        """Change some options of a queue and keep the others."""
+        values = {name: _option(name, raw) for name, raw in read_options(request.body).items()}
         options = parse(values)
         only = {BY_NAME[name].field for name, value in values.items() if value is not None}
         changed = await self._admin.change(queue, options, only)
-        return json_response(OptionsAnswer(queue, changed, ABOUT))
+        return OptionsAnswer(queue, changed, ABOUT)
 
-    @route(
-        "GET",
-        "/api/v1/resources/queues",
-        query=QueuesQuery,
-        answer=QueueList,
-        summary="List all queues",
-    )
-    async def list_queues(self, request: Request) -> Response:
-        args = request.args
+    @route("GET", "/api/v1/resources/queues")
+    async def list_queues(self, args: QueuesQuery) -> QueueList:
+        """List all queues."""
         statuses = await self._status.queues(args.namespace or None, args.task or None)
         page = statuses[args.offset : args.offset + args.limit]
-        return answer(QueueList([summary(status) for status in page]))
+        return QueueList([summary(status) for status in page])
 
-    @route(
-        "GET",
-        "/api/v1/resources/queues/{queue}",
-        query=PageQuery,
-        answer=QueueWithPartitions,
-        summary="A queue and its partitions",
-    )
-    async def one(self, request: Request) -> Response:
-        status = await self._status.queue(request.params["queue"])
-        rows = await self._status.partitions(status, request.args.limit, request.args.offset)
-        return answer(
-            of(
-                QueueWithPartitions,
-                status.info,
-                id=status.info.uuid,
-                partitions=[
-                    of(QueuePartition, row, stats=of(PartitionCounts, row.counts)) for row in rows
-                ],
-                totals=of(QueueCounts, status.counts),
-            )
+    @route("GET", "/api/v1/resources/queues/{queue}")
+    async def one(self, queue: str, args: PageQuery) -> QueueWithPartitions:
+        """A queue and its partitions."""
+        status = await self._status.queue(queue)
+        rows = await self._status.partitions(status, args.limit, args.offset)
+        return of(
+            QueueWithPartitions,
+            status.info,
+            id=status.info.uuid,
+            partitions=[
+                of(QueuePartition, row, stats=of(PartitionCounts, row.counts)) for row in rows
+            ],
+            totals=of(QueueCounts, status.counts),
         )
 
     @route(
         "DELETE",
         "/api/v1/resources/queues/{queue}",
-        answer=QueueDeleted,
-        summary="Delete a queue with all its messages",
         role=Role.ADMIN,
         audit=Audited("queue.delete", answer=("existed",)),
     )
-    async def delete(self, request: Request) -> Response:
-        existed = await self._admin.delete(request.params["queue"])
-        return answer(QueueDeleted(True, request.params["queue"], existed))
+    async def delete(self, queue: str) -> QueueDeleted:
+        """Delete a queue with all its messages."""
+        return QueueDeleted(True, queue, await self._admin.delete(queue))
 
     @route(
         "DELETE",
         "/api/v1/queues/{queue}/clear",
-        query=ClearQuery,
-        answer=Cleared,
-        summary="Delete the messages of a queue or a partition and keep the queue",
         role=Role.ADMIN,
         audit=Audited("queue.clear", answer=("deleted",)),
     )
-    async def clear(self, request: Request) -> Response:
-        partition = request.args.partition or None
-        deleted = await self._admin.clear(request.params["queue"], partition)
-        return answer(Cleared(True, request.params["queue"], partition, deleted))
+    async def clear(self, queue: str, args: ClearQuery) -> Cleared:
+        """Delete the messages of a queue or a partition and keep the queue."""
+        partition = args.partition or None
+        deleted = await self._admin.clear(queue, partition)
+        return Cleared(True, queue, partition, deleted)
 
-    @route(
-        "GET",
-        "/api/v1/resources/partitions",
-        query=PartitionsQuery,
-        answer=PartitionPage,
-        summary="List partitions",
-    )
-    async def partitions(self, request: Request) -> Response:
-        args = request.args
+    @route("GET", "/api/v1/resources/partitions")
+    async def partitions(self, args: PartitionsQuery) -> PartitionPage:
+        """List partitions."""
         partitions = await self._admin.partitions(
             args.queue or None, args.limit, args.offset, args.after
         )
         page = Pagination(args.limit, args.offset)
-        return answer(PartitionPage(each(Partition, partitions), page))
+        return PartitionPage(each(Partition, partitions), page)
 
-    @route(
-        "GET",
-        "/api/v1/resources/namespaces",
-        answer=Namespaces,
-        summary="List namespaces with their totals",
-    )
-    async def namespaces(self, _: Request) -> Response:
+    @route("GET", "/api/v1/resources/namespaces")
+    async def namespaces(self) -> Namespaces:
+        """List namespaces with their totals."""
         sums = _sums(await self._status.queues(), lambda queue: queue.info.namespace)
-        return answer(Namespaces([of(Namespace, sum_, namespace=name) for name, sum_ in sums]))
+        return Namespaces([of(Namespace, sum_, namespace=name) for name, sum_ in sums])
 
-    @route(
-        "GET",
-        "/api/v1/resources/tasks",
-        answer=Tasks,
-        summary="List tasks (labels of queues) with their totals",
-    )
-    async def tasks(self, _: Request) -> Response:
+    @route("GET", "/api/v1/resources/tasks")
+    async def tasks(self) -> Tasks:
+        """List tasks (labels of queues) with their totals."""
         sums = _sums(await self._status.queues(), lambda queue: queue.info.task)
-        return answer(Tasks([of(Task, sum_, task=name) for name, sum_ in sums]))
+        return Tasks([of(Task, sum_, task=name) for name, sum_ in sums])
 
 
 def _option(name: str, raw: msgspec.Raw) -> Any:

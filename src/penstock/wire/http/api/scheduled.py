@@ -3,9 +3,8 @@
 import msgspec
 
 from penstock.queues.scheduled import Scheduled, Waiting
-from penstock.wire.http.api.answers import milliseconds
+from penstock.wire.http.answers import milliseconds
 from penstock.wire.http.api.stored import Limit
-from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/scheduled/{queue}/{partition}/{transaction}"
@@ -50,40 +49,24 @@ class ScheduledApi:
     def __init__(self, scheduled: Scheduled) -> None:
         self._scheduled = scheduled
 
-    @route(
-        "GET",
-        "/api/v1/scheduled",
-        query=ScheduledQuery,
-        answer=ScheduledPage,
-        summary="List delayed messages, next due first",
-    )
-    async def list_scheduled(self, request: Request) -> Response:
-        args: ScheduledQuery = request.args
+    @route("GET", "/api/v1/scheduled")
+    async def list_scheduled(self, args: ScheduledQuery) -> ScheduledPage:
+        """List delayed messages, next due first."""
         page = await self._scheduled.listing(
             args.queue or None, args.partition or None, args.limit, args.cursor
         )
-        return json_response(ScheduledPage([_message(one) for one in page.messages], page.next))
+        return ScheduledPage([_message(one) for one in page.messages], page.next)
 
-    @route("GET", ONE, answer=ScheduledMessage, summary="A delayed message with its payload")
-    async def detail(self, request: Request) -> Response:
-        return json_response(_message(await self._scheduled.detail(*_names(request))))
+    @route("GET", ONE)
+    async def detail(self, queue: str, partition: str, transaction: str) -> ScheduledMessage:
+        """A delayed message with its payload."""
+        return _message(await self._scheduled.detail(queue, partition, transaction))
 
-    @route(
-        "DELETE",
-        ONE,
-        answer=Cancelled,
-        summary="Cancel a message before it is due",
-        audit=Audited("message.cancel"),
-    )
-    async def cancel(self, request: Request) -> Response:
-        names = _names(request)
-        await self._scheduled.cancel(*names)
-        return json_response(Cancelled(True, *names))
-
-
-def _names(request: Request) -> tuple[str, str, str]:
-    params = request.params
-    return params["queue"], params["partition"], params["transaction"]
+    @route("DELETE", ONE, audit=Audited("message.cancel"))
+    async def cancel(self, queue: str, partition: str, transaction: str) -> Cancelled:
+        """Cancel a message before it is due."""
+        await self._scheduled.cancel(queue, partition, transaction)
+        return Cancelled(True, queue, partition, transaction)
 
 
 def _message(waiting: Waiting) -> ScheduledMessage:

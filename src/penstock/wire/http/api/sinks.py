@@ -4,7 +4,6 @@ content.
 
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.sinks import Sinks
-from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import route
 
 
@@ -14,24 +13,12 @@ class SinksApi:
     def __init__(self, sinks: Sinks) -> None:
         self._sinks = sinks
 
-    @route(
-        "POST",
-        "/api/v1/sinks/claim",
-        body=Claim,
-        answer=Claimed,
-        summary="Ask whether a task of an exactly-once sink may write its rows; used by pipelines",
-    )
-    async def claim(self, request: Request) -> Response:
-        return json_response(await self._sinks.claim(request.data))
+    @route("POST", "/api/v1/sinks/claim")
+    async def claim(self, body: Claim) -> Claimed:
+        """Ask whether a task of an exactly-once sink may write its rows; used by pipelines."""
+        return await self._sinks.claim(body)
 
-    @route(
-        "POST",
-        "/api/v1/sinks/commit",
-        body=Commit,
-        status=204,
-        summary="Mark a sink's batch as complete: further tasks of it are rejected; used by "
-        "pipelines",
-    )
-    async def commit(self, request: Request) -> Response:
-        await self._sinks.commit(request.data)
-        return EMPTY
+    @route("POST", "/api/v1/sinks/commit")
+    async def commit(self, body: Commit) -> None:
+        """Mark a sink's batch as complete: further tasks of it are rejected; used by pipelines."""
+        await self._sinks.commit(body)

@@ -14,20 +14,21 @@ from penstock.queues.messages import MessageFilter
 from penstock.queues.presence import OperationCounts, Presence
 from penstock.queues.status import total
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import Body, PaginationOf, Range, answer, each, of
-from penstock.wire.http.api.bodies import BUCKETS, Paged, RangeQuery
+from penstock.wire.http.answers import Body, PaginationOf, Range, each, of
 from penstock.wire.http.api.cluster import Worker, worker_answer
+from penstock.wire.http.api.queries import BUCKETS, Paged, RangeQuery
 from penstock.wire.http.api.resources import (
     Limit,
     PageQuery,
     PartitionCounts,
     QueueCounts,
+    QueueNames,
     QueuePartition,
     QueuesQuery,
     QueueSummary,
     summary,
 )
-from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.api.stored import NewestMessage
 from penstock.wire.http.routes import route
 
 
@@ -59,12 +60,7 @@ class QueueConfig(Body):
     max_queue_size: int
 
 
-class ConfiguredQueue(Body):
-    id: str
-    name: str
-    namespace: str
-    task: str
-    created_at: datetime
+class ConfiguredQueue(QueueNames):
     priority: int
     options: QueueOptions
     config: QueueConfig
@@ -90,17 +86,6 @@ class QueueDetails(Body):
     partitions: list[PartitionStatus]
     partition_count: int
     totals: Totals
-
-
-class NewestMessage(Body):
-    id: str
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    status: str
-    created_at: datetime
-    queue_path: str
 
 
 class Throughput(Body):
@@ -225,103 +210,75 @@ class StatusApi:
         self._status = queues.status
         self._presence = presence
 
-    @route(
-        "GET",
-        "/api/v1/status/queues",
-        query=StatusQueuesQuery,
-        answer=QueuePage,
-        summary="List queues, in pages",
-    )
-    async def queues(self, request: Request) -> Response:
-        args = request.args
+    @route("GET", "/api/v1/status/queues")
+    async def queues(self, args: StatusQueuesQuery) -> QueuePage:
+        """List queues, in pages."""
         statuses = await self._status.queues(args.namespace or None, args.task or None)
         page = statuses[args.offset : args.offset + args.limit]
         pagination = PaginationOf(args.limit, args.offset, len(statuses))
-        return answer(QueuePage([summary(status) for status in page], pagination))
+        return QueuePage([summary(status) for status in page], pagination)
 
-    @route(
-        "GET",
-        "/api/v1/status/queues/{queue}",
-        query=PageQuery,
-        answer=QueueDetails,
-        summary="A queue with its options and partitions",
-    )
-    async def queue(self, request: Request) -> Response:
-        status = await self._status.queue(request.params["queue"])
-        rows = await self._status.partitions(status, request.args.limit, request.args.offset)
+    @route("GET", "/api/v1/status/queues/{queue}")
+    async def queue(self, queue: str, args: PageQuery) -> QueueDetails:
+        """A queue with its options and partitions."""
+        status = await self._status.queue(queue)
+        rows = await self._status.partitions(status, args.limit, args.offset)
         options = status.info.options
         totals = of(QueueCounts, status.counts)
-        return answer(
-            QueueDetails(
-                queue=of(
-                    ConfiguredQueue,
-                    status.info,
-                    id=status.info.uuid,
-                    priority=options.priority,
-                    config=of(QueueConfig, options, max_queue_size=options.max_size),
-                ),
-                partitions=[
-                    of(
-                        PartitionStatus,
-                        row,
-                        messages=of(PartitionCounts, row.counts),
-                        stats=of(PartitionCounts, row.counts),
-                        cursor=Consumed(row.counts.completed, row.batches),
-                    )
-                    for row in rows
-                ],
-                partition_count=status.partitions,
-                totals=of(Totals, status.counts, messages=totals),
-            )
+        return QueueDetails(
+            queue=of(
+                ConfiguredQueue,
+                status.info,
+                id=status.info.uuid,
+                priority=options.priority,
+                config=of(QueueConfig, options, max_queue_size=options.max_size),
+            ),
+            partitions=[
+                of(
+                    PartitionStatus,
+                    row,
+                    messages=of(PartitionCounts, row.counts),
+                    stats=of(PartitionCounts, row.counts),
+                    cursor=Consumed(row.counts.completed, row.batches),
+                )
+                for row in rows
+            ],
+            partition_count=status.partitions,
+            totals=of(Totals, status.counts, messages=totals),
         )
 
-    @route(
-        "GET",
-        "/api/v1/status/queues/{queue}/messages",
-        query=MessagesQuery,
-        answer=list[NewestMessage],
-        summary="A queue's newest messages",
-    )
-    async def newest(self, request: Request) -> Response:
-        queue, args = request.params["queue"], request.args
+    @route("GET", "/api/v1/status/queues/{queue}/messages")
+    async def newest(self, queue: str, args: MessagesQuery) -> list[NewestMessage]:
+        """A queue's newest messages."""
         await self._queues.admin.describe(queue)
         which = MessageFilter(queue=queue, since=datetime(1970, 1, 2, tzinfo=UTC))
         page = await self._queues.messages.listing(which, args.limit, args.offset)
-        return answer(
-            [
-                of(NewestMessage, row, queue_path=f"{row.queue}/{row.partition}")
-                for row in page.messages
-            ]
-        )
+        return [
+            of(NewestMessage, row, queue_path=f"{row.queue}/{row.partition}")
+            for row in page.messages
+        ]
 
-    @route("GET", "/api/v1/resources/overview", answer=Overview, summary="Totals over all queues")
-    async def overview(self, _: Request) -> Response:
+    @route("GET", "/api/v1/resources/overview")
+    async def overview(self) -> Overview:
+        """Totals over all queues."""
         sums = await self._status.overview()
         groups = await self._queues.groups.listing()
-        return answer(
-            of(
-                Overview,
-                sums,
-                messages=of(QueueCounts, sums.messages),
-                throughput=Throughput(sums.pushed_per_second, sums.completed_per_second),
-                lag=Lag(
-                    _spread([int(group.backlog.seconds or 0) for group in groups]),
-                    _spread([group.figures.waiting for group in groups]),
-                ),
-                timestamp=datetime.now(UTC),
-                stats_age=0,
-            )
+        return of(
+            Overview,
+            sums,
+            messages=of(QueueCounts, sums.messages),
+            throughput=Throughput(sums.pushed_per_second, sums.completed_per_second),
+            lag=Lag(
+                _spread([int(group.backlog.seconds or 0) for group in groups]),
+                _spread([group.figures.waiting for group in groups]),
+            ),
+            timestamp=datetime.now(UTC),
+            stats_age=0,
         )
 
-    @route(
-        "GET",
-        "/api/v1/status",
-        query=RangeQuery,
-        answer=StatusAnswer,
-        summary="Summary of the broker: throughput, queues, backlog, dead letters and workers",
-    )
-    async def status(self, request: Request) -> Response:
-        args: RangeQuery = request.args
+    @route("GET", "/api/v1/status")
+    async def status(self, args: RangeQuery) -> StatusAnswer:
+        """Summary of the broker: throughput, queues, backlog, dead letters and workers."""
         since, until = args.range(timedelta(hours=1))
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
@@ -335,75 +292,62 @@ class StatusApi:
         workers = await self._presence.members()
         requests = _operations(worker.figures.requests for worker in workers)
         messages = _operations(worker.figures.messages for worker in workers)
-        return answer(
-            StatusAnswer(
-                time_range=Range(since, until),
-                bucket_minutes=minutes,
-                point_count=len(points),
-                throughput=[
-                    ThroughputPoint(
-                        timestamp=point.bucket,
-                        ingested=point.pushed,
-                        processed=point.completed,
-                        failed=point.failed,
-                        dead_letter=point.dead,
-                        ingested_per_second=point.pushed / minutes / 60,
-                        processed_per_second=point.completed / minutes / 60,
-                    )
-                    for point in points
-                ],
-                queues=[summary(status) for status in statuses],
-                messages=of(
-                    StatusCounts,
-                    counts,
-                    requests=requests,
-                    batch_efficiency=BatchSizes(
-                        _ratio(messages.push, requests.push),
-                        _ratio(messages.pop, requests.pop),
-                        _ratio(messages.ack, requests.ack),
-                    ),
+        return StatusAnswer(
+            time_range=Range(since, until),
+            bucket_minutes=minutes,
+            point_count=len(points),
+            throughput=[
+                ThroughputPoint(
+                    timestamp=point.bucket,
+                    ingested=point.pushed,
+                    processed=point.completed,
+                    failed=point.failed,
+                    dead_letter=point.dead,
+                    ingested_per_second=point.pushed / minutes / 60,
+                    processed_per_second=point.completed / minutes / 60,
+                )
+                for point in points
+            ],
+            queues=[summary(status) for status in statuses],
+            messages=of(
+                StatusCounts,
+                counts,
+                requests=requests,
+                batch_efficiency=BatchSizes(
+                    _ratio(messages.push, requests.push),
+                    _ratio(messages.pop, requests.pop),
+                    _ratio(messages.ack, requests.ack),
                 ),
-                leases=LeaseCounts(leases.active, leases.partitions, leases.taken, leases.acked),
-                dead_letter_queue=DeadLetterCounts(
-                    total_messages=counts.dead_letter,
-                    affected_partitions=errors.affected_partitions,
-                    top_errors=each(ErrorCount, errors.top_errors),
-                ),
-                workers=[worker_answer(Worker, worker) for worker in workers],
-                errors=ErrorCounts(
-                    db_errors=sum(worker.figures.db_errors for worker in workers),
-                    ack_failed=counts.failed or 0,
-                    dlq_messages=counts.dead_letter,
-                ),
-                stats_age=0,
-            )
+            ),
+            leases=LeaseCounts(leases.active, leases.partitions, leases.taken, leases.acked),
+            dead_letter_queue=DeadLetterCounts(
+                total_messages=counts.dead_letter,
+                affected_partitions=errors.affected_partitions,
+                top_errors=each(ErrorCount, errors.top_errors),
+            ),
+            workers=[worker_answer(Worker, worker) for worker in workers],
+            errors=ErrorCounts(
+                db_errors=sum(worker.figures.db_errors for worker in workers),
+                ack_failed=counts.failed or 0,
+                dlq_messages=counts.dead_letter,
+            ),
+            stats_age=0,
         )
 
-    @route(
-        "GET",
-        "/api/v1/status/analytics",
-        query=RangeQuery,
-        answer=Pushed,
-        summary="Messages pushed over time",
-    )
-    async def analytics(self, request: Request) -> Response:
-        args: RangeQuery = request.args
+    @route("GET", "/api/v1/status/analytics")
+    async def analytics(self, args: RangeQuery) -> Pushed:
+        """Messages pushed over time."""
         since, until = args.range(timedelta(hours=24))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
         points = await self._status.history(since, until, BUCKETS[args.interval], *wanted)
         pushed = [PushedPoint(point.bucket, point.pushed) for point in points]
-        return answer(Pushed(since, until, args.interval, pushed))
+        return Pushed(since, until, args.interval, pushed)
 
-    @route(
-        "POST",
-        "/api/v1/stats/refresh",
-        answer=Refreshed,
-        summary="Compact the internal log of counters now; counts are exact without it",
-        role=Role.ADMIN,
-    )
-    async def refresh(self, _: Request) -> Response:
+    @route("POST", "/api/v1/stats/refresh", role=Role.ADMIN)
+    async def refresh(self) -> Refreshed:
+        """Compact the internal log of counters now; counts are exact without it."""
         folded = await self._status.refresh()
-        return answer(Refreshed(folded, skipped=folded is None))
+        return Refreshed(folded, skipped=folded is None)
 
 
 def _operations(counts: Iterable[OperationCounts]) -> Operations:

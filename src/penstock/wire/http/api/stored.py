@@ -7,13 +7,12 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
-from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageDetail, MessageFilter, StoredMessage
-from penstock.queues.traces import Trace
-from penstock.wire.http.api.answers import Body, Pagination, answer, each, of
-from penstock.wire.http.api.bodies import Paged, decoder
-from penstock.wire.http.messages import Request, Response
+from penstock.queues.traces import Trace, TraceName
+from penstock.wire.http.answers import Body, Pagination, answer, each, of
+from penstock.wire.http.api.queries import Offset, Paged, TimesQuery, check_offset
+from penstock.wire.http.messages import Response
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
@@ -21,20 +20,19 @@ T = TypeVar("T")
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
-class ListQuery(Paged, frozen=True):
+class ListQuery(TimesQuery, frozen=True):
     queue: str | None = None
     partition: str | None = None
     ns: str | None = None
     task: str | None = None
     status: Literal["pending", "processing", "completed", "dead_letter", ""] | None = None
-    from_: str | None = msgspec.field(name="from", default=None)
-    to: str | None = None
     limit: Limit = 200
     cursor: str | None = None
+    offset: Offset = 0
 
-    farther: ClassVar[str] = (
-        "read on with cursor=<next of the page before>, or narrow it with from and to"
-    )
+    def __post_init__(self) -> None:
+        farther = "read on with cursor=<next of the page before>, or narrow it with from and to"
+        check_offset(self.offset, farther)
 
 
 class GroupQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -57,6 +55,11 @@ class BuryBody(msgspec.Struct, rename="camel"):
     consumer_group: str | None = None
     error: str | None = None
 
+    texts: ClassVar[dict[str, str]] = {}
+
+
+_IDS = "transactionId and partitionId are required"
+
 
 class TraceBody(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
@@ -65,6 +68,8 @@ class TraceBody(msgspec.Struct, rename="camel"):
     consumer_group: str | None = None
     event_type: str | None = None
     trace_names: str | list[str] | None = None
+
+    texts: ClassVar = {"transactionId": _IDS, "partitionId": _IDS}
 
 
 class Mode(Body):
@@ -84,26 +89,34 @@ class BusStatus(Body):
     total_groups: int
 
 
-class ListedMessage(Body, kw_only=True):
-    """A message without its payload."""
-
+class NewestMessage(Body, kw_only=True):
     id: str
     transaction_id: str
     partition_id: str
     queue: str
     partition: str
+    status: str
+    created_at: datetime
+    queue_path: str
+
+
+class MessageFields(NewestMessage, kw_only=True):
+    """What the list of messages and a single one have in common."""
+
     namespace: str
     task: str
-    status: str
-    queue_status: str
     trace_id: str | None
-    created_at: datetime
-    lease_expires_at: datetime | None
-    queue_path: str
-    bus_status: BusStatus
     producer_sub: str | None
-    queue_priority: int
     headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ListedMessage(MessageFields, kw_only=True):
+    """A message without its payload."""
+
+    queue_status: str
+    lease_expires_at: datetime | None
+    bus_status: BusStatus
+    queue_priority: int
 
 
 class MessagePage(Body):
@@ -129,50 +142,34 @@ class MessageConfig(Body):
     priority: int
 
 
-class Message(Body, kw_only=True):
+class Message(MessageFields, kw_only=True):
     """A message with its payload."""
 
-    id: str
-    transaction_id: str
-    partition_id: str
-    partition: str
-    status: str
-    trace_id: str | None
-    created_at: datetime
     payload: msgspec.Raw
-    queue_path: str
-    queue: str
-    namespace: str
-    task: str
-    producer_sub: str | None
     is_encrypted: bool
     error_message: str | None
     retry_count: int
     queue_config: MessageConfig
     mode: DetailMode
     consumer_groups: list[MessageGroup]
-    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Deleted(Body):
+class Changed(Body):
     success: bool
     partition_id: str
     transaction_id: str
+
+
+class Deleted(Changed):
     message: str
     error: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Retried(Body):
-    success: bool
-    partition_id: str
-    transaction_id: str
+class Retried(Changed):
     groups: int
 
 
-class Buried(Body):
-    success: bool
-    partition_id: str
-    transaction_id: str
+class Buried(Changed):
     dlq: bool
 
 
@@ -207,22 +204,10 @@ class TracePage(TraceList):
     pagination: Pagination
 
 
-class TraceName(Body, rename=None):
-    trace_name: str
-    trace_count: int
-    message_count: int
-    last_seen: datetime
-
-
 class TraceNames(Body, rename=None):
     trace_names: list[TraceName]
     total: int
     pagination: Pagination
-
-
-read_bury = decoder(BuryBody, {}, empty=BuryBody())
-_IDS = "transactionId and partitionId are required"
-read_trace = decoder(TraceBody, {"transactionId": _IDS, "partitionId": _IDS})
 
 
 class StoredApi:
@@ -234,99 +219,63 @@ class StoredApi:
         self._messages = queues.messages
         self._traces = queues.traces
 
-    @route(
-        "GET",
-        "/api/v1/messages",
-        query=ListQuery,
-        answer=MessagePage,
-        summary="List messages, newest first",
-    )
-    async def list_messages(self, request: Request) -> Response:
-        args: ListQuery = request.args
+    @route("GET", "/api/v1/messages")
+    async def list_messages(self, args: ListQuery) -> MessagePage:
+        """List messages, newest first."""
         which = MessageFilter(
             queue=args.queue or None,
             partition=args.partition or None,
             namespace=args.ns or None,
             task=args.task or None,
             status=args.status or None,
-            since=time_field(args.from_, "from") if args.from_ else None,
-            until=time_field(args.to, "to") if args.to else None,
+            since=args.since,
+            until=args.until,
         )
         page = await self._messages.listing(which, args.limit, args.offset, args.cursor)
-        return answer(
-            MessagePage(
-                messages=[_message(message) for message in page.messages],
-                mode=_mode(page.queue_mode, page.groups),
-                next=page.next,
-                behind_seconds=_or_unset(page.behind_seconds),
-            )
+        return MessagePage(
+            messages=[_message(message) for message in page.messages],
+            mode=_mode(page.queue_mode, page.groups),
+            next=page.next,
+            behind_seconds=_or_unset(page.behind_seconds),
         )
 
-    @route(
-        "GET",
-        "/api/v1/messages/{partition}/{transaction}",
-        answer=Message,
-        summary="A message with its payload and its state in each group",
-    )
-    async def detail(self, request: Request) -> Response:
-        return answer(_detail(await self._messages.detail(*_ids(request))))
+    @route("GET", ONE)
+    async def detail(self, partition: str, transaction: str) -> Message:
+        """A message with its payload and its state in each group."""
+        return _detail(await self._messages.detail(partition, transaction))
 
-    @route(
-        "DELETE",
-        "/api/v1/messages/{partition}/{transaction}",
-        answer=Deleted,
-        summary="Delete a message",
-        audit=Audited("message.delete"),
-    )
-    async def delete(self, request: Request) -> Response:
-        partition, transaction = _ids(request)
+    @route("DELETE", ONE, audit=Audited("message.delete"))
+    async def delete(self, partition: str, transaction: str) -> Deleted | Response:
+        """Delete a message."""
         deleted = await self._messages.delete(partition, transaction)
         if deleted:
-            return answer(Deleted(True, partition, transaction, "Message deleted successfully"))
+            return Deleted(True, partition, transaction, "Message deleted successfully")
         missing = "Message not found"
         return answer(Deleted(False, partition, transaction, missing, error=missing), 404)
 
-    @route(
-        "POST",
-        "/api/v1/messages/{partition}/{transaction}/retry",
-        query=GroupQuery,
-        answer=Retried,
-        summary="Deliver a message again",
-        audit=Audited("message.retry"),
-    )
-    async def retry(self, request: Request) -> Response:
-        partition, transaction = _ids(request)
-        groups = await self._messages.retry(
-            partition, transaction, request.args.consumer_group or None
-        )
-        return answer(Retried(True, partition, transaction, groups))
+    @route("POST", f"{ONE}/retry", audit=Audited("message.retry"))
+    async def retry(self, partition: str, transaction: str, args: GroupQuery) -> Retried:
+        """Deliver a message again."""
+        groups = await self._messages.retry(partition, transaction, args.consumer_group or None)
+        return Retried(True, partition, transaction, groups)
 
     @route(
         "POST",
-        "/api/v1/messages/{partition}/{transaction}/dlq",
-        query=GroupQuery,
-        answer=Buried,
-        summary="Move a message to a group's dead letters",
+        f"{ONE}/dlq",
         audit=Audited("message.bury", body=("consumerGroup", "error")),
     )
-    async def bury(self, request: Request) -> Response:
-        partition, transaction = _ids(request)
-        body = read_bury(request.body)
-        group = request.args.consumer_group or body.consumer_group or QUEUE_MODE
+    async def bury(
+        self, partition: str, transaction: str, args: GroupQuery, body: BuryBody | None
+    ) -> Buried:
+        """Move a message to a group's dead letters."""
+        body = body or BuryBody()
+        group = args.consumer_group or body.consumer_group or QUEUE_MODE
         moved = await self._messages.bury(partition, transaction, group, body.error)
-        return answer(Buried(moved, partition, transaction, moved))
+        return Buried(moved, partition, transaction, moved)
 
-    @route(
-        "POST",
-        "/api/v1/traces",
-        body=TraceBody,
-        decode=False,
-        answer=TraceAdded,
-        summary="Attach a trace event to a message",
-        tag="traces",
-    )
-    async def add_trace(self, request: Request) -> Response:
-        body = read_trace(request.body)
+    @route("POST", "/api/v1/traces", tag="traces")
+    async def add_trace(self, body: TraceBody) -> TraceAdded:
+        """Attach a trace event to a message."""
         if not body.transaction_id or not body.partition_id:
             raise InvalidRequest(_IDS)
         if not bytes(body.data):
@@ -340,50 +289,26 @@ class StoredApi:
             event_type=body.event_type or "info",
             names=[name for name in names or [] if name],
         )
-        return answer(TraceAdded(True, trace))
+        return TraceAdded(True, trace)
 
-    @route(
-        "GET",
-        "/api/v1/traces/{partition}/{transaction}",
-        answer=TraceList,
-        summary="The trace events of a message",
-        tag="traces",
-    )
-    async def of_message(self, request: Request) -> Response:
-        traces = await self._traces.of_message(*_ids(request))
-        return answer(TraceList([_trace(trace) for trace in traces]))
+    @route("GET", "/api/v1/traces/{partition}/{transaction}", tag="traces")
+    async def of_message(self, partition: str, transaction: str) -> TraceList:
+        """The trace events of a message."""
+        traces = await self._traces.of_message(partition, transaction)
+        return TraceList([_trace(trace) for trace in traces])
 
-    @route(
-        "GET",
-        "/api/v1/traces/by-name/{name}",
-        query=PageQuery,
-        answer=TracePage,
-        summary="Trace events with a given trace name",
-        tag="traces",
-    )
-    async def by_name(self, request: Request) -> Response:
-        args = request.args
-        page = await self._traces.by_name(request.params["name"], args.limit, args.offset)
+    @route("GET", "/api/v1/traces/by-name/{name}", tag="traces")
+    async def by_name(self, name: str, args: PageQuery) -> TracePage:
+        """Trace events with a given trace name."""
+        page = await self._traces.by_name(name, args.limit, args.offset)
         traces = [_trace(trace) for trace in page.traces]
-        return answer(TracePage(traces, page.total, Pagination(args.limit, args.offset)))
+        return TracePage(traces, page.total, Pagination(args.limit, args.offset))
 
-    @route(
-        "GET",
-        "/api/v1/traces/names",
-        query=NamesQuery,
-        answer=TraceNames,
-        summary="List trace names",
-        tag="traces",
-    )
-    async def names(self, request: Request) -> Response:
-        args = request.args
+    @route("GET", "/api/v1/traces/names", tag="traces")
+    async def names(self, args: NamesQuery) -> TraceNames:
+        """List trace names."""
         page = await self._traces.names(args.limit, args.offset)
-        names = each(TraceName, page.names)
-        return answer(TraceNames(names, page.total, Pagination(args.limit, args.offset)))
-
-
-def _ids(request: Request) -> tuple[str, str]:
-    return request.params["partition"], request.params["transaction"]
+        return TraceNames(page.names, page.total, Pagination(args.limit, args.offset))
 
 
 def _or_unset(value: T | None) -> T | msgspec.UnsetType:

@@ -115,26 +115,17 @@ class SystemApi:
         self._state = state
         self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
 
-    @route(
-        "GET",
-        "/",
-        answer=Welcome,
-        summary="Name and version of the server, and links to its documentation",
-        page=True,
-    )
-    def welcome(self, request: Request) -> Response:
+    @route("GET", "/", page=True)
+    def welcome(self, request: Request) -> Welcome | Response:
+        """Name and version of the server, and links to its documentation."""
         if "text/html" in (request.header("accept") or ""):  # a person with a browser
             return Response(302, b"", "", (("Location", "console/"),))
         name = self._broker.config.server_name
-        return json_response(Welcome(name, __version__, "/docs", "/openapi.json", "/health"))
+        return Welcome(name, __version__, "/docs", "/openapi.json", "/health")
 
-    @route(
-        "GET",
-        "/health",
-        answer=Health,
-        summary="Health of the broker: 200 while the database answers, otherwise 503",
-    )
-    def health(self, _: Request) -> Response:
+    @route("GET", "/health")
+    def health(self) -> Health | Response:
+        """Health of the broker: 200 while the database answers, otherwise 503."""
         broker = self._broker
         up = broker.database.healthy
         full = broker.logs.topics.disk_full if broker.logs else None
@@ -154,45 +145,33 @@ class SystemApi:
         )
         return json_response(health, 200 if up else 503)
 
-    @route(
-        "GET",
-        "/health/live",
-        answer=Alive,
-        summary="Liveness probe: 200 while the process serves requests",
-    )
-    def live(self, _: Request) -> Response:
-        return json_response(Alive())
+    @route("GET", "/health/live")
+    def live(self) -> Alive:
+        """Liveness probe: 200 while the process serves requests."""
+        return Alive()
 
-    @route(
-        "GET",
-        "/health/ready",
-        query=ReadyQuery,
-        answer=Ready,
-        summary="Readiness probe: 503 while the process shuts down or can neither store nor "
-        "buffer messages, otherwise 200",
-    )
-    def ready(self, request: Request) -> Response:
-        broker, query = self._broker, request.args
+    @route("GET", "/health/ready")
+    def ready(self, args: ReadyQuery) -> Ready | Response:
+        """Readiness probe: 503 while the process shuts down or can neither store nor buffer
+        messages, otherwise 200.
+        """
+        broker = self._broker
         up = broker.database.healthy
-        serves = up or (query.database == "optional" and broker.buffer.accepts())
+        serves = up or (args.database == "optional" and broker.buffer.accepts())
         status = "draining" if broker.draining else "ready" if serves else "unavailable"
         ready = Ready(status, "connected" if up else "disconnected")
         return json_response(ready, 200 if status == "ready" else 503)
 
-    @route(
-        "GET",
-        "/metrics",
-        answer_type=PROMETHEUS,
-        answer=str,
-        summary="Metrics in Prometheus text format, or as JSON if the Accept header asks for it",
-    )
+    @route("GET", "/metrics", answer_type=PROMETHEUS, answer=str)
     async def metrics(self, request: Request) -> Response:
+        """Metrics in Prometheus text format, or as JSON if the Accept header asks for it."""
         if "application/json" in (request.header("accept") or ""):
-            return await self.metrics_json(request)
-        return await self.prometheus(request)
+            return json_response(await self.metrics_json())
+        return await self.prometheus()
 
-    @route("GET", "/metrics.json", answer=MetricsAnswer, summary="Metrics as JSON")
-    async def metrics_json(self, _: Request) -> Response:
+    @route("GET", "/metrics.json")
+    async def metrics_json(self) -> MetricsAnswer:
+        """Metrics as JSON."""
         broker = self._broker
         await self._state.fill()
         samples = broker.metrics.snapshot(await self._worker_states())
@@ -202,27 +181,20 @@ class SystemApi:
             broker.database.pool_idle,
             _total(samples, "penstock_queue_merging"),
         )
-        return json_response(
-            MetricsAnswer(
-                uptime=round(broker.uptime, 3),
-                requests=figures.requests,
-                messages=figures.messages,
-                database=pool,
-                memory=MemoryFigures(figures.memory_bytes),
-                cpu=CpuFigures(figures.cpu_user_seconds, figures.cpu_system_seconds),
-                file_buffer=_file_buffer(samples, broker),
-                metrics=samples,
-            )
+        return MetricsAnswer(
+            uptime=round(broker.uptime, 3),
+            requests=figures.requests,
+            messages=figures.messages,
+            database=pool,
+            memory=MemoryFigures(figures.memory_bytes),
+            cpu=CpuFigures(figures.cpu_user_seconds, figures.cpu_system_seconds),
+            file_buffer=_file_buffer(samples, broker),
+            metrics=samples,
         )
 
-    @route(
-        "GET",
-        "/metrics/prometheus",
-        answer_type=PROMETHEUS,
-        answer=str,
-        summary="Metrics in Prometheus text format",
-    )
-    async def prometheus(self, _: Request) -> Response:
+    @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str)
+    async def prometheus(self) -> Response:
+        """Metrics in Prometheus text format."""
         await self._state.fill()
         text = self._broker.metrics.text(await self._worker_states())
         return Response(200, text, PROMETHEUS)
@@ -240,8 +212,8 @@ class WorkerApi:
         self._broker = broker
 
     @route("GET", WORKER_STATE, hidden=True)
-    def state(self, _: Request) -> Response:
-        return json_response(self._broker.metrics.state())
+    def state(self) -> State:
+        return self._broker.metrics.state()
 
 
 def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:

@@ -10,7 +10,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.deadletters import Filter
 from penstock.wire.http.audit import object_of, who
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
 TASKS = "/api/v1/tasks"
@@ -27,56 +27,45 @@ class TasksApi:
         self._audit = audit
         self.tasks = Tasks(queues, broker, self._ended)
 
-    @route(
-        "GET",
-        TASKS,
-        answer=TaskList,
-        summary="List background tasks of all brokers on this database, newest first",
-    )
-    async def everything(self, _: Request) -> Response:
-        return json_response(TaskList(await self.tasks.all()))
+    @route("GET", TASKS)
+    async def everything(self) -> TaskList:
+        """List background tasks of all brokers on this database, newest first."""
+        return TaskList(await self.tasks.all())
 
-    @route("GET", f"{TASKS}/{{id}}", answer=Task, summary="Progress of a background task")
-    async def one(self, request: Request) -> Response:
-        return json_response(await self.tasks.get(request.params["id"]))
+    @route("GET", f"{TASKS}/{{id}}")
+    async def one(self, id: str) -> Task:
+        """Progress of a background task."""
+        return await self.tasks.get(id)
 
     @route(
         "POST",
         f"{TASKS}/requeue",
-        query=Filter,
-        answer=Task,
         status=202,
-        summary="Requeue the dead letters that match, in the background",
         audit=Audited("deadletters.requeue", answer=("total",)),
     )
-    async def requeue(self, request: Request) -> Response:
-        return await self._begin("requeue", request)
+    async def requeue(self, request: Request, args: Filter) -> Task:
+        """Requeue the dead letters that match, in the background."""
+        return await self._begin("requeue", args, who(request))
 
     @route(
         "POST",
         f"{TASKS}/purge",
-        query=Filter,
-        answer=Task,
         status=202,
-        summary="Delete the dead letters that match, in the background",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("total",)),
     )
-    async def purge(self, request: Request) -> Response:
-        return await self._begin("purge", request)
+    async def purge(self, request: Request, args: Filter) -> Task:
+        """Delete the dead letters that match, in the background."""
+        return await self._begin("purge", args, who(request))
 
     @route(
-        "DELETE",
-        f"{TASKS}/{{id}}",
-        answer=Task,
-        summary="Cancel a background task; what it has already done is not undone",
-        audit=Audited("task.cancel", answer=("kind", "what", "done")),
+        "DELETE", f"{TASKS}/{{id}}", audit=Audited("task.cancel", answer=("kind", "what", "done"))
     )
-    async def cancel(self, request: Request) -> Response:
-        return json_response(await self.tasks.cancel(request.params["id"]))
+    async def cancel(self, id: str) -> Task:
+        """Cancel a background task; what it has already done is not undone."""
+        return await self.tasks.cancel(id)
 
-    async def _begin(self, kind: Kind, request: Request) -> Response:
-        args: Filter = request.args
+    async def _begin(self, kind: Kind, args: Filter, by: str) -> Task:
         named = {
             "queue": args.queue,
             "partition": args.partition,
@@ -85,9 +74,7 @@ class TasksApi:
         what = object_of(named) or "all queues"
         if args.error:
             what = f"{what}, error contains {args.error[:100]!r}"
-        return json_response(
-            await self.tasks.start(kind, args.which(), what, who(request)), status=202
-        )
+        return await self.tasks.start(kind, args.which(), what, by)
 
     async def _ended(self, task: Task) -> None:
         detail: dict[str, Any] = {"done": task.done, "state": task.state}

@@ -13,8 +13,7 @@ from penstock.topics.groups import GroupDetails, Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
-from penstock.wire.http.api.answers import of
-from penstock.wire.http.messages import EMPTY, Request, Response, json_response
+from penstock.wire.http.answers import of
 from penstock.wire.http.routes import Audited, route
 
 MAX_WAIT_SECONDS = 60.0  # of a lease request
@@ -28,8 +27,8 @@ class Commit(Struct):
 class Committed(Struct):
     group: str
     topic: str
-    committed: int
-    lag: int
+    committed: int  # the next offset that it reads
+    lag: int  # records from there on
 
 
 class Reset(Struct, rename="camel"):
@@ -41,11 +40,7 @@ class Reset(Struct, rename="camel"):
     dry_run: bool = False  # only say what would come
 
 
-class ResetTo(Struct, rename="camel"):
-    group: str
-    topic: str
-    committed: int  # the next offset that it reads
-    lag: int  # records from there on
+class ResetTo(Committed, rename="camel"):
     before: int  # where it was
     lag_before: int
     dry_run: bool
@@ -105,131 +100,92 @@ class TopicGroupsApi:
         self._topics = topics
         self._groups = groups
 
-    @route(
-        "GET",
-        "/topics/{topic}/groups",
-        answer=list[GroupWithAge],
-        summary="List the consumer groups of a topic",
-    )
-    def everything(self, request: Request) -> Response:
-        topic = self._topics.require(request.params["topic"])
-        return json_response(group_details(self._groups, topic))
+    @route("GET", "/topics/{topic}/groups")
+    def everything(self, topic: str) -> list[GroupWithAge]:
+        """List the consumer groups of a topic."""
+        return group_details(self._groups, self._topics.require(topic))
 
-    @route("GET", GROUP, answer=GroupDetails, summary="Committed offset, lag and leases of a group")
-    def one(self, request: Request) -> Response:
-        return json_response(self._details(*self._named(request)))
-
-    def _details(self, topic: Topic, group: str) -> GroupDetails:
+    @route("GET", GROUP)
+    def one(self, topic: str, group: str) -> GroupDetails:
+        """Committed offset, lag and leases of a group."""
+        self._topics.require(topic)
         for details in self._groups.details(group):
-            if details.topic == topic.name:
+            if details.topic == topic:
                 return details
-        raise NotFound(f"group {group!r} does not exist on topic {topic.name!r}")
+        raise NotFound(f"group {group!r} does not exist on topic {topic!r}")
 
-    @route(
-        "DELETE",
-        GROUP,
-        answer=GroupDeleted,
-        summary="Delete a consumer group of a topic",
-        role=Role.ADMIN,
-        audit=Audited("topic-group.delete"),
-    )
-    async def delete(self, request: Request) -> Response:
-        topic, group = self._named(request)
-        await self._groups.delete(group, topic.name)
-        return json_response(GroupDeleted(group, topic.name))
+    @route("DELETE", GROUP, role=Role.ADMIN, audit=Audited("topic-group.delete"))
+    async def delete(self, topic: str, group: str) -> GroupDeleted:
+        """Delete a consumer group of a topic."""
+        self._topics.require(topic)
+        await self._groups.delete(group, topic)
+        return GroupDeleted(group, topic)
 
-    @route(
-        "POST",
-        f"{GROUP}/commit",
-        body=Commit,
-        answer=Committed,
-        summary="Set a group's committed offset",
-    )
-    async def commit(self, request: Request) -> Response:
-        topic, group = self._named(request)
-        body: Commit = request.data
-        await self._groups.commit(group, topic.name, body.offset)
+    @route("POST", f"{GROUP}/commit")
+    async def commit(self, topic: str, group: str, body: Commit) -> Committed:
+        """Set a group's committed offset."""
+        self._topics.require(topic)
+        await self._groups.commit(group, topic, body.offset)
         return self._committed(group, topic, body.offset)
 
     @route(
         "POST",
         f"{GROUP}/reset",
-        body=Reset,
-        answer=ResetTo,
-        summary="Move a group to an offset, a time, or the beginning or end of the topic; with "
-        "`dryRun`, only count the records affected",
         audit=Audited("topic-group.reset", answer=("dryRun", "before", "committed", "lag")),
     )
-    async def reset(self, request: Request) -> Response:
-        topic, group = self._named(request)
-        body: Reset = request.data
+    async def reset(self, topic: str, group: str, body: Reset) -> ResetTo:
+        """Move a group to an offset, a time, or the beginning or end of the topic; with `dryRun`,
+        only count the records affected.
+        """
+        log = self._topics.require(topic)
         if (body.offset is not None) + (body.at is not None) + (body.to is not None) != 1:
             raise InvalidRequest("Name one of offset, at and to")
         if body.at is not None:
             at = epoch_seconds(body.at)
-            target = await topic.read_through(lambda: topic.offset_at(at))
+            target = await log.read_through(lambda: log.offset_at(at))
         elif body.to is not None:
-            target = topic.first_offset if body.to == "beginning" else topic.next_offset
+            target = log.first_offset if body.to == "beginning" else log.next_offset
         else:
-            target = min(body.offset or 0, topic.next_offset)
-        now = self._details(topic, group)
+            target = min(body.offset or 0, log.next_offset)
+        now = self.one(topic, group)
         if not body.dry_run:
-            await self._groups.commit(group, topic.name, target)
-        answer = ResetTo(
+            await self._groups.commit(group, topic, target)
+        return ResetTo(
             group=group,
-            topic=topic.name,
+            topic=topic,
             committed=target,
-            lag=await topic.read_through(lambda: topic.records_from(target)),
+            lag=await log.read_through(lambda: log.records_from(target)),
             before=now.committed,
             lag_before=now.lag,
             dry_run=body.dry_run,
         )
-        return json_response(answer)
 
-    @route(
-        "POST",
-        f"{GROUP}/lease",
-        body=Lease,
-        answer=Leased,
-        may_be_empty=True,
-        summary="Lease a range of records to a member of the group",
-    )
-    async def lease(self, request: Request) -> Response:
-        topic, group = self._named(request)
-        body: Lease = request.data
+    @route("POST", f"{GROUP}/lease")
+    async def lease(self, topic: str, group: str, body: Lease) -> Leased | None:
+        """Lease a range of records to a member of the group."""
+        log = self._topics.require(topic)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
         while True:
-            lease = self._groups.lease(group, topic.name, body.member, body.max_records)
+            lease = self._groups.lease(group, topic, body.member, body.max_records)
             if lease is not None:
                 return _leased(lease)
             if loop.time() >= deadline:
-                return EMPTY
-            await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
+                return None
+            await log.wait_for(log.next_offset, min(1.0, deadline - loop.time()))
 
-    @route(
-        "POST",
-        f"{GROUP}/complete",
-        body=LeaseId,
-        answer=Committed,
-        summary="Complete a leased range of records",
-    )
-    async def complete(self, request: Request) -> Response:
-        topic, group = self._named(request)
-        body: LeaseId = request.data
+    @route("POST", f"{GROUP}/complete")
+    async def complete(self, topic: str, group: str, body: LeaseId) -> Committed:
+        """Complete a leased range of records."""
+        self._topics.require(topic)
         return self._committed(group, topic, await self._groups.complete(body.lease))
 
-    @route(
-        "GET",
-        "/api/v1/analytics/topic-groups",
-        query=TimesQuery,
-        answer=list[GroupMinute],
-        summary="Records, retries, lag and latency of topic groups per minute; used by the `rollup`"
-        " pipeline",
-    )
-    async def minutes(self, request: Request) -> Response:
-        query: TimesQuery = request.args
-        start, end = epoch_seconds(query.from_), epoch_seconds(query.to)
+    @route("GET", "/api/v1/analytics/topic-groups")
+    async def minutes(self, args: TimesQuery) -> list[GroupMinute]:
+        """Records, retries, lag and latency of topic groups per minute; used by the `rollup`
+        pipeline.
+        """
+        start, end = epoch_seconds(args.from_), epoch_seconds(args.to)
         rows = []
         for minute in await self._groups.history.between(start, end):
             buckets = sorted(minute.latency)
@@ -244,31 +200,21 @@ class TopicGroupsApi:
                 counts=[minute.latency[bucket] for bucket in buckets],
             )
             rows.append(row)
-        return json_response(rows)
+        return rows
 
-    @route(
-        "POST",
-        f"{GROUP}/renew",
-        body=LeaseId,
-        answer=Leased,
-        summary="Renew the lease on a range of records",
-    )
-    def renew(self, request: Request) -> Response:
-        self._topics.require(request.params["topic"])
-        body: LeaseId = request.data
+    @route("POST", f"{GROUP}/renew")
+    def renew(self, topic: str, body: LeaseId) -> Leased:
+        """Renew the lease on a range of records."""
+        self._topics.require(topic)
         return _leased(self._groups.renew(body.lease))
 
-    def _named(self, request: Request) -> tuple[Topic, str]:
-        return self._topics.require(request.params["topic"]), request.params["group"]
-
-    def _committed(self, group: str, topic: Topic, offset: int) -> Response:
-        lag = self._groups.lag(group, topic.name)
-        return json_response(Committed(group, topic.name, offset, lag))
+    def _committed(self, group: str, topic: str, offset: int) -> Committed:
+        return Committed(group, topic, offset, self._groups.lag(group, topic))
 
 
-def _leased(lease: Range) -> Response:
+def _leased(lease: Range) -> Leased:
     seconds = round(max(0.0, lease.expires - time.monotonic()), 3)
-    return json_response(Leased(lease.lease_id, lease.start, lease.end, seconds))
+    return Leased(lease.lease_id, lease.start, lease.end, seconds)
 
 
 def group_details(groups: Groups, topic: Topic) -> list[GroupWithAge]:

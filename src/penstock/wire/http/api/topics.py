@@ -18,7 +18,7 @@ from penstock.topics.tier.tier import Tier, TierStatus
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api.answers import of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import ListQuery, page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
@@ -158,20 +158,14 @@ class TopicsApi:
         self._groups = groups
         self._feeds = feeds
 
-    @route(
-        "GET",
-        "/topics",
-        query=TopicsQuery,
-        answer=list[str] | TopicPage,
-        summary="List topic names, or with `details=true` topics with their sizes and rates",
-    )
-    def names(self, request: Request) -> Response:
-        query: TopicsQuery = request.args
-        if not query.details:
-            return json_response(sorted(self._topics.names()))
+    @route("GET", "/topics")
+    def names(self, args: TopicsQuery) -> list[str] | TopicPage:
+        """List topic names, or with `details=true` topics with their sizes and rates."""
+        if not args.details:
+            return sorted(self._topics.names())
         self._rates.look()
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
-        return json_response(TopicPage(*page_of(rows, query)))
+        return TopicPage(*page_of(rows, args))
 
     def _row(self, topic: Topic) -> TopicRow:
         lags = [self._groups.lag(group, topic.name) for group in self._groups.names(topic.name)]
@@ -190,127 +184,82 @@ class TopicsApi:
             history=self._rates.line(topic.name),
         )
 
-    @route(
-        "POST",
-        "/topics/{topic}",
-        answer=Created,
-        status=201,
-        summary="Create a topic",
-        audit=Audited("topic.create"),
-    )
-    async def create(self, request: Request) -> Response:
-        name = request.params["topic"]
-        await self._topics.create(name)
-        return json_response(Created(name), 201)
+    @route("POST", "/topics/{topic}", status=201, audit=Audited("topic.create"))
+    async def create(self, topic: str) -> Created:
+        """Create a topic."""
+        await self._topics.create(topic)
+        return Created(topic)
 
-    @route(
-        "DELETE",
-        "/topics/{topic}",
-        answer=Created,
-        summary="Delete a topic and its records",
-        role=Role.ADMIN,
-        audit=Audited("topic.delete"),
-    )
-    async def delete(self, request: Request) -> Response:
-        name = request.params["topic"]
-        await self._topics.delete(name)
-        return json_response(Created(name, "deleted"))
+    @route("DELETE", "/topics/{topic}", role=Role.ADMIN, audit=Audited("topic.delete"))
+    async def delete(self, topic: str) -> Created:
+        """Delete a topic and its records."""
+        await self._topics.delete(topic)
+        return Created(topic, "deleted")
 
-    @route(
-        "GET",
-        "/api/v1/scrub",
-        answer=ScrubStatus,
-        summary="Progress of the checksum scan over sealed segments",
-    )
-    def scrub(self, _: Request) -> Response:
-        return json_response(self._topics.scrub.status())
+    @route("GET", "/api/v1/scrub")
+    def scrub(self) -> ScrubStatus:
+        """Progress of the checksum scan over sealed segments."""
+        return self._topics.scrub.status()
 
-    @route(
-        "POST",
-        "/api/v1/scrub",
-        answer=ScrubStatus,
-        status=202,
-        summary="Verify the checksums of all sealed segments now",
-        role=Role.ADMIN,
-        audit=Audited("topic.scrub"),
-    )
-    def scrub_now(self, _: Request) -> Response:
+    @route("POST", "/api/v1/scrub", status=202, role=Role.ADMIN, audit=Audited("topic.scrub"))
+    def scrub_now(self) -> ScrubStatus:
+        """Verify the checksums of all sealed segments now."""
         self._topics.scrub.ask()
-        return json_response(self._topics.scrub.status(), 202)
+        return self._topics.scrub.status()
+
+    @route("GET", "/api/v1/tier")
+    def tier(self) -> TierStatus:
+        """Which part of the topics is in the object store, and its lag."""
+        return self._tier().status()
 
     @route(
-        "GET",
-        "/api/v1/tier",
-        answer=TierStatus,
-        summary="Which part of the topics is in the object store, and its lag",
+        "POST", "/api/v1/tier/flush", status=202, role=Role.ADMIN, audit=Audited("topic.tier-flush")
     )
-    def tier(self, _: Request) -> Response:
-        return json_response(self._tier().status())
-
-    @route(
-        "POST",
-        "/api/v1/tier/flush",
-        answer=TierStatus,
-        status=202,
-        summary="Seal the active segments of all topics and copy them to the object store now",
-        role=Role.ADMIN,
-        audit=Audited("topic.tier-flush"),
-    )
-    async def tier_flush(self, _: Request) -> Response:
+    async def tier_flush(self) -> TierStatus:
+        """Seal the active segments of all topics and copy them to the object store now."""
         tier = self._tier()
         await tier.flush()
-        return json_response(tier.status(), 202)
+        return tier.status()
 
     def _tier(self) -> Tier:
         if self._topics.tier is None:
             raise NotFound("this broker has no tier: set topics.tier to an address")
         return self._topics.tier
 
-    @route(
-        "GET",
-        "/topics/{topic}",
-        answer=TopicDetails,
-        summary="A topic with its offsets, size and segments",
-    )
-    def details(self, request: Request) -> Response:
-        topic = self._topics.require(request.params["topic"])
+    @route("GET", "/topics/{topic}")
+    def details(self, topic: str) -> TopicDetails:
+        """A topic with its offsets, size and segments."""
+        log = self._topics.require(topic)
         self._rates.look()
         settings = self._topics.settings
-        return json_response(
-            of(
-                TopicDetails,
-                topic,
-                topic=topic.name,
-                bytes=topic.size_bytes,
-                tier_offset=topic.tier.end if topic.tier is not None else None,
-                tier_bytes=topic.tier.size if topic.tier is not None else 0,
-                segments=[
-                    of(
-                        SegmentDetails,
-                        segment,
-                        records=segment.rows,
-                        bytes=segment.size,
-                        newest=segment.newest / 1e6,
-                    )
-                    for segment in topic.segments
-                ],
-                groups=group_details(self._groups, topic),
-                rate=self._rates.rate(topic.name),
-                history=self._rates.line(topic.name),
-                retention=Retention(settings.retention_bytes, settings.retention_age),
-            )
+        return of(
+            TopicDetails,
+            log,
+            topic=topic,
+            bytes=log.size_bytes,
+            tier_offset=log.tier.end if log.tier is not None else None,
+            tier_bytes=log.tier.size if log.tier is not None else 0,
+            segments=[
+                of(
+                    SegmentDetails,
+                    segment,
+                    records=segment.rows,
+                    bytes=segment.size,
+                    newest=segment.newest / 1e6,
+                )
+                for segment in log.segments
+            ],
+            groups=group_details(self._groups, log),
+            rate=self._rates.rate(topic),
+            history=self._rates.line(topic),
+            retention=Retention(settings.retention_bytes, settings.retention_age),
         )
 
     @route(
-        "POST",
-        "/topics/{topic}/produce",
-        body=Produce,
-        decode=False,
-        answer=Produced | ProducedMany,
-        status=201,
-        summary="Append one record, or several as one batch",
+        "POST", "/topics/{topic}/produce", body=Produce, answer=Produced | ProducedMany, status=201
     )
     def produce(self, request: Request) -> Awaitable[Response]:
+        """Append one record, or several as one batch."""
         name = request.params["topic"]
         payloads, many = _payloads(request)
         topic = self._topics.get(name)
@@ -322,14 +271,9 @@ class TopicsApi:
         topic = await self._topics.create(name)
         return await _produced(name, topic.append(payloads), many)
 
-    @route(
-        "GET",
-        "/topics/{topic}/consume",
-        query=ConsumeQuery,
-        answer=list[Message],
-        summary="Read records from an offset",
-    )
+    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[Message])
     def consume(self, request: Request) -> Response | Awaitable[Response]:
+        """Read records from an offset."""
         query: ConsumeQuery = request.args
         name = request.params["topic"]
         topic = self._find(name)
@@ -348,16 +292,11 @@ class TopicsApi:
 
         return topic.read_or_wait(read)
 
-    @route(
-        "GET",
-        "/topics/{topic}/next_offset",
-        answer=NextOffset,
-        summary="The offset that the next record will get",
-    )
-    def next_offset(self, request: Request) -> Response:
-        name = request.params["topic"]
-        topic = self._find(name)
-        return json_response(NextOffset(name, topic.next_offset if topic is not None else 0))
+    @route("GET", "/topics/{topic}/next_offset")
+    def next_offset(self, topic: str) -> NextOffset:
+        """The offset that the next record will get."""
+        log = self._find(topic)
+        return NextOffset(topic, log.next_offset if log is not None else 0)
 
     def _find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""
@@ -366,32 +305,18 @@ class TopicsApi:
             check_name(name)
         return topic
 
-    @route(
-        "GET",
-        "/topics/{topic}/offset",
-        query=AtQuery,
-        answer=OffsetAt,
-        summary="The offset of the first record appended at or after a time",
-    )
-    def offset(self, request: Request) -> Response | Awaitable[Response]:
-        topic = self._topics.require(request.params["topic"])
-        query: AtQuery = request.args
-        at = epoch_seconds(query.at)
-        return topic.read_or_wait(lambda: json_response(OffsetAt(topic.name, topic.offset_at(at))))
+    @route("GET", "/topics/{topic}/offset")
+    async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
+        """The offset of the first record appended at or after a time."""
+        log, at = self._topics.require(topic), epoch_seconds(args.at)
+        return OffsetAt(topic, await log.read_through(lambda: log.offset_at(at)))
 
-    @route(
-        "GET",
-        "/topics/{topic}/stream",
-        query=StreamQuery,
-        answer_type="text/event-stream",
-        summary="Follow a topic as server-sent events",
-    )
-    async def stream(self, request: Request) -> StreamResponse:
-        topic = self._topics.require(request.params["topic"])
-        query: StreamQuery = request.args
-        last = request.header("last-event-id")
-        position = await topic.read_through(lambda: _position(topic, query, last))
-        return stream_response(self._feeds, topic, position)
+    @route("GET", "/topics/{topic}/stream", answer_type="text/event-stream")
+    async def stream(self, request: Request, topic: str, args: StreamQuery) -> StreamResponse:
+        """Follow a topic as server-sent events."""
+        log, last = self._topics.require(topic), request.header("last-event-id")
+        position = await log.read_through(lambda: _position(log, args, last))
+        return stream_response(self._feeds, log, position)
 
 
 def _payloads(request: Request) -> tuple[list[bytes], bool]:

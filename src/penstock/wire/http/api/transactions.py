@@ -1,6 +1,6 @@
 """Transactions: pushes and acks that happen together or not at all."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -10,10 +10,10 @@ from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
-from penstock.wire.http.api.answers import microseconds
-from penstock.wire.http.api.bodies import decoder
+from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.messages import PushItem, due_of, items_of
+from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -50,6 +50,8 @@ class TransactionBody(msgspec.Struct, rename="camel"):
     operations: list[Operation]
     required_leases: list[str] | None = None
 
+    texts: ClassVar = {"operations": "operations array required"}
+
 
 class PushResult(msgspec.Struct, rename="camel", tag_field="type", tag="push"):
     index: int
@@ -76,7 +78,7 @@ class TransactionAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
     error: str | None = None
 
 
-read_transaction = decoder(TransactionBody, {"operations": "operations array required"})
+read_transaction = body_decoder(TransactionBody)
 
 
 class TransactionsApi:
@@ -87,15 +89,9 @@ class TransactionsApi:
         self._buffer = buffer
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route(
-        "POST",
-        "/api/v1/transaction",
-        body=TransactionBody,
-        decode=False,
-        answer=TransactionAnswer,
-        summary="Push and acknowledge messages in one transaction: all of it or nothing",
-    )
+    @route("POST", "/api/v1/transaction", body=TransactionBody, answer=TransactionAnswer)
     async def transaction(self, request: Request) -> Response:
+        """Push and acknowledge messages in one transaction: all of it or nothing."""
         self._limit.check_body(request.body)
         body = read_transaction(request.body)
         self._limit.check(

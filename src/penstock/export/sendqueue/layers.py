@@ -1,14 +1,14 @@
-"""The backlog of a send queue: the blocks on disk that nobody took yet, and what was read ahead of
-them.
+"""The two layers of a send queue: blocks in memory, and the backlog on disk.
 
-It holds ranges of sequence numbers, not blocks, so a backlog of millions costs nothing in memory.
-Blocks are read ahead from its old end (`fifo`), from its new end (`newest_first`), or both
+The backlog holds ranges of sequence numbers, not blocks, so one of millions costs nothing in
+memory. Blocks are read ahead from its old end (`fifo`), from its new end (`newest_first`), or both
 (`mixed`). Invariant, by sequence number: front < ranges < back.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
-from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.blocks import Block, bytes_of
 from penstock.export.sendqueue.journal import Entry, Kind
 from penstock.export.sendqueue.store import Store
 
@@ -16,8 +16,72 @@ READ_BACK_BLOCKS = 64  # read at once from the new end
 READ_AHEAD_BYTES = 1 << 20
 
 
+class MemoryLayer:
+    """The newest blocks, ready to be taken without a read.
+
+    A block in it is on disk too (then memory is a cache, and forgetting it costs a read) or in
+    memory only ("unwritten"). Unwritten blocks stay listed here while somebody holds a lease on
+    them, because a spill writes those too.
+    """
+
+    def __init__(self, max_blocks: int, max_bytes: int) -> None:
+        self.limit = max_blocks  # adaptive sizing lowers it
+        self._max_bytes = max_bytes
+        self._blocks: deque[Block] = deque()  # oldest first
+        self.bytes = 0
+        self.unwritten: dict[int, Block] = {}  # open blocks that are only here, oldest first
+        self.unwritten_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def full(self) -> bool:
+        return len(self._blocks) > self.limit or self.bytes > self._max_bytes
+
+    @property
+    def oldest(self) -> Block | None:
+        return self._blocks[0] if self._blocks else None
+
+    def add(self, blocks: list[Block], *, written: bool) -> None:
+        """Numbered blocks, younger than all that are here."""
+        size = bytes_of(blocks)
+        self._blocks.extend(blocks)
+        self.bytes += size
+        if not written:
+            self.unwritten.update(
+                zip(range(blocks[0].sequence, blocks[-1].sequence + 1), blocks, strict=True)
+            )
+            self.unwritten_bytes += size
+
+    def take(self, *, newest: bool) -> Block:
+        block = self._blocks.pop() if newest else self._blocks.popleft()
+        self.bytes -= block.size
+        return block
+
+    def completed(self, block: Block) -> None:
+        if self.unwritten.pop(block.sequence, None) is not None:
+            self.unwritten_bytes -= block.size
+
+    def evict(self) -> Iterable[Block]:
+        """Forget the oldest blocks, which are on disk, until there is room."""
+        while self._blocks and self.full:
+            yield self.take(newest=False)
+
+    def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
+        """`blocks` are on disk, as `copies`; those that nobody took leave memory: these."""
+        for block, stored in zip(blocks, copies, strict=True):
+            block.offset = stored.offset
+            self.completed(block)
+        gone = []
+        while self._blocks and self._blocks[0].offset >= 0:  # the oldest are written first
+            gone.append(self._blocks.popleft())
+        self.bytes -= bytes_of(gone)
+        return gone
+
+
 class Backlog:
-    """`store` None: there is no disk, and never a backlog."""
+    """The blocks on disk that nobody took yet. `store` None: there is no disk, and never one."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store

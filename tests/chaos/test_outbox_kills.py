@@ -13,7 +13,9 @@ import httpx
 import pytest
 
 from penstock import Client, outbox
+from penstock.database.embedded import EmbeddedPostgres
 from tests.outbox import worker as worker_program
+from tests.outbox.support import database_with_effects
 from tests.support import guard
 from tests.support.broker import BrokerProcess
 from tests.support.wait import eventually
@@ -23,8 +25,9 @@ PARTITIONS, WORKERS = 20, 3
 
 @pytest.mark.timeout(1800)
 def test_every_effect_is_there_once_though_workers_are_killed(
-    database_url: str, queue: str, tmp_path: Path, soak: bool
+    postgres: EmbeddedPostgres, tmp_path: Path, soak: bool
 ) -> None:
+    database_url, queue = database_with_effects(postgres), "work"
     count, min_kills = (10_000, 40) if soak else (120, 3)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.outbox.worker"])  # so that a new one is there at once

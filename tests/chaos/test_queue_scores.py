@@ -26,8 +26,9 @@ import pytest
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
 from penstock.queues import Ack, Item, PopRequest, Queues
-from tests.conftest import SOAK, fresh_database, running_postgres
+from tests.conftest import fresh_database, running_postgres
 from tests.queues.support import running
+from tests.support.form import SOAK
 from tests.support.wait import eventually
 
 pytestmark = [pytest.mark.xdist_group("chaos-scores"), pytest.mark.timeout(1800 if SOAK else 120)]

@@ -1,15 +1,15 @@
 """Answers in JSON: structs with the dialect's names, their times in milliseconds and payloads
 spliced in as the JSON they are.
 
-A route names its struct as `answer`, so that the OpenAPI document describes it, and its handler
-returns `answer(struct)`. Structs of the engines are not written themselves: `of` takes what they
-have in common with the answer.
+A handler returns the struct; `answer(struct, status)` is for statuses that its route does not
+declare. Structs of the engines are not written themselves: `of` takes what they have in common with
+the answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -41,9 +41,16 @@ class PaginationOf(Pagination):
     total: int
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: Any, status: int) -> Response:
     """Structs, and what they are in, as JSON."""
     return json_response(plain(value), status)
+
+
+def writer_of(kind: Any) -> Callable[[Any], Any]:
+    """What makes JSON of a `kind`: only bodies have times and payloads that need a look."""
+    kinds = (kind, *get_args(kind))
+    bodies = any(isinstance(one, type) and issubclass(one, Body) for one in kinds)
+    return plain if bodies else lambda value: value
 
 
 def of(kind: type[T], *sources: object, **more: Any) -> T:

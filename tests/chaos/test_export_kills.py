@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.export.making import exports, http_route
+from tests.export.making import exports, http_route, status_of
 from tests.export.scripted import ScriptedDestination
 from tests.support.broker import BrokerProcess
 from tests.support.wait import eventually, until
 
-RUNNER = Path(__file__).with_name("runner.py")
+RUNNER = Path(__file__).parents[1] / "export/runner.py"
 
 
 def start(directory: Path, url: str, first: int, **queue: object) -> subprocess.Popen[str]:
@@ -80,7 +80,7 @@ def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path, policy: 
             async with exports(tmp_path, {"r": http_route(destination.url)}) as running:
                 route = running.get("r")
                 await eventually(lambda: route.queue.count == 0, 30)
-                status = route.status()["queue"]["accounting"]
+                status = status_of(route)["queue"]["accounting"]
             assert promised <= set(destination.ids)
             assert set(destination.ids) <= set(range(first))
             assert status["queued"] == 0
@@ -113,7 +113,7 @@ def test_under_never_a_kill_loses_at_most_what_was_in_memory(tmp_path: Path):
         ) as running:
             route = running.get("r")
             await eventually(lambda: route.queue.count == 0, 30)
-            status = route.status()["queue"]["accounting"]
+            status = status_of(route)["queue"]["accounting"]
         destination.close()
         assert status["queued"] == 0
         delivered = set(destination.ids)
@@ -171,10 +171,10 @@ def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_lease_time
 
             await destination.open()
             broker.start()
-            await eventually(lambda: set(destination.ids) == set(range(10)), 20)
+            await eventually(lambda: set(destination.ids) == set(range(10)))
             assert "1 unused leases on queue orders are released" in broker.log
             ask("POST", "/push", {"items": [{"queue": "orders", "payload": {"id": 10}}]})
-            await eventually(lambda: 10 in destination.ids, 10)
+            await eventually(lambda: 10 in destination.ids)
             wanted = {name: theirs[name] for name in ("transactionId", "partitionId", "leaseId")}
             [acked] = ask("POST", "/ack", {**wanted, "consumerGroup": "lake"})
             assert acked["success"], "the lease of another consumer of the group is untouched"

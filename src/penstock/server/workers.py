@@ -15,14 +15,14 @@ import sys
 
 import uvloop
 
-from penstock import logging as logs
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.logging import set_up
 from penstock.wire.listeners import Listeners, SocketPaths
 
 log = logging.getLogger("penstock.workers")
 
-RESTART_PAUSES = (0.1, 0.5, 1.0, 5.0)
+RESTART_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 class Workers:
@@ -63,7 +63,7 @@ class Workers:
         failures = 0
         while True:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", "from penstock.cli.workers import main; main()"),
+                *(sys.executable, "-c", "from penstock.server.workers import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 # Ctrl-C on the terminal reaches the owner, and the owner tells us
@@ -82,7 +82,7 @@ class Workers:
             except asyncio.CancelledError:
                 await _end(process, self._config.shutdown_delay + self._config.shutdown_timeout + 5)
                 raise
-            pause = RESTART_PAUSES[min(failures, len(RESTART_PAUSES) - 1)]
+            pause = RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)]
             failures += 1
             log.error(
                 "worker %d ended with code %s; starting it again in %.1f s",
@@ -107,7 +107,7 @@ def main() -> None:
     """A worker process."""
     (length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
     config, number, sockets = pickle.loads(sys.stdin.buffer.read(length))
-    logs.set_up(config.log_level, config.log_format)
+    set_up(config.log_level, config.log_format)
     uvloop.run(_work(config, number, sockets))
 
 
@@ -130,7 +130,8 @@ async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     try:
         await listeners.start()
         loop.add_signal_handler(signal.SIGHUP, listeners.certificates.reload)
-        print("ready", flush=True)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
         await stop.wait()
     finally:
         await listeners.stop(config.shutdown_timeout, delay)

@@ -1,0 +1,18 @@
+"""What all parts of the queue engine of one broker work with."""
+
+from dataclasses import dataclass
+
+from penstock.config.schema import Queues as Settings
+from penstock.database import Database
+from penstock.queues.catalog import Catalog
+from penstock.queues.crypto import Keys
+from penstock.queues.signals import Signals
+
+
+@dataclass(frozen=True, slots=True)
+class QueueContext:
+    database: Database
+    settings: Settings
+    catalog: Catalog
+    keys: Keys
+    signals: Signals

@@ -1,0 +1,169 @@
+"""The owner: one broker from its first log line to its exit code.
+
+Exit codes: 0 stopped as asked, 1 an unexpected failure, 2 wrong usage or configuration, 3 the data
+directory is in use, 4 the embedded database cannot be started, 5 an address cannot be listened on,
+130 stopped at once by a second signal.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+
+from penstock import __version__
+from penstock.broker import Broker
+from penstock.config import Loaded, load
+from penstock.config.load import default_file
+from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
+from penstock.logging import set_up
+from penstock.metrics import Metrics
+from penstock.server import systemd
+from penstock.server.workers import Workers
+from penstock.wire.addresses import AddressUnavailable, check_addresses
+from penstock.wire.auth import verifier_of
+from penstock.wire.listeners import Listeners
+from penstock.wire.origins import Origins
+from penstock.wire.tls import Certificates
+
+log = logging.getLogger("penstock.broker")
+
+USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
+
+
+def main(order: str) -> int:
+    """Serve as `penstock serve` has read from its options; the exit code."""
+    config, flags = json.loads(order)
+    try:
+        loaded = load(Path(config) if config else default_file(), flags=flags)
+    except ConfigError as error:
+        sys.stderr.write(f"penstock: the configuration is wrong:\n{error}\n")
+        return USAGE
+    return run(loaded)
+
+
+def run(loaded: Loaded) -> int:
+    """Serve until a signal says stop; the exit code."""
+    config = loaded.config
+    set_up(config.log_level, config.log_format)
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    try:
+        uvloop.run(_serve(loaded))
+    except ConfigError as error:
+        return _failed(USAGE, error)
+    except Locked as error:
+        return _failed(IN_USE, error)
+    except Unavailable as error:
+        return _failed(NO_DATABASE, error)
+    except AddressUnavailable as error:
+        return _failed(NO_ADDRESS, error)
+    except (PenstockError, OSError) as error:
+        return _failed(1, error)
+    return 0
+
+
+def _failed(code: int, error: BaseException) -> int:
+    log.error("%s", error)
+    return code
+
+
+async def _serve(loaded: Loaded) -> None:
+    config = loaded.config
+    began = time.monotonic()
+    stop = _on_signals()
+    log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
+    verifier_of(
+        config.auth, Metrics()
+    )  # a key that cannot be used is reported before anything is started
+    Certificates(config)
+    Origins(config.http_server.cors_origin, config.http_server.hosts)
+    broker = Broker(config, origins=loaded.origins)
+    await broker.start(check=lambda: check_addresses(config))
+    listeners = Listeners(broker)
+    workers = Workers(config, broker, listeners)
+    delay = 0.0
+    watchdog = systemd.Watchdog()
+    try:
+        await listeners.start()
+        await workers.start()
+        # Without certificates SIGHUP ends the process: its terminal is gone. Under a service
+        # manager it has none.
+        if listeners.certificates.all or systemd.is_manager():
+
+            def renew() -> None:
+                listeners.certificates.reload()
+                workers.renew()
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, renew)
+        log.info("ready in %.1f s", time.monotonic() - began)
+        _welcome(broker, listeners.addresses)
+        systemd.notify("READY=1")
+        watchdog.start()
+        await stop.wait()
+        delay = config.shutdown_delay
+        systemd.notify("STOPPING=1")
+        log.info(
+            "stopping: not ready for %g s, then up to %g s for what is in flight",
+            delay,
+            config.shutdown_timeout,
+        )
+    finally:
+        stopping = time.monotonic()
+        await listeners.stop(config.shutdown_timeout, delay, workers.stop())
+        await broker.stop()
+        watchdog.stop()
+        log.info("stopped in %.1f s", time.monotonic() - stopping)
+
+
+def _on_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; a second one ends the process there and then."""
+    asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            log.warning("stopped at once by a second signal")
+            os._exit(AT_ONCE)
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return asked
+
+
+def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
+    database = broker.database
+    lines = [
+        f"Penstock {__version__} is ready."
+        if database.healthy
+        else f"Penstock {__version__} is ready, in part."
+    ]
+    lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
+    lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
+    if database.healthy:
+        where = "embedded PostgreSQL" if database.embedded else f"PostgreSQL at {database.host}"
+        lines.append(f"  {'database':<10} {where}")
+    else:
+        topics = "Topics work. " if broker.logs else ""
+        buffers = broker.config.buffer.enabled
+        pushes = "wait in files until it answers" if buffers else "get 503"
+        lines += [
+            f"  {'database':<10} NOT AVAILABLE: {database.problem}",
+            f"  {'':<10} {topics}Pushes to queues {pushes}; pops get 503.",
+        ]
+    http = addresses.get("HTTP")
+    if http:
+        items = '{"items":[{"queue":"hello","payload":{"to":"world"}}]}'
+        lines += [
+            "Try this in another terminal:",
+            f"  curl -X POST {http}/api/v1/push -d '{items}'",
+            f"  curl '{http}/api/v1/pop/queue/hello?autoAck=true'",
+            f"and read {http}/docs",
+        ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,58 @@
+"""Queries of pages and of times."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from penstock.protocol.times import time_field
+
+# what comes before a page is read and thrown away, so pages far down are found by other means
+MOST_OFFSET = 10_000
+BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+
+
+Offset = Annotated[
+    int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MOST_OFFSET}")
+]
+
+
+def check_offset(offset: int, farther: str) -> None:
+    """For `__post_init__` of a query: `farther` says what to do beyond the limit."""
+    if offset > MOST_OFFSET:
+        raise ValueError(f"offset must be at most {MOST_OFFSET}, not {offset}: {farther}")
+
+
+class Paged(msgspec.Struct, frozen=True):
+    """The query of a listing that is cut by `limit` and `offset`."""
+
+    offset: Offset = 0
+
+    farther: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, self.farther)
+
+
+class TimesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+
+    @property
+    def since(self) -> datetime | None:
+        return time_field(self.from_, "from") if self.from_ else None
+
+    @property
+    def until(self) -> datetime | None:
+        return time_field(self.to, "to") if self.to else None
+
+    def range(self, default: timedelta) -> tuple[datetime, datetime]:
+        until = self.until or datetime.now(UTC)
+        return self.since or until - default, until
+
+
+class RangeQuery(TimesQuery, frozen=True):
+    queue: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    interval: Literal["minute", "hour", "day"] = "hour"
