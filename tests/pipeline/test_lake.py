@@ -9,16 +9,19 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -31,12 +34,13 @@ from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
 from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.lake import commits, data_files, maintenance
+from penstock.pipeline.lake import table as lake_table
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import TOPIC as TOPIC_KIND
 from penstock.pipeline.lake.data_files import FileWriter, read_range
 from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
-from penstock.pipeline.lake.table import LakeTable, Superseded, folder
+from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded, folder
 from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
 from penstock.pipeline.report import Report
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
@@ -60,6 +64,12 @@ def batch(first: int, count: int, *, at: int = NOON) -> pa.RecordBatch:
 def offsets(table: LakeTable) -> list[int]:
     rows = DeltaTable(table.storage.uri, storage_options=table.storage.options)
     return sorted(rows.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist())
+
+
+def opened(table: LakeTable) -> Snapshot:
+    snapshot = table.open()
+    assert snapshot is not None
+    return snapshot
 
 
 def made(root: Path | str, **options: Any) -> LakeTable:
@@ -194,6 +204,34 @@ def test_small_files_are_merged_old_days_go_and_unused_files_are_removed(tmp_pat
     assert table.vacuum(0) >= 1
     assert not orphan.exists()
     assert offsets(table) == list(range(10, 90))
+
+
+def test_what_a_commit_goes_through_does_not_grow_with_the_commits_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries of the log and removed files, when versions of two hours ago need not be readable."""
+    monkeypatch.setattr(commits, "CLEANUP_INTERVAL", 10)
+    long_ago = time.time() - 7200
+    monkeypatch.setattr(lake_table, "time", SimpleNamespace(time=lambda: long_ago))
+    table = made(tmp_path)
+    kept = table.keep_versions(opened(table), 1)
+    assert kept.properties["delta.logRetentionDuration"] == "interval 1 hours"
+    assert table.keep_versions(kept, 1) is kept
+    log = table.storage.local / "_delta_log"
+    sizes = []
+    for first in range(0, 160, 2):
+        add(table, first, 2)
+        compact(table, 1 << 20, merge_here)
+        entries = list(log.iterdir())
+        for path in entries:
+            os.utime(path, (long_ago, long_ago))
+        checkpoints = sorted(path for path in entries if ".checkpoint." in path.name)
+        removed = pq.read_table(checkpoints[-1])["remove"].drop_null() if checkpoints else []
+        sizes.append((len(entries), len(removed)))
+    assert max(number for number, _ in sizes) < 40
+    assert max(removed for _, removed in sizes) == 0
+    assert offsets(table) == list(range(160))
+    assert opened(table).position == 160
 
 
 def test_a_task_writes_a_file_per_day_and_bounds_what_it_holds(

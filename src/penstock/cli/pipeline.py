@@ -286,8 +286,8 @@ def archive(
         ),
     ] = None,
     vacuum_hours: Annotated[
-        int, typer.Option(min=1, help="Delete obsolete files of the table after this many hours.")
-    ] = 168,
+        int, typer.Option(min=1, help="Old versions of the table can be read for this many hours.")
+    ] = 48,
     schema: Annotated[
         str | None,
         typer.Option(

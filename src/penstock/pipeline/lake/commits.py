@@ -5,6 +5,10 @@ same id, and the name of its run. The answer to a commit can be lost although it
 repeats the request by itself, finds the first one, and calls it a conflict. So a run that was
 refused looks for itself in the newer commits before it takes itself for a loser, whose files are
 deleted.
+
+On a disk, deltalake goes through all entries of the log for a commit, and opening a table reads all
+that its checkpoint says of removed files. Both are kept for a limited time (`settings`), so neither
+grows with the number of commits before.
 """
 
 import uuid
@@ -15,9 +19,20 @@ from penstock.pipeline.lake.storage import Storage
 
 MAX_ATTEMPTS = 20  # of a commit that others' commits refused
 CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log
+KEPT_HOURS = 48  # for which old versions can be read, unless a run says otherwise
 CLEANUP_INTERVAL = 100  # commits between deletions of log entries that are too old: it lists all
 HISTORY = 100  # commits that are looked at beyond those since the snapshot
 RUN = "penstockRun"
+
+
+def settings(hours: int) -> dict[str, str]:
+    """Of a table whose old versions can be read for so many hours."""
+    kept = f"interval {hours} hours"
+    return {
+        "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+        "delta.logRetentionDuration": kept,
+        "delta.deletedFileRetentionDuration": kept,
+    }
 
 
 def new_run() -> str:

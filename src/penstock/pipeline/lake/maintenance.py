@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import Damaged
-from penstock.pipeline.lake.commits import new_run
+from penstock.pipeline.lake.commits import KEPT_HOURS, new_run
 from penstock.pipeline.lake.data_files import (
     FILES_DDL,
     DataFile,
@@ -39,7 +39,7 @@ class Upkeep:
 
     file_bytes: int
     keep_days: int | None = None
-    vacuum_hours: int = 168  # as long as a query may read one snapshot
+    vacuum_hours: int = KEPT_HOURS  # as long as a query may read one snapshot
 
 
 @dataclass
@@ -61,6 +61,7 @@ def maintain(table: LakeTable, upkeep: Upkeep, merger: Merger) -> Maintained:
     snapshot = table.open()
     if snapshot is None:
         return done
+    snapshot = table.keep_versions(snapshot, upkeep.vacuum_hours)
     if upkeep.keep_days is not None:
         done.expired = expire(table, snapshot, upkeep.keep_days, datetime.now(UTC).date())
     done.merged = compact(table, upkeep.file_bytes, merger)

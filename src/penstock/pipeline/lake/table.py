@@ -23,7 +23,8 @@ Files that are replaced by others (compaction) or dropped (old days) are removed
 transaction id of their own, and never on top of a commit the run has not seen
 (`max_commit_retries=0`): deltalake lets two such commits remove the same files, and the rows of
 both would stay. A snapshot's files stay on disk for `vacuum`'s limit: readers of it are not
-disturbed.
+disturbed. Entries of the log, and what it says of removed files, go by the same limit: a commit
+goes through all of those, so it takes as long whatever the number of commits before.
 
 Directories have no `=` and no `%` in their names: polars takes the former for a partition,
 deltalake the latter for an escape.
@@ -39,23 +40,19 @@ import pyarrow as pa
 
 from penstock.errors import Conflict, NotFound, Unavailable
 from penstock.pipeline.lake.commits import (
-    CHECKPOINT_INTERVAL,
+    KEPT_HOURS,
     MAX_ATTEMPTS,
     commit,
     is_committed,
     new_run,
+    settings,
     sync_commits,
 )
 from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
 from penstock.pipeline.lake.storage import Storage
 
-LOG_RETENTION = "interval 7 days"
 MAINTENANCE = "penstock:maintenance"
 MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
-SETTINGS = {
-    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-    "delta.logRetentionDuration": LOG_RETENTION,
-}
 KIND, NAME, IDENTITY = "penstock.kind", "penstock.name", "penstock.identity"
 Properties = dict[str, str]
 
@@ -150,7 +147,7 @@ class LakeTable:
                 mode="ignore",
                 partition_by=["date"],
                 name=self.name,
-                configuration={**SETTINGS, **own, **properties},
+                configuration={**settings(KEPT_HOURS), **own, **properties},
                 storage_options=self.storage.options,
                 raise_if_key_not_exists=False,
             )
@@ -256,6 +253,18 @@ class LakeTable:
                     raise Conflict(f"{self.storage.uri}: {error}") from error
             base = self.require_version(base)
         raise Unavailable(f"{self.storage.uri} changes too often: run it again")
+
+    def keep_versions(self, snapshot: Snapshot, hours: int) -> Snapshot:
+        """Let old versions be readable for so long: what the log needs for it is kept."""
+        from deltalake.exceptions import CommitFailedError
+
+        if settings(hours).items() <= snapshot.properties.items():
+            return snapshot
+        try:
+            snapshot.delta.alter.set_table_properties(settings(hours))
+        except CommitFailedError:
+            pass  # another commit was faster: the next run tries again
+        return self.require_version(snapshot)
 
     def vacuum(self, hours: int) -> int:
         """Delete files that no version of the last hours has; how many there were."""

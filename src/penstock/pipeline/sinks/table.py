@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.pipeline.lake.commits import (
+    KEPT_HOURS,
     MAX_ATTEMPTS,
     commit,
     is_committed,
     new_run,
+    settings,
     sync_commits,
 )
 from penstock.pipeline.lake.data_files import FILES_DDL, ROWS, DataFile, FileWriter
@@ -62,7 +64,13 @@ class TableSink:
         self._storage.make_directory("")
         options = self._storage.options
         if not DeltaTable.is_deltatable(self._storage.uri, options):
-            DeltaTable.create(self._storage.uri, schema, mode="ignore", storage_options=options)
+            DeltaTable.create(
+                self._storage.uri,
+                schema,
+                mode="ignore",
+                configuration=settings(KEPT_HOURS),
+                storage_options=options,
+            )
         table = DeltaTable(self._storage.uri, storage_options=options)
         columns = [field.name for field in table.schema().fields]
         if columns != schema.names:
