@@ -8,6 +8,7 @@ import pytest
 
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
+from penstock.queues.signals import Waiter
 from tests.queues.ledger import Ledger, work
 from tests.queues.support import (
     complete,
@@ -36,6 +37,25 @@ def test_a_broker_that_is_alone_notifies_nobody_and_two_find_each_other(database
                 await eventually(lambda: not one.signals.alone and not two.signals.alone)
                 await push(one, "q", "heard")
                 assert values(await asyncio.wait_for(waiting, 30)) == ["heard"]
+
+    asyncio.run(body())
+
+
+def test_pops_are_woken_when_a_broker_that_took_itself_for_alone_hears_of_theirs(
+    database_url: str,
+) -> None:
+    """So it does in its first moments, and after a freeze: what it pushed it announced to nobody."""
+
+    async def body() -> None:
+        async with running(database_url) as one, running(database_url) as two:
+            await eventually(lambda: not one.signals.alone and not two.signals.alone)
+            await eventually(lambda: one.signals.heard > 1)  # it answers what it has heard
+            waiter = Waiter(None)
+            one.signals.park("q", "group", waiter)
+            two.signals._others_until = 0.0
+            assert two.signals.alone
+            one.signals._ready.set()  # says that it is there, as it does every half minute
+            await eventually(lambda: waiter.woken)
 
     asyncio.run(body())
 
