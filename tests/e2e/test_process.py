@@ -1,4 +1,6 @@
+import contextlib
 import os
+import resource
 import signal
 import socket
 import stat
@@ -35,6 +37,22 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
     assert stat.S_IMODE(scratch.stat().st_mode) == 0o711
 
 
+def test_a_broker_takes_more_connections_than_its_shell_lets_it_open_files(tmp_path, database_url):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    broker = BrokerProcess(tmp_path, database_url=database_url)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        broker.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as opened:
+        opened.callback(broker.stop)
+        for _ in range(300):
+            opened.enter_context(socket.create_connection(broker.tcp))
+        assert httpx.get(f"{broker.url}/health").status_code == 200
+        assert "may open only" not in broker.log
+
+
 def test_kill_9_leaves_a_database_that_the_next_start_takes_over_with_all_its_processes(scratch):
     broker = BrokerProcess(scratch / "data", workers=2)
     with broker:
@@ -57,8 +75,9 @@ def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_
         taken.listen()
         port = taken.getsockname()[1]
         others = ("--tcp-port", "0", "--ws-port", "0", "--data-dir", str(tmp_path))
-        done = run("serve", "--http-port", str(port), *others)
+        done = run("serve", "--http-port", str(port), *others, before=["prlimit", "--nofile=300"])
     assert done.returncode == 5
+    assert "this process may open only 300 files" in done.stderr
     assert f"HTTP cannot listen on 127.0.0.1:{port}: another program listens there" in done.stderr
     assert "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port" in done.stderr
     assert not (tmp_path / ".penstock" / "postgres").exists()
@@ -142,9 +161,9 @@ def test_help_is_there(arguments):
     assert done.stdout
 
 
-def run(*arguments: str, env=None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env=None, before=()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
+        [*before, sys.executable, "-m", "penstock", *arguments],
         capture_output=True,
         text=True,
         timeout=60,

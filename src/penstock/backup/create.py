@@ -1,6 +1,5 @@
 """Takes a backup. The order of the steps is in the package's docstring."""
 
-import resource
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
+from penstock.log.fs import raise_file_limit
 from penstock.log.layout import DATA, KINDS, TIER, sealed_name
 from penstock.log.tier.manifest import Manifest as Stored
 from penstock.log.tier.manifest import StoredObject
@@ -43,7 +43,7 @@ def create(
     what has left its disk for the tier; otherwise the topics go on naming it."""
     if manifest.NAME in place.names():
         raise Conflict(f"{place.address} has a backup already: name an empty place")
-    _raise_file_limit()
+    raise_file_limit()  # every file of a topic is open at once
     backup = _Backup(loaded, place, programs, progress)
     if tier and loaded.config.topics.tier:
         backup.tier = ObjectStore(loaded.config.topics.tier, create=False)
@@ -168,9 +168,3 @@ def _shown(loaded: Loaded) -> dict[str, str]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _raise_file_limit() -> None:
-    """Every file of a topic is open at once."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

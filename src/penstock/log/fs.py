@@ -23,6 +23,7 @@ from a pool.
 import contextlib
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,15 @@ class Fs(Protocol):
 
     def sync_dir(self, path: Path) -> None:
         """Make creations, renames and removals in this directory durable."""
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may, connections among them; how many. What it gets
+    by default suits programs that wait with `select`, which can name no more than 1,024.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def storage_error(error: OSError, doing: str, path: Path) -> StorageError:

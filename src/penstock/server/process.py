@@ -21,6 +21,7 @@ from penstock.broker import Broker
 from penstock.config import Loaded, load
 from penstock.config.load import default_file
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
+from penstock.log.fs import raise_file_limit
 from penstock.logging import set_up
 from penstock.metrics import Metrics
 from penstock.server import systemd
@@ -33,6 +34,7 @@ from penstock.wire.tls import Certificates
 
 log = logging.getLogger("penstock.broker")
 
+FEW_FILES = 4096
 USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
 
 
@@ -53,6 +55,12 @@ def run(loaded: Loaded) -> int:
     set_up(config.log_level, config.log_format)
     for warning in loaded.warnings:
         log.warning("%s", warning)
+    if 0 < (files := raise_file_limit()) < FEW_FILES:
+        log.warning(
+            "this process may open only %d files, and every connection is one: those beyond are "
+            "cut off. Raise the hard limit (ulimit -Hn; LimitNOFILE= of systemd)",
+            files,
+        )
     try:
         uvloop.run(_serve(loaded))
     except ConfigError as error:
