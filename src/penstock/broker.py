@@ -32,7 +32,7 @@ from penstock.export.manager import Exports
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.log.fs import DISK
 from penstock.log.lock import DirectoryLock
-from penstock.metrics import Metrics
+from penstock.metrics import Metrics, add_process
 from penstock.pipeline_registry import Pipelines
 from penstock.queues.engine import Queues
 from penstock.queues.presence import Presence
@@ -129,6 +129,7 @@ class Broker:
                 queues=QueuesAdapter(self.queues, self.buffer),
             )
         self._running = AsyncExitStack()
+        add_process(self.metrics)
         self.metrics.gauge(
             "penstock_uptime_seconds",
             "Time since the broker started",

@@ -17,9 +17,13 @@ own, the others share one, labelled `(other)`. So a scrape stays small whatever 
 """
 
 import operator
+import os
+import resource
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -264,6 +268,34 @@ class Metrics:
                 labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
                 samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
         return samples
+
+
+def add_process(metrics: Metrics) -> None:
+    """What every process tells of itself, under the names that dashboards look for."""
+    metrics.gauge(
+        "process_open_fds",
+        "Open files, of which every connection is one",
+        read=lambda: len(os.listdir("/proc/self/fd")),
+    )
+    metrics.gauge(
+        "process_max_fds",
+        "Open files that are allowed; connections beyond are cut off",
+        read=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+    metrics.gauge(
+        "process_resident_memory_bytes",
+        "Memory in use, without PostgreSQL's",
+        read=_resident_bytes,
+    )
+    metrics.gauge(
+        "process_cpu_seconds_total",
+        "CPU time used, without PostgreSQL's",
+        read=time.process_time,
+    )
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 # name -> (kind, help, label names, rows of (label values, numbers), histogram bounds)

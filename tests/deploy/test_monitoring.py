@@ -30,7 +30,7 @@ UNSEEN = {  # labels of what a healthy broker has no value of
     "penstock_queue_removed_total": {"reason"},
     "penstock_topic_append_failures_total": {"error"},
 }
-METRIC = re.compile(r"\b(penstock_\w+)(?:\{([^}]*)\})?")
+METRIC = re.compile(r"\b((?:penstock|process)_\w+)(?:\{([^}]*)\})?")
 
 
 @cache
@@ -193,6 +193,10 @@ ROUTE = '{route="r"}'
 FIRES = {
     "PenstockDown": {'up{job="penstock",instance="a"}': "0x120"},
     "PenstockRestarting": {"penstock_uptime_seconds": "9 1 " * 59 + "9 1"},
+    "PenstockFilesUsedUp": {
+        'process_open_fds{job="penstock"}': "95x120",
+        'process_max_fds{job="penstock"}': "100x120",
+    },
     "PenstockServerErrors": {'penstock_http_requests_total{status="500"}': "0+600x120"},
     "PenstockCertificateExpires": {"penstock_tls_certificate_expires_seconds": "90000x120"},
     "QueueMessagesWait": {f"penstock_queue_group_lag_seconds{GROUP}": "1000x120"},

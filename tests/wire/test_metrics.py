@@ -21,7 +21,7 @@ from tests.support.wait import until
 pytestmark = pytest.mark.xdist_group("queue-api")
 
 MAX_SERIES = 6
-ROW = re.compile(r"^\| `(penstock_\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", re.M)
+ROW = re.compile(r"^\| `((?:penstock|process)_\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", re.M)
 CONDITIONAL = {  # shown only with tokens or TLS
     "penstock_auth_known_tokens",
     "penstock_auth_refused_total",
@@ -136,7 +136,7 @@ def test_queues_groups_topics_and_the_database_are_there(text):
 def test_prometheus_finds_nothing_wrong(text):
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
-        assert re.fullmatch(r"penstock_[a-z0-9_]+", family.name), family.name
+        assert re.fullmatch(r"(penstock|process)_[a-z0-9_]+", family.name), family.name
         assert not re.search(r"_(counter|gauge|histogram|ms|kb|mb|minutes|hours)\b", family.name)
         for sample in family.samples:
             if family.type == "counter":
