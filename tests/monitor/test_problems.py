@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from penstock.export.status import RouteStatus
+from penstock.metrics import Metrics
 from penstock.monitor.ledger import ledger
 from penstock.monitor.problems import Problems
 from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
@@ -10,13 +11,17 @@ from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
 
 def problems_of(pipelines: Pipelines, tier: SimpleNamespace | None = None) -> Problems:
     """Of a broker that is well but for its pipelines and routes, and its tier."""
+    return Problems(broker_of(pipelines, tier))
+
+
+def broker_of(pipelines: Pipelines, tier: SimpleNamespace | None = None) -> SimpleNamespace:
     topics = SimpleNamespace(disk_full=None)
-    broker = SimpleNamespace(
+    return SimpleNamespace(
         database=SimpleNamespace(healthy=True, problem=None),
         logs=SimpleNamespace(topics=topics, pipelines=pipelines, tier=tier),
         buffer=SimpleNamespace(failed=SimpleNamespace(events=0)),
+        metrics=Metrics(),
     )
-    return Problems(broker)
 
 
 def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
@@ -38,6 +43,19 @@ def test_a_tier_that_cannot_be_written_is_a_problem(tmp_path):
         ("error", "the tier of topics: it belongs to another broker", "/topics"),
         ("error", "topic a b is not copied to the tier: gone", "/topics/a%20b"),
     ]
+
+
+def test_too_many_open_files_are_a_problem_before_connections_are_cut_off(tmp_path):
+    broker = broker_of(Pipelines(tmp_path))
+    opened = broker.metrics.gauge("process_open_fds", "")
+    broker.metrics.gauge("process_max_fds", "").set(100)
+    opened.set(90)
+    problems = Problems(broker)
+    assert problems.look(10.0, {}, {}, None, []) == []
+    opened.set(91)
+    (problem,) = problems.look(10.0, {}, {}, None, [])
+    assert problem.level == "warning"
+    assert "more will be cut off" in problem.text
 
 
 def route(name, last_error, **more):

@@ -21,6 +21,7 @@ from penstock.monitor.watched import Queue
 
 LONG_WAIT_SECONDS = 300.0
 LOW_DISK = 0.05  # of the disk's size
+MANY_FILES = 0.9  # of those that the process may open
 MAX_REASON = 200  # characters
 
 Wrong = tuple[str, str, float | None]  # the text, the path of the view, since when if it is known
@@ -106,6 +107,16 @@ class Problems:
                 yield text, f"/dead-letters?queue={path}", None
         if disk and disk["free"] < LOW_DISK * disk["total"]:
             yield "the disk is nearly full", "/overview", None
+        figures = self._broker.metrics
+        opened, allowed = (
+            sum(figures.values_of(f"process_{name}_fds").values()) for name in ("open", "max")
+        )
+        if opened > MANY_FILES * allowed:
+            text = (
+                "nearly as many files and connections are open as may be: more will be cut off "
+                "(LimitNOFILE= of systemd, ulimit -Hn)"
+            )
+            yield text, "/overview", None
 
 
 def _reason(pipeline: dict[str, Any]) -> str:
