@@ -1,6 +1,7 @@
 """The derived ids of partitions and messages."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import cast
 
 from hypothesis import given
@@ -50,7 +51,6 @@ def test_the_database_makes_the_same_ids(database_url: str) -> None:
 
 @given(PARTITIONS, st.integers(0, 2**50 - 1))
 def test_the_short_way_to_an_id_is_the_same_id(partition: int, seq: int) -> None:
-    catalog = Catalog(cast(Database, None))
-    catalog.installation = 0xD487E12E
+    catalog = Catalog(cast(Database, SimpleNamespace(identity=0xD487E12E)))
     assert catalog.message_uuid(partition, seq) == str(message_uuid(0xD487E12E, partition, seq))
     assert catalog.partition_uuid(partition) == str(message_uuid(0xD487E12E, partition, 0))

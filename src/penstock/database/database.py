@@ -125,6 +125,7 @@ class Database:
         if self.embedded:
             self.url = self.embedded.url
         self.healthy = False
+        self.identity: int | None = None  # which database it is; None: it was never reached
         # why the database is down; while it is up, what is wrong with its other hosts
         self.problem = ""
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
@@ -455,7 +456,7 @@ class Database:
             raise CannotCommit(f"answers, but cannot commit: {error}") from error
         away = time.monotonic() - self._down_since if self._down_since is not None else 0.0
         if server != self._migrated or away > REMIGRATE_SECONDS:
-            await migrate(connection, self.settings.db_schema, self._sql)
+            self.identity = await migrate(connection, self.settings.db_schema, self._sql)
             self._migrated = server
 
     def _report(self, problem: str) -> None:

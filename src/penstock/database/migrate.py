@@ -33,11 +33,12 @@ class SchemaFiles:
 
     migrations: tuple[tuple[str, str], ...]
     functions: tuple[tuple[str, str], ...]
+    identity: str  # reads the number by which a database is told from others
 
     @classmethod
-    def read(cls, package: str) -> Self:
+    def read(cls, package: str, identity: str) -> Self:
         """From the directories `migrations` and `functions` of a package."""
-        return cls(sql_files(package, "migrations"), sql_files(package, "functions"))
+        return cls(sql_files(package, "migrations"), sql_files(package, "functions"), identity)
 
     def function_schema(self, schema: str) -> str:
         """Where the functions of this release are, for tables in `schema`."""
@@ -60,8 +61,8 @@ def sql_files(package: str, directory: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-async def migrate(connection: Any, schema: str, sql: SchemaFiles) -> None:
-    """Create or update everything in `schema` through an asyncpg `connection`."""
+async def migrate(connection: Any, schema: str, sql: SchemaFiles) -> int:
+    """Create or update everything in `schema` through an asyncpg `connection`; the identity."""
     version = connection.get_server_version()
     if version.major < OLDEST_SERVER:
         raise ConfigError(
@@ -90,12 +91,14 @@ async def migrate(connection: Any, schema: str, sql: SchemaFiles) -> None:
             for _, text in sql.functions:
                 await connection.execute(text)
         await connection.execute(SEEN, functions)
+        identity: int = await connection.fetchval(sql.identity)
     if count or not installed:
         log.info(
             "brought the schema up to date: %d migrations; the functions are in %s",
             count,
             functions,
         )
+    return identity
 
 
 SEEN = """INSERT INTO function_schemas (name) VALUES ($1)

@@ -134,7 +134,6 @@ class Inspection:
     async def partitions(
         self, queue: str, group: str, words: str, limit: int, offset: int
     ) -> tuple[list[Partition], int]:
-        await self._catalog.load_installation()
         rows = await self._database.browse(
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
@@ -155,7 +154,6 @@ class Inspection:
         return partitions, rows[0]["total"] if rows else 0
 
     async def lifeline(self, partition_id: str, transaction_id: str) -> list[Event]:
-        await self._catalog.load_installation()
         rows = await self._database.browse(
             LIFELINE, self._catalog.partition_id(partition_id), transaction_id
         )
@@ -188,7 +186,6 @@ class Inspection:
         number = None
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
-        await self._catalog.load_installation()
         after, hits, looked = _place(cursor), [], 0
         while looked < SEARCHED:
             rows = await self._database.browse(
@@ -202,7 +199,6 @@ class Inspection:
         return Hits(hits, looked, False, ".".join(map(str, after)))
 
     async def by_transaction(self, queue: str, transaction: str) -> Hits:
-        await self._catalog.load_installation()
         rows = await self._database.browse(BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS)
         return Hits([self._hit(row) for row in rows], len(rows), True, None)
 

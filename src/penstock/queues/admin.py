@@ -57,7 +57,6 @@ class Admin:
         for kind, text in (("namespace", namespace), ("task", task)):
             check_text(kind, text or "")
         columns = self._columns(options)
-        await self._catalog.load_installation()
         values = {"namespace": namespace or "", "task": task or ""} | columns
         names = list(values)
         sql = f"""INSERT INTO queues AS q (name, {", ".join(names)})
@@ -166,7 +165,6 @@ class Admin:
         self, queue: str | None = None, limit: int = 100, offset: int = 0, after: str | None = None
     ) -> list[PartitionInfo]:
         """In the order they were made; `after`: those made after this one, for the next page."""
-        await self._catalog.load_installation()
         number = self._catalog.partition_id(after) if after else 0
         if number is None:
             raise InvalidRequest("after must be the id of a partition")

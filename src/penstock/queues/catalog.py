@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from penstock.database import Database, struct_of
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
@@ -29,7 +29,6 @@ V = TypeVar("V")
 class Catalog:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.installation = -1
         self.partitions: dict[tuple[str, str], int] = {}
         # (queue, group, partition or 0) -> group id
         self.groups: dict[tuple[str, str, int], int] = {}
@@ -66,9 +65,12 @@ class Catalog:
         """Queues whose configuration is remembered."""
         return len(self._queues)
 
-    async def load_installation(self) -> None:
-        if self.installation < 0:
-            self.installation = (await self._database.read("SELECT id FROM installation"))[0]["id"]
+    @property
+    def installation(self) -> int:
+        """The number in all ids of this database. Unavailable before it was reached once."""
+        if self._database.identity is None:
+            raise Unavailable("the database is down")
+        return self._database.identity
 
     def partition_uuid(self, partition: int) -> str:
         return self._prefix(partition) + "000000000000"

@@ -89,7 +89,6 @@ class DeadLetters:
     ) -> DeadLetterPage:
         """The newest failure first, with payloads up to MOST_BYTES of them. `before`: those older
         than this letter, for the next page."""
-        await self._catalog.load_installation()
         rows = await self._database.browse(
             LISTING, *which.args(), limit, offset, MOST_BYTES, before
         )

@@ -109,8 +109,6 @@ class Queues:
         )
 
     async def start(self) -> None:
-        if self.database.healthy:
-            await self.catalog.load_installation()
         self.database.on_change(self._database_changed)
         await self.signals.start()
         self.later.start()
@@ -170,7 +168,6 @@ class Queues:
         """Take messages under a lease, after answering those of `acks`, in one commit. Cancelling
         the caller returns whatever was taken for it; what it acknowledged stays so.
         """
-        await self.catalog.load_installation()
         self.consumers.seen(request.queue, request.group, request.consumer)
         popped = await self._popper.pop(request, acks)
         self.consumers.seen(popped.queue, request.group, request.consumer)
@@ -182,7 +179,7 @@ class Queues:
         """`pop` for the usual request, which is answered without a task; None: use `pop`.
         `patience` awaits what may wait for long.
         """
-        if self.catalog.installation < 0:
+        if self.database.identity is None:
             return None
         self.consumers.seen(request.queue, request.group, request.consumer)
         return self._popper.begin(request, acks, patience)
@@ -203,7 +200,6 @@ class Queues:
         self, operations: list[Item | Ack], required_leases: list[str] | None = None
     ) -> TransactionResult:
         """Push and acknowledge, all or nothing."""
-        await self.catalog.load_installation()
         return await self._transactions.run(operations, required_leases or [])
 
     def _changed(self) -> None:

@@ -299,7 +299,6 @@ class Exchanger:
         return [None] * len(leases)
 
     async def _run(self, requests: list[Exchange], again: bool) -> list[Any]:
-        await self._catalog.load_installation()
         takes = [request.take for request in requests if request.take is not None]
         if again:  # it may have been committed, or be about to: what it took was seen by nobody
             lost = [take.lease for take in takes]

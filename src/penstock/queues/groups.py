@@ -124,7 +124,6 @@ class Groups:
 
     async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[PartitionLag]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
-        await self._catalog.load_installation()
         rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
         return [self._partition(row) for row in rows]
 
@@ -132,7 +131,6 @@ class Groups:
         self, group: str, limit: int = 10_000, offset: int = 0
     ) -> list[PartitionLag]:
         """Its partitions in all queues, by queue."""
-        await self._catalog.load_installation()
         rows = await self._database.browse(DESCRIBE, group, limit, offset)
         return [self._partition(row) for row in rows]
 

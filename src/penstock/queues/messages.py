@@ -109,7 +109,6 @@ class Messages:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
         after = _place(cursor)
-        await self._catalog.load_installation()
         number = None
         if which.partition is not None and which.queue is not None:
             number = await self._catalog.partition(which.queue, which.partition) or 0
@@ -255,7 +254,6 @@ class Messages:
         )
 
     async def _find(self, partition_id: str, transaction_id: str) -> Any:
-        await self._catalog.load_installation()
         partition = self._catalog.partition_id(partition_id)
         rows = await self._database.read(
             """SELECT m.partition_id, m.seq, m.queue_id, q.name AS queue

@@ -61,7 +61,6 @@ class Pusher:
     async def _run(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[Pushed] | PenstockError]:
-        await self._catalog.load_installation()
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         waiters = [] if again else waiting_pops(self._signals, items)
         if not waiters:

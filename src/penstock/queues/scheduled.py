@@ -50,7 +50,6 @@ class Scheduled:
         cursor: str | None = None,
     ) -> Page:
         """The next due first, without payloads. `cursor` is the `next` of the page before."""
-        await self._catalog.load_installation()
         after = _place(cursor)
         rows = await self._database.browse(LISTING, queue, partition, limit, *after)
         last = rows[-1] if len(rows) == limit else None
@@ -109,7 +108,6 @@ class Scheduled:
             ("transactionId", transaction_id),
         ):
             check_text(kind, text)
-        await self._catalog.load_installation()
         number = await self._catalog.partition(queue, partition)
         if number is None:
             raise _missing(queue, partition, transaction_id)

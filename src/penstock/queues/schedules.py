@@ -238,7 +238,6 @@ class Schedules:
         self, name: str, work: Callable[[Snapshot, Any], Awaitable[Fired]]
     ) -> Fired:
         """`work` in a transaction, with what it must not look up on another connection."""
-        await self._catalog.load_installation()
         for _ in range(MAX_ATTEMPTS):
             row = _one(await self._database.read(READ, name), name)
             try:

@@ -188,7 +188,6 @@ class Status:
         self, status: QueueStatus, limit: int = 1000, offset: int = 0
     ) -> list[PartitionStatus]:
         """Partitions of a queue with their counts; those of all of them add up to the queue's."""
-        await self._catalog.load_installation()
         leading = status.figures.leading
         rows = await self._database.browse(
             PARTITIONS, status.info.id, leading.id if leading else None, limit, offset

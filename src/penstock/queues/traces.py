@@ -79,7 +79,6 @@ class Traces:
             check_text("trace", text)
         for name in names or ():
             check_name("trace name", name)
-        await self._catalog.load_installation()
         rows = await self._database.fetch(
             ADD,
             self._catalog.partition_id(partition_id),
@@ -96,13 +95,11 @@ class Traces:
 
     async def of_message(self, partition_id: str, transaction_id: str) -> list[Trace]:
         """The oldest first."""
-        await self._catalog.load_installation()
         number = self._catalog.partition_id(partition_id)
         rows = await self._database.browse(OF_MESSAGE, number, transaction_id)
         return [_entry(row) for row in rows]
 
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> TracePage:
-        await self._catalog.load_installation()
         rows = await self._database.browse(BY_NAME, name, limit, offset, MOST_BYTES)
         total = await self._database.browse(
             "SELECT count(*) FROM trace_names WHERE name = $1", name

@@ -35,7 +35,7 @@ class Snapshot(Catalog):
         self, catalog: Catalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]
     ) -> None:
         super().__init__(catalog._database)
-        self.installation, self.partitions = catalog.installation, partitions
+        self.partitions = partitions
         self._queues = {info.name: info for info in queues}
 
     def forget(self) -> None:

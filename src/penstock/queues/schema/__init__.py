@@ -7,7 +7,7 @@ release before still works on the tables.
 
 from penstock.database.migrate import SchemaFiles, sql_files
 
-SCHEMA = SchemaFiles.read(__name__)
+SCHEMA = SchemaFiles.read(__name__, identity="SELECT id FROM installation")
 _QUERIES = dict(sql_files(__name__, "queries"))
 
 
