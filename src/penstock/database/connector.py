@@ -19,6 +19,7 @@ from penstock.database.hosts import Host, Server, Sighting, hosts_of, identify
 log = logging.getLogger("penstock.database")
 
 REFUSED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+FROZEN_SECONDS = 10  # a transaction in which a broker does nothing for so long is rolled back
 GRACE_SECONDS = 0.25  # what other hosts get to answer once one that takes writes has answered
 
 
@@ -166,6 +167,9 @@ class Connector:
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",
+            # A broker that is frozen keeps its connections: what it has locked is free again then.
+            "idle_in_transaction_session_timeout": str(FROZEN_SECONDS * 1000),
+            "tcp_user_timeout": str(FROZEN_SECONDS * 1000),  # while it takes no answer
         }
         limit = self._settings.statement_timeout if statement_timeout is None else statement_timeout
         if limit:
