@@ -13,10 +13,14 @@ Address = tuple[str, int]
 Token = str | Callable[[], str]
 
 
-def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
-    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
+def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Address], bool]:
+    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named. The
+    second result says whether they want TLS: all of them, or none.
+    """
     parsed: list[Address] = []
-    for part in _parts(addresses):
+    secure: set[bool] = set()
+    for part in addresses.split(",") if isinstance(addresses, str) else addresses:
+        secure.add(isinstance(part, str) and part.strip().startswith("tls://"))
         if isinstance(part, tuple):
             parsed.append(part)
             continue
@@ -31,21 +35,9 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
         parsed.append((host.strip("[]"), int(port)))
     if not parsed:
         raise InvalidRequest("no broker address given")
-    return parsed
-
-
-def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
-    """Whether the addresses say `tls://`; all of them, or none."""
-    kinds = {
-        isinstance(part, str) and part.strip().startswith("tls://") for part in _parts(addresses)
-    }
-    if len(kinds) > 1:
+    if len(secure) > 1:
         raise InvalidRequest(f"either all addresses begin with tls:// or none: {addresses!r}")
-    return kinds == {True}
-
-
-def _parts(addresses: str | Sequence[str | Address]) -> Sequence[str | Address]:
-    return addresses.split(",") if isinstance(addresses, str) else addresses
+    return parsed, secure == {True}
 
 
 def resource(*parts: str, **query: Any) -> str:

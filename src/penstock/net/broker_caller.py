@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -72,7 +72,7 @@ class BrokerCaller:
         )
         self.repeated = False  # the last request was sent more than once
 
-    def __enter__(self) -> "BrokerCaller":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -93,7 +92,7 @@ class TopicOptions:
                 "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
             )
         try:
-            self._matches = re.compile(self.pattern or "").fullmatch
+            self._pattern = re.compile(self.pattern or "")
         except re.error as error:
             raise InvalidRequest(
                 f"the option 'topicPattern' is no regular expression: {error}"
@@ -103,7 +102,6 @@ class TopicOptions:
         self.ending = options.positions("endingOffsets", LATEST)
         self.starting_at = _moments(options, "startingTimestamp", "startingOffsetsByTimestamp")
         self.ending_at = _moments(options, "endingTimestamp", "endingOffsetsByTimestamp")
-        self.times = Interval()  # microseconds; what a filter on `timestamp` leaves
         self.max_records = options.whole("maxOffsetsPerTrigger")
         self.delay = TriggerDelay(options)
         self.max_bytes = options.whole("maxBytesPerTrigger")
@@ -115,16 +113,9 @@ class TopicOptions:
         self.group = options.text("group")
         self.columns = checked_columns("topic", TOPIC_COLUMNS, columns)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_matches": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._matches = re.compile(self.pattern or "").fullmatch
-
     def names(self) -> list[str]:
         """The topics that are read: as named, or those that match the pattern now."""
-        return self.named or [name for name in self.topics.names() if self._matches(name)]
+        return self.named or [name for name in self.topics.names() if self._pattern.fullmatch(name)]
 
     def states(self) -> dict[str, TopicState]:
         """The state of each of them."""
@@ -200,20 +191,22 @@ class TopicOptions:
             groups = _grouped(groups, min(most, GROUP_RECORDS, self.per_task))
         return [Task(ranges) for ranges in groups]
 
-    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
-        """A task's records. DataLoss when they are gone and `failOnDataLoss` is set."""
+    def read(self, task: Task, times: Interval | None = None) -> Iterator[pa.RecordBatch]:
+        """A task's records, or those of the microseconds in `times`. DataLoss when they are gone
+        and `failOnDataLoss` is set."""
         try:
             for part in task.ranges:
-                yield from self._read_range(part)
+                yield from self._read_range(part, times)
         finally:
             self.topics.close()
 
-    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
+    def _read_range(self, task: Range, times: Interval | None) -> Iterator[pa.RecordBatch]:
         start = task.start
         while True:
             try:
                 for batch in self.topics.read(task.topic, task.incarnation, start, task.end):
-                    yield self._timely(topic_batch(task.topic, batch, self.columns), batch.times)
+                    rows = topic_batch(task.topic, batch, self.columns)
+                    yield rows if times is None else times.filter(rows, batch.times)
                     start = int(batch.offsets[-1]) + 1
                 return
             except InvalidOffset as error:
@@ -233,18 +226,6 @@ class TopicOptions:
                 if self.fail_on_loss:
                     raise DataLoss(f"{error}. {REMEDY}") from error
                 return
-
-    def _timely(self, rows: pa.RecordBatch, times: np.ndarray) -> pa.RecordBatch:
-        """The rows that a filter on `timestamp` leaves."""
-        if not self.times:
-            return rows
-        low, high = self.times.low, self.times.high
-        wanted = np.ones(len(times), bool)
-        if low is not None:
-            wanted &= times >= low
-        if high is not None:
-            wanted &= times < high
-        return rows if wanted.all() else rows.filter(pa.array(wanted))
 
 
 def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
@@ -280,10 +261,11 @@ class TopicReader(FilteredReader):
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
         self._offsets = Interval()
+        self._times = Interval()  # microseconds
         self._names = Names()
         filters: dict[str, Interval | Names] = {
             "offset": self._offsets,
-            "timestamp": options.times,
+            "timestamp": self._times,
             "topic": self._names,
         }
         super().__init__(filters, TOPIC_COLUMNS.names)
@@ -305,7 +287,7 @@ class TopicReader(FilteredReader):
     def _narrowed(self, topic: str, start: int, end: int) -> tuple[int, int]:
         """The part of the range that can have records of the offsets and times asked for. Times
         never decrease along a topic; the broker finds them by whole milliseconds."""
-        topics, times = self.options.topics, self.options.times
+        topics, times = self.options.topics, self._times
         if times.low is not None:
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
         if times.high is not None:
@@ -317,7 +299,7 @@ class TopicReader(FilteredReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's rows."""
         assert isinstance(partition, Task)
-        return self.options.read(partition)
+        return self.options.read(partition, self._times)
 
 
 @plain_errors
