@@ -62,7 +62,7 @@ class BrokerCaller:
         self._basic = ""
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            self._basic = base64.b64encode(secret).decode()
+            self._basic = f"Basic {base64.b64encode(secret).decode()}"
         self._timeout = timeout
         self._patience = patience
         self._connection = (
@@ -154,8 +154,13 @@ class BrokerCaller:
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))
         connection.sock.settimeout(seconds)
+        headers = {"Content-Type": "application/json"} if body else {}
+        if token := token_text(self._token):
+            headers["Authorization"] = f"Bearer {token}"
+        elif self._basic:
+            headers["Authorization"] = self._basic
         try:
-            connection.request(method, self._prefix + path, body or None, self._headers(body))
+            connection.request(method, self._prefix + path, body or None, headers)
             yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -175,11 +180,3 @@ class BrokerCaller:
         except OSError as error:
             self._connection.close()
             raise CannotConnect(f"no broker answers at {self.url}: {explain(error)}") from error
-
-    def _headers(self, body: bytes) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"} if body else {}
-        if token := token_text(self._token):
-            headers["Authorization"] = f"Bearer {token}"
-        elif self._basic:
-            headers["Authorization"] = f"Basic {self._basic}"
-        return headers

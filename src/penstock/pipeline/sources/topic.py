@@ -191,42 +191,6 @@ class TopicOptions:
             groups = _grouped(groups, min(most, GROUP_RECORDS, self.per_task))
         return [Task(ranges) for ranges in groups]
 
-    def read(self, task: Task, times: Interval | None = None) -> Iterator[pa.RecordBatch]:
-        """A task's records, or those of the microseconds in `times`. DataLoss when they are gone
-        and `failOnDataLoss` is set."""
-        try:
-            for part in task.ranges:
-                yield from self._read_range(part, times)
-        finally:
-            self.topics.close()
-
-    def _read_range(self, task: Range, times: Interval | None) -> Iterator[pa.RecordBatch]:
-        start = task.start
-        while True:
-            try:
-                for batch in self.topics.read(task.topic, task.incarnation, start, task.end):
-                    rows = topic_batch(task.topic, batch, self.columns)
-                    yield rows if times is None else times.filter(rows, batch.times)
-                    start = int(batch.offsets[-1]) + 1
-                return
-            except InvalidOffset as error:
-                state = self.topics.state(task.topic)
-                if self.fail_on_loss:
-                    raise DataLoss(
-                        f"topic {task.topic!r}: offsets {start} to "
-                        f"{min(state.first, task.end) - 1} were to be read and have aged out "
-                        f"({error}). {REMEDY}"
-                    ) from error
-                start = max(state.first, start + 1)
-            except Damaged as error:
-                if self.fail_on_loss or error.resume is None:
-                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
-                start = max(error.resume, start + 1)
-            except (Conflict, NotFound) as error:
-                if self.fail_on_loss:
-                    raise DataLoss(f"{error}. {REMEDY}") from error
-                return
-
 
 def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
     """Milliseconds since 1970: one for all topics, or by topic."""
@@ -255,13 +219,57 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
 
 
 @plain_errors
-class TopicReader(FilteredReader):
+class _TaskReader:
+    """What the batch and the streaming reader share: a task's rows."""
+
+    options: TopicOptions
+    _times: Interval | None = None  # microseconds; what a filter on `timestamp` leaves
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows. DataLoss when they are gone and `failOnDataLoss` is set."""
+        assert isinstance(partition, Task)
+        try:
+            for part in partition.ranges:
+                yield from self._read_range(part)
+        finally:
+            self.options.topics.close()
+
+    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
+        o, start = self.options, task.start
+        while True:
+            try:
+                for batch in o.topics.read(task.topic, task.incarnation, start, task.end):
+                    rows = topic_batch(task.topic, batch, o.columns)
+                    yield rows if self._times is None else self._times.filter(rows, batch.times)
+                    start = int(batch.offsets[-1]) + 1
+                return
+            except InvalidOffset as error:
+                state = o.topics.state(task.topic)
+                if o.fail_on_loss:
+                    raise DataLoss(
+                        f"topic {task.topic!r}: offsets {start} to "
+                        f"{min(state.first, task.end) - 1} were to be read and have aged out "
+                        f"({error}). {REMEDY}"
+                    ) from error
+                start = max(state.first, start + 1)
+            except Damaged as error:
+                if o.fail_on_loss or error.resume is None:
+                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
+                start = max(error.resume, start + 1)
+            except (Conflict, NotFound) as error:
+                if o.fail_on_loss:
+                    raise DataLoss(f"{error}. {REMEDY}") from error
+                return
+
+
+@plain_errors
+class TopicReader(_TaskReader, FilteredReader):
     """`spark.read.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
         self._offsets = Interval()
-        self._times = Interval()  # microseconds
+        self._times: Interval = Interval()
         self._names = Names()
         filters: dict[str, Interval | Names] = {
             "offset": self._offsets,
@@ -296,14 +304,9 @@ class TopicReader(FilteredReader):
             end if self._offsets.high is None else min(end, self._offsets.high)
         )
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
-        assert isinstance(partition, Task)
-        return self.options.read(partition, self._times)
-
 
 @plain_errors
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
@@ -451,11 +454,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin < to["next"]:
                 spans[topic] = (to["incarnation"], begin, int(to["next"]))
         return self.options.tasks(spans)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
-        assert isinstance(partition, Task)
-        return self.options.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the position as a consumer group on the broker. The checkpoint is the truth, so a
