@@ -1,8 +1,9 @@
 """Where brokers are and what they are shown, as users write it."""
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from penstock.errors import InvalidRequest
 
@@ -45,6 +46,14 @@ def resource(*parts: str, **query: Any) -> str:
     path = "/".join([parts[0], *(quote(part, safe="") for part in parts[1:])])
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
+
+
+def basic_authorization(url: SplitResult) -> str:
+    """The header for the user and password of a URL; empty when it names none."""
+    if url.username is None:
+        return ""
+    secret = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
 def token_text(token: Token | None) -> str:

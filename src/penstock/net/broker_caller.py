@@ -5,7 +5,6 @@ what may pass (a broker that restarts, a database that is down), so it is only f
 be made twice; `repeated` says that the last one was, and its first answer may have been lost.
 """
 
-import base64
 import http.client
 import os
 import ssl
@@ -13,12 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.net.addresses import TOKEN_VARIABLE, Token, token_text
+from penstock.net.addresses import TOKEN_VARIABLE, Token, basic_authorization, token_text
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
@@ -59,10 +58,7 @@ class BrokerCaller:
         self._host = parts.hostname
         self._prefix = parts.path.rstrip("/")
         self._token = token or os.environ.get(TOKEN_VARIABLE)
-        self._basic = ""
-        if parts.username is not None:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            self._basic = f"Basic {base64.b64encode(secret).decode()}"
+        self._basic = basic_authorization(parts)
         self._timeout = timeout
         self._patience = patience
         self._connection = (

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
@@ -180,8 +179,3 @@ def _milliseconds(value: str) -> int:
     if value.lstrip("-").isdecimal():
         return int(value)
     return round(utc_time(value).timestamp() * 1000)
-
-
-def topic_path(*names: str) -> str:
-    """The HTTP path of a topic, or of what is below it."""
-    return "/".join(["/topics", *(quote(name, safe="") for name in names)])

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.lake import outcomes
@@ -41,7 +42,7 @@ from penstock.pipeline.lake.maintenance import (
 )
 from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
@@ -227,7 +228,7 @@ class Archiver:
             with BrokerCaller(o.url, token=o.token, patience=BROKER_PATIENCE_SECONDS) as caller:
                 try:
                     body = {"offset": snapshot.position}
-                    caller.json("PUT", topic_path(o.topic, "archived"), body)
+                    caller.json("PUT", resource("/topics", o.topic, "archived"), body)
                 except Conflict as error:  # a run that began later was faster
                     log.info("%s", error)
 

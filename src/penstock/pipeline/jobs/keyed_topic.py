@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.options import topic_path
 
 RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
@@ -124,7 +124,9 @@ class Source:
 
     def ask(self, method: str, *path: str, body: Any = None, timeout: float = 60.0) -> Any:
         """Ask the broker about this topic; may be sent twice."""
-        return self.caller.json(method, topic_path(self.topic, *path), body, timeout=timeout)
+        return self.caller.json(
+            method, resource("/topics", self.topic, *path), body, timeout=timeout
+        )
 
     def describe(self) -> Any:
         """The broker's description of the topic now."""

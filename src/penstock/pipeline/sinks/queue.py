@@ -37,7 +37,7 @@ from penstock.errors import (
 from penstock.net.broker_caller import Answer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QUEUE_SINK, Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import SinkWriter, Written, claimed
 from penstock.protocol import headers
@@ -252,6 +252,7 @@ class _QueueWriter(SinkWriter):
 
     kind = "queue"
     address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
+    allowed = QUEUE_SINK
     text_columns = TEXT
     connect = PushLink
 

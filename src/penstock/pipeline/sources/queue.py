@@ -42,7 +42,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.options import EARLIEST, LATEST, Options
+from penstock.pipeline.options import EARLIEST, LATEST, QUEUE_SOURCE, Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, checked_columns
 from penstock.pipeline.sources.group_mirror import Mirror
@@ -84,6 +84,7 @@ class QueueOptions:
     """Everything the source needs to know, checked. Picklable."""
 
     def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
+        options.refuse_others(QUEUE_SOURCE, "a queue source")
         self.primary = Postgres(options)
         self.postgres = self.primary.standby() or self.primary  # what messages are read from
         self.queue, assigned = _queue_of(options)

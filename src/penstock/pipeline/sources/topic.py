@@ -36,7 +36,7 @@ from penstock.errors import (
     NotFound,
     PenstockError,
 )
-from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
+from penstock.pipeline.options import EARLIEST, LATEST, TOPIC_SOURCE, Options, Positions
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import TOPIC_COLUMNS, checked_columns, topic_batch
 from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
@@ -84,6 +84,7 @@ class TopicOptions:
     """Everything the source needs to know, checked. Picklable."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        options.refuse_others(TOPIC_SOURCE, "a topic source")
         self.topics = Topics(options)
         named = [name for key in ("topic", "topics", "subscribe") for name in options.names(key)]
         self.pattern = options.text("topicPattern", "subscribePattern")
