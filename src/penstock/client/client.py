@@ -225,10 +225,10 @@ class Client(QueueClient):
             for task in late:
                 task.cancel()
         rest = max(0.0, ends - clock())
-        lefts = await asyncio.gather(
+        unsent_items = await asyncio.gather(
             *(buffer.close(rest) for buffer in self._buffers if not buffer.closed)
         )
-        unsent = [item for items in lefts for item in items]
+        unsent = [item for items in unsent_items for item in items]
         fetched: list[Received] = [one for messages in self._fetched.values() for one in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again

@@ -165,7 +165,7 @@ def blocking_as(
     return blocking(method)
 
 
-def passing(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
+def forwarding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
     """A facade's method: the async object's, which needs no loop."""
 
     @functools.wraps(method)

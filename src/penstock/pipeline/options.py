@@ -103,7 +103,6 @@ class Options:
         return self._parsed(name, default, parse, f"a whole number from {least} on")
 
     def seconds(self, name: str, default: float) -> float:
-        """A number of seconds."""
         return self._parsed(name, default, float, "a number of seconds")
 
     def duration(self, name: str, default: float) -> float:
@@ -117,7 +116,6 @@ class Options:
         return self._parsed(name, default, parse, "a time with its unit such as 30s or 15m")
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
 
         def parse(value: str) -> bool:
             return bool(("false", "true").index(value.lower()))

@@ -234,11 +234,11 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
     if not isinstance(query, exp.Query):
         raise ConfigError(f"{where}: a step is a SELECT")
     own = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
-    known_as = {name.lower(): name for name in views}  # to Spark names are the same in any case
+    view_names = {name.lower(): name for name in views}  # to Spark names are the same in any case
     used = set()
     for table in sorted({table.name for table in query.find_all(exp.Table) if not table.db}):
-        if table.lower() in known_as:
-            used.add(known_as[table.lower()])
+        if table.lower() in view_names:
+            used.add(view_names[table.lower()])
         elif table.lower() not in own:
             raise ConfigError(
                 f"{where}: there is no view {table!r} before it; there are {', '.join(views)}"

@@ -199,7 +199,6 @@ class Presence:
         return round((used - used_before) / max(now - before, 1e-3), 4)
 
     def figures(self) -> ProcessFigures:
-        """How this process is."""
         times = resource.getrusage(resource.RUSAGE_SELF)
         consumers = islice(self._consumers.counts().items(), MAX_REPORTED)
         return ProcessFigures(

@@ -82,11 +82,9 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Of the topic or queue."""
         return str(self.topic or self.queue)
 
     def options(self) -> dict[str, str]:
-        """For the source."""
         reach = ("broker", "directory") if self.topic else ("database",)
         names = ("topic", "queue", "token", *reach)
         return {name: value for name in names if (value := getattr(self, name))}
@@ -214,11 +212,9 @@ class Archiver:
         return files, snapshot
 
     def frame(self, spark: Any, read: dict[str, str]) -> Any:
-        """The rows of a step."""
         return source_frame(spark, self.table.kind, read)
 
     def write(self, frame: Any, writer: FileWriter) -> list[DataFile]:
-        """The rows of a step as files, by tasks."""
         return [DataFile(*row) for row in frame.mapInArrow(writer, FILES_DDL).collect()]
 
     def mark(self, snapshot: Snapshot) -> None:
@@ -247,7 +243,6 @@ class Archiver:
         return compact(self.table, self.upkeep.file_bytes, self.merger(spark))
 
     def merger(self, spark: Any) -> Merger:
-        """Merges files by tasks."""
         return partial(merged_by_tasks, spark)
 
     def convert(self) -> int:

@@ -102,7 +102,6 @@ class Compacted:
 
     @property
     def bytes_saved(self) -> int:
-        """How many bytes less there are."""
         return self.bytes_before - self.bytes
 
 
@@ -129,7 +128,6 @@ class Source:
         )
 
     def describe(self) -> Any:
-        """The broker's description of the topic now."""
         return self.ask("GET")
 
     def rows(self, start: int, end: int) -> Any:

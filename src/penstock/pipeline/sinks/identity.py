@@ -93,7 +93,6 @@ class Held:
         self.rows = 0
 
     def close(self) -> None:
-        """Remove the file, if there is one."""
         if self._file is not None:
             self._file.close()
 

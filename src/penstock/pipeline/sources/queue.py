@@ -360,7 +360,6 @@ class QueueReader(FilteredReader):
         return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 
@@ -468,13 +467,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         # a batch begun before is run again without asking for the latest offset first
         self._same(end, self.state)
         return self.options.ranges(start["xid"], end["xid"], end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 

@@ -119,7 +119,6 @@ class TopicOptions:
         return self.named or [name for name in self.topics.names() if self._pattern.fullmatch(name)]
 
     def states(self) -> dict[str, TopicState]:
-        """The state of each of them."""
         return {name: self.topics.state(name) for name in self.names()}
 
     def state_for_batch(self, topic: str) -> TopicState:
@@ -280,7 +279,6 @@ class TopicReader(_TaskReader, FilteredReader):
         super().__init__(filters, TOPIC_COLUMNS.names)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         o = self.options
         spans = {}
         for topic in o.names():
@@ -440,7 +438,6 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         spans = {}
         _check_shape(end)
         # a batch begun before is run again without asking for the latest offset first

@@ -89,7 +89,6 @@ class Topics:
             self._link = None
 
     def names(self) -> list[str]:
-        """All topics there are."""
         if self.broker:
             return self.link.names()
         directory = Path(self.directory or "")

@@ -87,7 +87,7 @@ class Tier:
         self.problem: str | None = None  # why nothing is copied at the moment
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
-        self._passing = asyncio.Lock()
+        self._pass_lock = asyncio.Lock()
         self._uploading = asyncio.Semaphore(UPLOADS_AT_A_TIME)
         self._tried = asyncio.Event()  # set when the state was written, or could not be
         self._ending = False  # uploads give up
@@ -208,7 +208,7 @@ class Tier:
 
     async def synchronize(self) -> bool:
         """One pass; whether it went through."""
-        async with self._passing:
+        async with self._pass_lock:
             return await self._synchronize()
 
     async def _synchronize(self) -> bool:
