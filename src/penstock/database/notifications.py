@@ -52,7 +52,8 @@ class Notifications:
                         await connection.add_listener(channel, _payload_to(callback))
                         callback(None)
                     try:
-                        await asyncio.wait_for(self._listen_again.wait(), LISTEN_CHECK_SECONDS)
+                        async with asyncio.timeout(LISTEN_CHECK_SECONDS):
+                            await self._listen_again.wait()
                     except TimeoutError:  # silent for long: is the other end still there?
                         await connection.execute("SELECT 1", timeout=self._settings.acquire_timeout)
             except (*GONE, asyncpg.PostgresError):
