@@ -10,7 +10,7 @@ import pytest
 
 from penstock import Client, SyncClient
 from penstock.client import AckRefused, Message, QueueFull
-from penstock.client.items import Envelope, new_item
+from penstock.client.items import new_item
 from penstock.errors import Conflict, InvalidRequest
 from tests.support.http import run
 from tests.support.wait import eventually
@@ -216,4 +216,4 @@ def test_plain_code_uses_the_same_client(broker, queue):
 )
 def test_what_a_message_cannot_have_is_refused_before_it_is_sent(about: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        new_item("q", 1, Envelope(**about))
+        new_item("q", 1, **about)

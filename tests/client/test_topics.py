@@ -527,9 +527,9 @@ def test_the_sync_facade_does_the_same_from_plain_code(tmp_path: Path) -> None:
 
 
 def test_addresses_are_read_the_way_people_write_them() -> None:
-    assert parse_addresses("a:1, b:2") == [("a", 1), ("b", 2)]
-    assert parse_addresses("localhost") == [("localhost", 12345)]
-    assert parse_addresses([("a", 1), "[::1]:5"]) == [("a", 1), ("::1", 5)]
+    assert parse_addresses("a:1, b:2") == ([("a", 1), ("b", 2)], False)
+    assert parse_addresses("localhost") == ([("localhost", 12345)], False)
+    assert parse_addresses([("a", 1), "[::1]:5"]) == ([("a", 1), ("::1", 5)], False)
     for wrong in ("", "a:b", ":5", []):
         with pytest.raises(InvalidRequest):
             parse_addresses(wrong)

@@ -134,3 +134,24 @@ def test_brokers_encrypt_as_soon_as_any_of_them_was_told_to(database_url: str) -
             assert b"secret" not in rows[1]["payload"]
 
     asyncio.run(body())
+
+
+def test_a_stop_that_meets_a_notification_ends(database_url: str) -> None:
+    """A task that is woken and cancelled in the same turn of the loop ends."""
+
+    async def body() -> None:
+        for turns in range(4):
+            async with running(database_url) as queues, asyncio.timeout(60):
+                await eventually(lambda: queues.signals.sent > 0)
+                notifications = queues.database._notifications
+                for wake, stop in (
+                    (queues.signals._ready.set, queues.signals.stop),
+                    (queues.later._earlier.set, queues.later.stop),
+                    (notifications._listen_again.set, notifications.stop),
+                ):
+                    wake()
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    await stop()
+
+    asyncio.run(body())

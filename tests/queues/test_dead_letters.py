@@ -83,7 +83,7 @@ def test_two_dead_letters_of_one_transaction_id_become_one_message(database_url:
 def test_a_page_of_dead_letters_holds_so_many_bytes_and_says_what_it_left_out(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "MOST_BYTES", 1000)
+    monkeypatch.setattr(dead_letters, "MAX_PAGE_BYTES", 1000)
 
     async def body(queues: Queues) -> None:
         await push(queues, "q", *("x" * 600 for _ in range(4)))

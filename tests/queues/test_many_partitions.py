@@ -297,8 +297,8 @@ def test_what_a_broker_remembers_of_partitions_is_bounded(
     filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not SOAK:
-        monkeypatch.setattr(catalog_module, "MOST_REMEMBERED", 100)
-    most = catalog_module.MOST_REMEMBERED
+        monkeypatch.setattr(catalog_module, "MAX_REMEMBERED", 100)
+    most = catalog_module.MAX_REMEMBERED
     touched = MANY if SOAK else 3000
 
     async def body() -> None:

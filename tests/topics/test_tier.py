@@ -566,7 +566,7 @@ def test_a_crash_between_the_manifest_and_its_copy_leaves_no_hole(
             before = everything(topic)
             assert store.tier is not None
             with monkeypatch.context() as patch:
-                patch.setattr(store.tier, "_write_local", crash)
+                patch.setattr(store.tier._manifests, "_write_local", crash)
                 assert not await store.tier.synchronize()
             assert topic.tier is None
         async with tiered(tmp_path / "data", address, **limits) as store:
@@ -575,7 +575,7 @@ def test_a_crash_between_the_manifest_and_its_copy_leaves_no_hole(
             assert await read_all(topic) == before
             assert store.tier is not None
             with monkeypatch.context() as patch:
-                patch.setattr(store.tier, "_write_local", crash)
+                patch.setattr(store.tier._manifests, "_write_local", crash)
                 await store.maintain()
             assert topic.first_offset == 0, "the local files are still there"
         async with tiered(tmp_path / "data", address, **limits) as store:

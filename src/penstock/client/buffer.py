@@ -24,7 +24,7 @@ from typing import Any, Self, TypedDict
 import msgspec
 
 from penstock.client import tracing
-from penstock.client.items import Envelope, Item, new_item
+from penstock.client.items import Item, new_item
 from penstock.client.messages import Address, QueueFull
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
@@ -97,7 +97,9 @@ class PushBuffer:
         """
         check_payload(payload)
         encoded = msgspec.Raw(msgspec.json.encode(payload))
-        about = Envelope(
+        item = new_item(
+            address,
+            encoded,
             partition=partition,
             headers=headers,
             delay=delay,
@@ -105,7 +107,7 @@ class PushBuffer:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        item = tracing.created(new_item(address, encoded, about))
+        item = tracing.created(item)
         while len(self) >= self._max and not self.closed:
             self._progress.clear()
             await self._progress.wait()

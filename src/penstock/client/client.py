@@ -50,7 +50,7 @@ from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.net.addresses import Token, parse_addresses, wants_tls
+from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol.names import DEFAULT_PARTITION
 
@@ -126,13 +126,11 @@ class Client(QueueClient):
                 tls=context() if secure else tls,
             )
         )
-        self._topics = Topics(
-            Endpoint(parse_addresses(topics), context() if wants_tls(topics) else None)
-            if topics
-            else TopicFinder(self._brokers, context),
-            timeout=timeout,
-            token=token,
-        )
+        endpoint: Endpoint | TopicFinder = TopicFinder(self._brokers, context)
+        if topics:
+            addresses, secure = parse_addresses(topics)
+            endpoint = Endpoint(addresses, context() if secure else None)
+        self._topics = Topics(endpoint, timeout=timeout, token=token)
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
         self.schedules = Schedules(self._brokers)
@@ -227,10 +225,10 @@ class Client(QueueClient):
             for task in late:
                 task.cancel()
         rest = max(0.0, ends - clock())
-        lefts = await asyncio.gather(
+        unsent_items = await asyncio.gather(
             *(buffer.close(rest) for buffer in self._buffers if not buffer.closed)
         )
-        unsent = [item for items in lefts for item in items]
+        unsent = [item for items in unsent_items for item in items]
         fetched: list[Received] = [one for messages in self._fetched.values() for one in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
-
 from penstock.client.messages import Address, Received
 from penstock.errors import InvalidRequest
 from penstock.protocol.headers import check as check_headers
@@ -15,23 +13,18 @@ from penstock.protocol.names import DEFAULT_PARTITION
 Item = dict[str, Any]
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a push says about a message besides its payload."""
-
-    partition: str | None = None
-    headers: Mapping[str, str] | None = None
-    delay: float | timedelta | None = None
-    deliver_at: datetime | None = None
-    transaction_id: str | None = None
-    trace_id: str | None = None
-
-
-PLAIN = Envelope()
-
-
-def new_item(address: str | Address, payload: Any, about: Envelope = PLAIN) -> Item:
+def new_item(
+    address: str | Address,
+    payload: Any,
+    *,
+    partition: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    delay: float | timedelta | None = None,
+    deliver_at: datetime | None = None,
+    transaction_id: str | None = None,
+    trace_id: str | None = None,
+) -> Item:
     where = Address.parse(address)
-    partition = about.partition
     if where.group is not None:
         raise InvalidRequest(
             f"a push has no group, and {str(where)!r} names {where.group!r}: "
@@ -46,39 +39,39 @@ def new_item(address: str | Address, payload: Any, about: Envelope = PLAIN) -> I
         "queue": where.queue,
         "partition": partition or where.partition or DEFAULT_PARTITION,
         "payload": payload,
-        "transactionId": about.transaction_id or str(uuid7()),
+        "transactionId": transaction_id or str(uuid7()),
     }
-    if about.trace_id is not None:
-        item["traceId"] = about.trace_id
-    if about.headers:
-        check_headers(about.headers)
-        item["headers"] = dict(about.headers)
-    if about.delay is not None or about.deliver_at is not None:
-        _add_time(item, about)
+    if trace_id is not None:
+        item["traceId"] = trace_id
+    if headers:
+        check_headers(headers)
+        item["headers"] = dict(headers)
+    if delay is not None and deliver_at is not None:
+        raise InvalidRequest("give delay or deliver_at, not both")
+    if deliver_at is not None:
+        item["deliverAt"] = _moment(deliver_at)
+    elif delay is not None and (seconds := _seconds(delay)):
+        # It stays a delay: it counts from the moment the broker takes the message, by the
+        # database's clock.
+        item["delay"] = seconds
     return item
 
 
-def _add_time(item: Item, about: Envelope) -> None:
-    """When the message is due. A delay stays one: it counts from the moment the broker takes the
-    message, by the database's clock.
-    """
-    if about.delay is not None and about.deliver_at is not None:
-        raise InvalidRequest("give delay or deliver_at, not both")
-    if about.deliver_at is not None:
-        if not isinstance(about.deliver_at, datetime):
-            raise InvalidRequest(f"deliver_at is a datetime, not {about.deliver_at!r}")
-        if about.deliver_at.tzinfo is None:
-            raise InvalidRequest(
-                "deliver_at has no time zone: datetime.now(UTC) + ..., or .astimezone()"
-            )
-        item["deliverAt"] = about.deliver_at.isoformat()
-        return
-    delay = about.delay
+def _moment(at: datetime) -> str:
+    if not isinstance(at, datetime):
+        raise InvalidRequest(f"deliver_at is a datetime, not {at!r}")
+    if at.tzinfo is None:
+        raise InvalidRequest(
+            "deliver_at has no time zone: datetime.now(UTC) + ..., or .astimezone()"
+        )
+    return at.isoformat()
+
+
+def _seconds(delay: float | timedelta) -> float:
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise InvalidRequest(f"a delay is 0 or more seconds, not {seconds!r}")
-    if seconds:
-        item["delay"] = seconds
+    return seconds
 
 
 def ack_item(message: Received) -> Item:

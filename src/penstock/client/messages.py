@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
-from urllib.parse import quote
 
 import msgspec
 
 from penstock.errors import Conflict, Full, InvalidRequest
+from penstock.net.addresses import resource
 from penstock.protocol.names import QUEUE_MODE
 
 AckStatus = Literal["completed", "failed", "retry", "dlq"]
@@ -51,8 +51,8 @@ class Address:
     @property
     def pop_path(self) -> str:
         """The HTTP path to pop from this address."""
-        path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
-        return f"{path}/partition/{quote(self.partition, safe='')}" if self.partition else path
+        partition = ("partition", self.partition) if self.partition else ()
+        return resource("/api/v1/pop/queue", self.queue, *partition)
 
 
 class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):

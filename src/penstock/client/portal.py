@@ -36,9 +36,11 @@ SIGNAL_POLL_SECONDS = 0.25
 class Portal:
     """An event loop in a background thread."""
 
-    def __init__(self, name: str = "penstock-client") -> None:
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="penstock-client", daemon=True
+        )
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -165,7 +167,7 @@ def blocking_as(
     return blocking(method)
 
 
-def passing(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
+def forwarding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
     """A facade's method: the async object's, which needs no loop."""
 
     @functools.wraps(method)

@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
-from penstock.client.items import Envelope, Item, ack_item, new_item, storable
+from penstock.client.items import Item, ack_item, new_item, storable
 from penstock.client.leases import MAX_KEPT_SECONDS, LeaseKeeper
 from penstock.client.messages import (
     Acked,
@@ -116,7 +116,9 @@ class QueueClient:
         `buffer_ms` or `buffer_max`, the broker answers once the message is in its buffer and stores
         it a little later, in a larger batch (QoS 0).
         """
-        about = Envelope(
+        item = new_item(
+            address,
+            payload,
             partition=partition,
             headers=headers,
             delay=delay,
@@ -124,7 +126,6 @@ class QueueClient:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        item = new_item(address, payload, about)
         (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
         return result if transaction_id else _own(result)
 
@@ -143,8 +144,9 @@ class QueueClient:
         """Push several messages, in order. Headers, delay and time apply to each of them. More
         messages than fit into one request are sent in several.
         """
-        about = Envelope(partition=partition, headers=headers, delay=delay, deliver_at=deliver_at)
-        items = [new_item(address, payload, about) for payload in payloads]
+        about: Any = {"partition": partition, "headers": headers}
+        about |= {"delay": delay, "deliver_at": deliver_at}
+        items = [new_item(address, payload, **about) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MAX_ITEMS):
             part = items[begin : begin + MAX_ITEMS]

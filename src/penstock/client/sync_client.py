@@ -17,9 +17,9 @@ from penstock.client.portal import (
     Facade,
     blocking,
     blocking_as,
+    forwarding,
     iterating,
     opened,
-    passing,
     wrapping,
 )
 from penstock.client.results import TransactionStep
@@ -183,8 +183,8 @@ class SyncClient(ClosingFacade[Client]):
     trace = blocking(Client.trace)
     transaction = wrapping(SyncTransaction, Client.transaction)
     buffer = wrapping(SyncPushBuffer, Client.buffer)
-    consumer = passing(Client.consumer)
-    registered = passing(Client.registered)
+    consumer = forwarding(Client.consumer)
+    registered = forwarding(Client.registered)
     topic = wrapping(SyncTopic, Client.topic)
     topics = blocking(Client.topics)
     status = blocking(Client.status)

@@ -146,9 +146,9 @@ class TopicFinder:
             if isinstance(status, Exception):
                 failures.append(f"{url}: {status}")
             elif listener := status.listeners.get("TCP"):
-                ((host, port),) = parse_addresses(listener)
+                ((host, port),), tls = parse_addresses(listener)
                 addresses.append((urlsplit(url).hostname or host, port))
-                secure.add(listener.startswith("tls://"))
+                secure.add(tls)
         if not addresses and failures:
             raise Unavailable(f"no broker says where its topics are ({'; '.join(failures)})")
         if not addresses:

@@ -24,7 +24,7 @@ from penstock.client.connection import Endpoint, Link
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import Reader, ReaderOptions, Start, ask
 from penstock.errors import InvalidRequest
-from penstock.net.addresses import Address, Token, parse_addresses, wants_tls
+from penstock.net.addresses import Address, Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol import frames
 from penstock.protocol.frames import (
@@ -175,9 +175,9 @@ class TopicClient(Topics):
         is the CA certificate to trust, as a PEM file or its text (default: PENSTOCK_CA_FILE, or the
         system's), or `tls` is an `ssl.SSLContext`.
         """
-        context = (tls or client_context(ca)) if wants_tls(addresses) else None
+        parsed, secure = parse_addresses(addresses)
         super().__init__(
-            Endpoint(parse_addresses(addresses), context),
+            Endpoint(parsed, (tls or client_context(ca)) if secure else None),
             timeout=timeout,
             connect_timeout=connect_timeout,
             token=token if token is not None else os.environ.get("PENSTOCK_TOKEN"),

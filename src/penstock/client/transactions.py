@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers
-from penstock.client.items import Envelope, Item, ack_item, new_item, storable
+from penstock.client.items import Item, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
 from penstock.client.results import Result, TransactionStep
@@ -51,7 +51,9 @@ class Transaction:
         that JSON cannot express.
         """
         check_payload(payload)
-        about = Envelope(
+        item = new_item(
+            address,
+            payload,
             partition=partition,
             headers=headers,
             delay=delay,
@@ -59,7 +61,7 @@ class Transaction:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        item = tracing.created(new_item(address, payload, about))
+        item = tracing.created(item)
         self._operations.append({"type": "push", "items": [item]})
         return self
 

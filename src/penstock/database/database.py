@@ -1,35 +1,13 @@
-"""The broker's connections to PostgreSQL, and the one opinion on whether it is up.
+"""The broker's connections to PostgreSQL, for those who call it. `health` says whether it is up.
 
-Everything that wants the database asks here, so that "down" is decided once and acted on at once:
-
-- A connection error or an acquire that takes too long makes us *suspect* the server. One probe
-  (shared by all who suspect at that moment) decides: it succeeds, and the error was that
-  connection's alone (somebody ran `pg_terminate_backend`), or it does not, and the database is
-  down.
-- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A
-  server that answers but cannot commit, because its synchronous standby hangs, is of no use to a
-  queue.
-- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any
-  other call. When a call is in flight for longer than half of `acquire_timeout`, a watchdog probes;
-  if that fails, all calls are cut off.
-- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One
-  whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
-- While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with
-  growing pauses (0.1 s to 1 s). The first probe that succeeds migrates the schema if that is still
-  to be done, and notifies those who asked.
-- All connections are on one server (see `connector`). Where several hosts are configured they are
-  surveyed every second; when another one was promoted, everything is cut off as if the database had
-  gone down, and opened there.
-
-A call cut off in the middle may have been committed. Callers treat `Unavailable` as "unknown",
-never as "not done".
+While it is down nobody waits: calls fail with `Unavailable` immediately. A call cut off in the
+middle may have been committed. Callers treat `Unavailable` as "unknown", never as "not done".
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,55 +18,25 @@ from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import IDLE_SECONDS, BrowsePool, keep_session
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.database.failure import explain
-from penstock.database.hosts import Server, choose
-from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrate
+from penstock.database.health import GONE, UNREACHABLE, Health
+from penstock.database.migrate import SchemaFiles, drop_unused_functions
+from penstock.database.notifications import Notifications
 from penstock.database.standby import Standby
-from penstock.errors import (
-    Busy,
-    ConfigError,
-    ConnectionLost,
-    InvalidRequest,
-    PenstockError,
-    Unavailable,
-)
+from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
 T = TypeVar("T")
 
-GONE = (  # what a call meets when its connection or the server behind it is lost
-    ConnectionError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,  # asyncpg's word for using a connection that was closed meanwhile
-    asyncpg.InternalClientError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
-)
 # Its disk is full or fails; it may still answer reads.
 NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)
-UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
-PROBE_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.0)
 WATCH_SECONDS = 0.25
-SURVEY_SECONDS = 1.0
-# Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
-COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
-LISTEN_CHECK_SECONDS = 15.0
-REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
 # Rolled back as a whole: safe to run again.
 UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 MAX_ATTEMPTS = 6  # of what was undone
 UNDONE_SECONDS = 0.02  # before the next, more with each
 MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
 MAX_IDLE = 8  # connections at hand between calls, outside the pool
-
-
-class CannotCommit(PenstockError):
-    """The server answers and does not commit."""
 
 
 class Checkout:
@@ -124,10 +72,7 @@ class Database:
         )
         if self.embedded:
             self.url = self.embedded.url
-        self.healthy = False
-        self.identity: int | None = None  # which database it is; None: it was never reached
-        # why the database is down; while it is up, what is wrong with its other hosts
-        self.problem = ""
+        self.healthy = False  # what `Health.up` says: every push asks
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
         self._pool: asyncpg.Pool | None = None
         self._browsing = BrowsePool(settings, self._connector.connect)
@@ -136,24 +81,19 @@ class Database:
             if settings.read_url
             else None
         )
-        self._migrated: Server | None = None  # the server whose schema was brought up to date
-        self._callbacks: list[Callable[[bool], None]] = []
         self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
         self._queueing = 0  # calls that wait for the pool: they come before `_idle`
         self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
         self._active = asyncio.Event()  # there may be calls in flight or connections at hand
-        self._listeners: dict[str, Callable[[str | None], None]] = {}  # by channel
-        self._listen_again = asyncio.Event()  # a channel is new, or the connection is lost
-        self._probing: asyncio.Task[bool] | None = None
-        self._recovered = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._down_since: float | None = None
-        metrics.gauge(
-            "penstock_database_up",
-            "1 while PostgreSQL answers",
-            read=lambda: int(self.healthy),
-            merge="max",
+        self._watching: asyncio.Task[None] | None = None
+        self._health = Health(
+            settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
         )
+        self._notifications = Notifications(settings, self._connector, self._health)
+        self.on_change = self._health.on_change
+        self.recovered = self._health.recovered
+        self.listen = self._notifications.listen
+        self.on_change(self._set_healthy)
         metrics.gauge(
             "penstock_database_pool_size",
             "Open connections in the broker's pool",
@@ -164,15 +104,19 @@ class Database:
             "SQL calls of this broker in flight",
             read=lambda: len(self._in_flight),
         )
-        metrics.gauge(
-            "penstock_database_warnings",
-            "1 while a second configured host also accepts writes, or belongs to another cluster",
-            read=lambda: int(self.healthy and bool(self.problem)),
-            merge="max",
-        )
-        self._outages = metrics.counter(
-            "penstock_database_outages_total", "Times that PostgreSQL became unavailable"
-        )
+
+    def _set_healthy(self, healthy: bool) -> None:
+        self.healthy = healthy
+
+    @property
+    def problem(self) -> str:
+        """Why the database is down; while it is up, what is wrong with its other hosts."""
+        return self._health.problem
+
+    @property
+    def identity(self) -> int | None:
+        """Which database it is, by the number its schema gave it; None: it was never reached."""
+        return self._health.identity
 
     @property
     def pool_size(self) -> int:
@@ -209,19 +153,15 @@ class Database:
         await self._browsing.start()
         if self._standby:
             await self._standby.start()
-        if not await self._probe():
-            if self._connector.pooled:
-                raise ConfigError(f"this database cannot be used: {self.problem}")
-            log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
-            self._went_down()
-        self._spawn(self._watch())
-        if len(self._connector.hosts) > 1:
-            self._spawn(self._survey())
+        await self._health.start()
+        self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        for task in (*self._tasks, *([self._probing] if self._probing else [])):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._notifications.stop()
+        await self._health.stop()
         await self._browsing.stop()
         if self._standby:
             await self._standby.stop()
@@ -234,15 +174,7 @@ class Database:
         self._connector.close()
         if self.embedded:
             await asyncio.to_thread(self.embedded.stop)
-        self.healthy = False
-
-    def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call `callback(healthy)` each time the database goes down or comes back."""
-        self._callbacks.append(callback)
-
-    async def recovered(self) -> None:
-        """Return when the database is up; at once if it is."""
-        await self._recovered.wait()
+        self.healthy = self._health.up = False
 
     async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """Run one statement; again when it lost a deadlock, for then nothing of it was done."""
@@ -314,7 +246,7 @@ class Database:
             except asyncpg.DataError as error:
                 raise _unusable(error) from error
             except GONE as error:
-                lost = await self._suspect(error)
+                lost = await self._health.suspect(error)
                 if attempt == MAX_READ_ATTEMPTS - 1 or not isinstance(lost, ConnectionLost):
                     raise lost from error
         raise Unavailable("the database is down")
@@ -341,7 +273,7 @@ class Database:
         try:
             if isinstance(error, GONE):
                 if not isinstance(error, asyncpg.InterfaceError) or connection.is_closed():
-                    raise await self._suspect(error) from error
+                    raise await self._health.suspect(error) from error
                 # otherwise a wrong argument, not a lost connection
             elif isinstance(error, asyncpg.QueryCanceledError):
                 raise Busy("the database took too long") from error
@@ -357,23 +289,10 @@ class Database:
             else:
                 await self._release(proxy)
 
-    async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
-        """Call back with each payload on `channel`, and with None after every (re)connect."""
-        self._listeners[channel] = callback
-        self._listen_again.set()
-        if len(self._listeners) == 1:
-            self._spawn(self._listen())
-
     async def drop_unused_functions(self) -> list[str]:
         """Drop the SQL functions of releases that no broker was seen of for long."""
         async with self.connection() as connection:
             return await drop_unused_functions(connection, self.settings.db_schema, self._sql)
-
-    async def probe(self) -> bool:
-        """Ask the server whether it answers, now. Shared with whoever else asks at this moment."""
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe())
-        return await asyncio.shield(self._probing)
 
     async def _acquire(self) -> Any:
         assert self._pool is not None
@@ -381,7 +300,7 @@ class Database:
         try:
             return await self._pool.acquire(timeout=self.settings.acquire_timeout)
         except UNREACHABLE as error:
-            raise await self._suspect(error) from error
+            raise await self._health.suspect(error) from error
         finally:
             self._queueing -= 1
 
@@ -397,117 +316,6 @@ class Database:
             await self._pool.release(proxy, timeout=self.settings.acquire_timeout)
         except GONE:
             pass  # the connection is lost either way; the pool opens another when it needs one
-
-    async def _suspect(self, error: BaseException) -> Unavailable:
-        if not self.healthy:
-            # decided already: this call was cut off, and asking again would take its time
-            return Unavailable("the database is down")
-        if await self.probe():
-            return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
-        self._went_down()
-        return Unavailable("the database is down")
-
-    async def _probe(self) -> bool:
-        """Ask all hosts, choose one and commit there; whether it is in use and ready for calls."""
-        choice = choose(await self._connector.survey(), self._connector.server)
-        if choice.server is None:
-            self._report(choice.reason)
-            return False
-        if self.healthy and choice.server != self._connector.server:
-            self._report(f"{choice.server} took over from {self._connector.server}")
-            return False  # what is open has to be cut off first; the next probe finds us down
-        try:
-            connection = await self._connector.dial(choice.server.host)
-        except (*UNREACHABLE, asyncpg.PostgresError) as error:
-            self._report(f"{choice.server.host.name}: {explain(error)}")
-            return False
-        try:
-            await self._prepare(connection, choice.server)
-        except (*GONE, CannotCommit) as error:
-            self._report(f"{choice.server.host.name}: {explain(error)}")
-            return False
-        finally:
-            connection.terminate()
-        if not self.healthy:
-            self._connector.use(choice.server)
-        self._report(choice.warning)
-        self._came_up()
-        return True
-
-    async def _prepare(self, connection: Any, server: Server) -> None:
-        limit = self.settings.acquire_timeout
-        try:
-            await connection.execute(COMMIT, timeout=limit)
-        except TimeoutError:
-            # asyncpg asks the server to end the wait, which it only does for a session that is
-            # closed in peace. Left behind, the session of every probe would wait there, until the
-            # server has no room for more.
-            try:
-                await connection.close(timeout=limit)
-            except UNREACHABLE:
-                pass  # it is cut off by the caller
-            raise CannotCommit(
-                f"answers, but a commit takes longer than {limit:g} s "
-                "(does its synchronous standby answer?)"
-            ) from None
-        except GONE:
-            raise
-        except asyncpg.PostgresError as error:
-            raise CannotCommit(f"answers, but cannot commit: {error}") from error
-        away = time.monotonic() - self._down_since if self._down_since is not None else 0.0
-        if server != self._migrated or away > REMIGRATE_SECONDS:
-            self.identity = await migrate(connection, self.settings.db_schema, self._sql)
-            self._migrated = server
-
-    def _report(self, problem: str) -> None:
-        if problem and problem != self.problem:
-            log.error("PostgreSQL: %s", problem)
-        self.problem = problem
-
-    def _came_up(self) -> None:
-        if self.healthy:
-            return
-        self.healthy = True
-        self._recovered.set()
-        if self._down_since is not None:
-            log.info(
-                "PostgreSQL recovery detected after %.1f s", time.monotonic() - self._down_since
-            )
-            self._down_since = None
-        for callback in self._callbacks:
-            callback(True)
-
-    def _went_down(self) -> None:
-        if self._down_since is not None:
-            return
-        self.healthy = False
-        self._recovered.clear()
-        self._down_since = time.monotonic()
-        self._outages.add()
-        log.warning(
-            "Database connection failed: PostgreSQL is down; %d calls in flight",
-            len(self._in_flight),
-        )
-        self._connector.cut()
-        for callback in self._callbacks:
-            callback(False)
-        self._spawn(self._wait_for_recovery())
-
-    async def _wait_for_recovery(self) -> None:
-        for seconds in chain(PROBE_SECONDS, repeat(PROBE_SECONDS[-1])):
-            if self.healthy:
-                return
-            await asyncio.sleep(seconds)
-            if self.embedded and self.embedded.pid() is None:
-                log.warning("the embedded PostgreSQL is gone; starting it again")
-                try:
-                    await asyncio.to_thread(self.embedded.start)
-                except PenstockError as error:
-                    log.error("%s", error)
-            try:
-                await self.probe()
-            except (PenstockError, asyncpg.PostgresError) as error:
-                self._report(f"the database answers but its schema cannot be prepared: {error}")
 
     async def _watch(self) -> None:
         """Find the server that is frozen or does not commit: a call in flight does not finish."""
@@ -529,62 +337,8 @@ class Database:
             ):
                 # a long statement is no reason to commit all the time
                 next_probe = now + self.settings.acquire_timeout
-                if not await self.probe():
-                    self._went_down()
-
-    async def _survey(self) -> None:
-        """Notice that another host was promoted, or that ours takes no writes."""
-        while True:
-            await asyncio.sleep(SURVEY_SECONDS)
-            if not self.healthy:
-                continue
-            choice = choose(await self._connector.survey(), self._connector.server)
-            if not self.healthy:
-                continue
-            if choice.server == self._connector.server:
-                self._report(choice.warning)
-            elif choice.server:  # not one more statement on the old one
-                self._report(f"{choice.server} took over from {self._connector.server}")
-                self._went_down()
-            elif not await self.probe():
-                self._went_down()
-
-    async def _listen(self) -> None:
-        """All channels share a connection."""
-        while True:
-            await self._recovered.wait()
-            try:
-                connection = await self._connector.connect()
-            except (*UNREACHABLE, asyncpg.PostgresError):
-                await asyncio.sleep(PROBE_SECONDS[-1])
-                continue
-            connection.add_termination_listener(lambda _: self._listen_again.set())
-            heard: set[str] = set()
-            try:
-                while not connection.is_closed():
-                    self._listen_again.clear()
-                    for channel in self._listeners.keys() - heard:
-                        heard.add(channel)
-                        callback = self._listeners[channel]
-                        await connection.add_listener(channel, _payload_to(callback))
-                        callback(None)
-                    try:
-                        await asyncio.wait_for(self._listen_again.wait(), LISTEN_CHECK_SECONDS)
-                    except TimeoutError:  # silent for long: is the other end still there?
-                        await connection.execute("SELECT 1", timeout=self.settings.acquire_timeout)
-            except (*GONE, asyncpg.PostgresError):
-                pass  # the loop connects again and says so by calling back with None
-            finally:
-                connection.terminate()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _payload_to(callback: Callable[[str | None], None]) -> Callable[..., None]:
-    return lambda *event: callback(event[3])
+                if not await self._health.probe():
+                    self._health.went_down()
 
 
 def _unusable(error: asyncpg.DataError) -> InvalidRequest:

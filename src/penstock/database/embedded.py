@@ -49,7 +49,7 @@ BINARIES = (
 SYSTEM_USER = "penstock"
 SYSTEM_DATA = Path("/var/lib/penstock")
 SYSTEM_PROGRAMS = Path("/var/cache/penstock")
-LONGEST_SOCKET_PATH = 107  # sun_path minus its final NUL
+MAX_SOCKET_PATH_BYTES = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
 LEFTOVERS_TIMEOUT = 10
 READY_POLL_SECONDS = 0.005
@@ -215,7 +215,7 @@ class EmbeddedPostgres:
 
     @property
     def socket_directory(self) -> Path:
-        if len(str(self.directory / ".s.PGSQL.5432")) <= LONGEST_SOCKET_PATH:
+        if len(str(self.directory / ".s.PGSQL.5432")) <= MAX_SOCKET_PATH_BYTES:
             return self.directory
         name = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"penstock-{name}"

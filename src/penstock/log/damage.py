@@ -68,12 +68,7 @@ class DamageReport:
         return max((end for end in ends if end < 1 << 62), default=0)
 
     def holes_of(self, base: int) -> tuple[tuple[int, int], ...]:
-        holes = (
-            (int(place["start"]), int(place["end"]))
-            for place in self.places
-            if place.get("base") == base and "start" in place and "end" in place
-        )
-        return tuple(sorted(holes))
+        return holes_of(self.places, base)
 
     def note_holes(self, segment: Segment, holes: list[Hole]) -> None:
         name = segment.path(DATA).name
@@ -100,6 +95,16 @@ class DamageReport:
                 name = one.path(DATA).name
                 text = f"{name} ends at offset {one.end}, the next segment begins at {other.base}"
                 self.report_lost(text, name, one.end, other.base)
+
+
+def holes_of(places: list[dict[str, Any]], base: int) -> tuple[tuple[int, int], ...]:
+    """The holes of the segment with this base, from and up to, in order."""
+    holes = (
+        (int(place["start"]), int(place["end"]))
+        for place in places
+        if place.get("base") == base and "start" in place and "end" in place
+    )
+    return tuple(sorted(holes))
 
 
 def read_places(data: bytes) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwa
     return await asyncio.shield(loop.run_in_executor(pool, lambda: function(*args, **kwargs)))
 
 
-async def cancelled(task: "asyncio.Task[Any] | None") -> None:
+async def cancelled(*tasks: "asyncio.Task[Any] | None") -> None:
     """Cancel what runs in the background, if it does, and wait for its end."""
-    if task is not None:
+    running = [task for task in tasks if task is not None]
+    for task in running:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.gather(*running, return_exceptions=True)

@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from penstock.database import Database
-from penstock.database.database import COMMIT
+from penstock.database.health import COMMIT
 from penstock.monitor.inspection import sql
 
 FIGURES = sql("database_figures")

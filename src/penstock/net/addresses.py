@@ -1,8 +1,9 @@
 """Where brokers are and what they are shown, as users write it."""
 
+import base64
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import SplitResult, quote, unquote, urlencode
 
 from penstock.errors import InvalidRequest
 
@@ -13,10 +14,14 @@ Address = tuple[str, int]
 Token = str | Callable[[], str]
 
 
-def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
-    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named."""
+def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Address], bool]:
+    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named. The
+    second result says whether they want TLS: all of them, or none.
+    """
     parsed: list[Address] = []
-    for part in _parts(addresses):
+    secure: set[bool] = set()
+    for part in addresses.split(",") if isinstance(addresses, str) else addresses:
+        secure.add(isinstance(part, str) and part.strip().startswith("tls://"))
         if isinstance(part, tuple):
             parsed.append(part)
             continue
@@ -31,21 +36,9 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> list[Address]:
         parsed.append((host.strip("[]"), int(port)))
     if not parsed:
         raise InvalidRequest("no broker address given")
-    return parsed
-
-
-def wants_tls(addresses: str | Sequence[str | Address]) -> bool:
-    """Whether the addresses say `tls://`; all of them, or none."""
-    kinds = {
-        isinstance(part, str) and part.strip().startswith("tls://") for part in _parts(addresses)
-    }
-    if len(kinds) > 1:
+    if len(secure) > 1:
         raise InvalidRequest(f"either all addresses begin with tls:// or none: {addresses!r}")
-    return kinds == {True}
-
-
-def _parts(addresses: str | Sequence[str | Address]) -> Sequence[str | Address]:
-    return addresses.split(",") if isinstance(addresses, str) else addresses
+    return parsed, secure == {True}
 
 
 def resource(*parts: str, **query: Any) -> str:
@@ -53,6 +46,14 @@ def resource(*parts: str, **query: Any) -> str:
     path = "/".join([parts[0], *(quote(part, safe="") for part in parts[1:])])
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
+
+
+def basic_authorization(url: SplitResult) -> str:
+    """The header for the user and password of a URL; empty when it names none."""
+    if url.username is None:
+        return ""
+    secret = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return f"Basic {base64.b64encode(secret.encode()).decode()}"
 
 
 def token_text(token: Token | None) -> str:

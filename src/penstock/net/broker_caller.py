@@ -5,20 +5,19 @@ what may pass (a broker that restarts, a database that is down), so it is only f
 be made twice; `repeated` says that the last one was, and its first answer may have been lost.
 """
 
-import base64
 import http.client
 import os
 import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
 import msgspec
 
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.net.addresses import TOKEN_VARIABLE, Token, token_text
+from penstock.net.addresses import TOKEN_VARIABLE, Token, basic_authorization, token_text
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
@@ -59,10 +58,7 @@ class BrokerCaller:
         self._host = parts.hostname
         self._prefix = parts.path.rstrip("/")
         self._token = token or os.environ.get(TOKEN_VARIABLE)
-        self._basic = ""
-        if parts.username is not None:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            self._basic = base64.b64encode(secret).decode()
+        self._basic = basic_authorization(parts)
         self._timeout = timeout
         self._patience = patience
         self._connection = (
@@ -72,7 +68,7 @@ class BrokerCaller:
         )
         self.repeated = False  # the last request was sent more than once
 
-    def __enter__(self) -> "BrokerCaller":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -154,8 +150,13 @@ class BrokerCaller:
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))
         connection.sock.settimeout(seconds)
+        headers = {"Content-Type": "application/json"} if body else {}
+        if token := token_text(self._token):
+            headers["Authorization"] = f"Bearer {token}"
+        elif self._basic:
+            headers["Authorization"] = self._basic
         try:
-            connection.request(method, self._prefix + path, body or None, self._headers(body))
+            connection.request(method, self._prefix + path, body or None, headers)
             yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -175,11 +176,3 @@ class BrokerCaller:
         except OSError as error:
             self._connection.close()
             raise CannotConnect(f"no broker answers at {self.url}: {explain(error)}") from error
-
-    def _headers(self, body: bytes) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"} if body else {}
-        if token := token_text(self._token):
-            headers["Authorization"] = f"Bearer {token}"
-        elif self._basic:
-            headers["Authorization"] = f"Basic {self._basic}"
-        return headers

@@ -14,7 +14,6 @@ connect, reset, answer cut short) or `TimeoutError`.
 """
 
 import asyncio
-import base64
 import contextlib
 import re
 import ssl
@@ -23,11 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httptools
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
+from penstock.net.addresses import basic_authorization
 from penstock.net.tls import client_context, explain, first_answer_missing
 
 Headers = Iterable[tuple[str, str]]
@@ -223,9 +223,8 @@ class HttpClient:
         self.max_answer = max_answer
         host = f"[{self._host}]" if ":" in self._host else self._host
         standard: list[tuple[str, str]] = [("Host", f"{host}:{url.port}" if url.port else host)]
-        if url.username is not None:
-            secret = f"{unquote(url.username)}:{unquote(url.password or '')}".encode()
-            standard.append(("Authorization", "Basic " + base64.b64encode(secret).decode()))
+        if basic := basic_authorization(url):
+            standard.append(("Authorization", basic))
         self._standard = _render((*standard, *headers))
         self._slots = asyncio.Semaphore(pool_size)
         self._idle: list[_Connection] = []  # the last one was used last

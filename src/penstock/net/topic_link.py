@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
-from penstock.net.addresses import parse_addresses, wants_tls
+from penstock.net.addresses import parse_addresses
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
 from penstock.protocol import frames
@@ -49,8 +49,8 @@ class TopicLink:
         token: str | None = None,
         ca: str | None = None,
     ) -> None:
-        self._addresses = parse_addresses(addresses)
-        self._tls = client_context(ca) if wants_tls(addresses) else None
+        self._addresses, secure = parse_addresses(addresses)
+        self._tls = client_context(ca) if secure else None
         self._patience = patience
         self._token = token
         self._socket: socket.socket | None = None

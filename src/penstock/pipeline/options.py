@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
@@ -104,7 +103,6 @@ class Options:
         return self._parsed(name, default, parse, f"a whole number from {least} on")
 
     def seconds(self, name: str, default: float) -> float:
-        """A number of seconds."""
         return self._parsed(name, default, float, "a number of seconds")
 
     def duration(self, name: str, default: float) -> float:
@@ -118,7 +116,6 @@ class Options:
         return self._parsed(name, default, parse, "a time with its unit such as 30s or 15m")
 
     def flag(self, name: str, default: bool) -> bool:
-        """true or false."""
 
         def parse(value: str) -> bool:
             return bool(("false", "true").index(value.lower()))
@@ -180,8 +177,3 @@ def _milliseconds(value: str) -> int:
     if value.lstrip("-").isdecimal():
         return int(value)
     return round(utc_time(value).timestamp() * 1000)
-
-
-def topic_path(*names: str) -> str:
-    """The HTTP path of a topic, or of what is below it."""
-    return "/".join(["/topics", *(quote(name, safe="") for name in names)])

@@ -68,7 +68,6 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Which of SOURCES it is."""
         return _kinds(self, SOURCES)[0]
 
     @property
@@ -105,7 +104,6 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """Which of SINKS it is."""
         return _kinds(self, SINKS)[0]
 
     @property
@@ -140,7 +138,6 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def outputs(self) -> dict[str, Sink]:
-        """The sinks by name."""
         return {**({MAIN: self.sink} if self.sink else {}), **self.sinks}
 
     def output_app_id(self, name: str) -> str:

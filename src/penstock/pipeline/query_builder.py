@@ -36,7 +36,6 @@ class Frames:
     dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source
 
     def of(self, sink: Sink) -> Any:
-        """The rows a sink gets."""
         return self.views[sink.view or next(reversed(self.views))]
 
 
@@ -230,7 +229,6 @@ class BatchCall:
     function: Callable[[Any, int], None]
 
     def save(self) -> None:
-        """Write it."""
         self.function(self.frame, 0)
 
 

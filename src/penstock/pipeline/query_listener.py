@@ -32,7 +32,6 @@ class QueryListener(StreamingQueryListener):
         self._heartbeats: dict[str, Heartbeat] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """A query begins."""
         run = str(event.runId)
         name = event.name or f"query-{event.id}"
         self._reports[run] = Report(name, state="running", master=self._master())
@@ -54,14 +53,12 @@ class QueryListener(StreamingQueryListener):
         self._send(str(progress.runId), progress.id)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """It waits for data."""
         run = str(event.runId)
         if (report := self._reports.get(run)) is not None:
             report.state = "idle"
             self._send(run, event.id)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """It ended, or failed."""
         run = str(event.runId)
         if (report := self._reports.get(run)) is None:
             return

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from penstock.errors import PenstockError
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.progress import rows_of
 
@@ -62,7 +62,7 @@ class Heartbeat:
 
     def __init__(self, url: str, name: str, token: str | None = None) -> None:
         self._caller = BrokerCaller(url, token=token, timeout=HEARTBEAT_SECONDS)
-        self._path = f"/api/v1/pipelines/{quote(name, safe='')}"
+        self._path = resource("/api/v1/pipelines", name)
         self._last = 0.0
         self._state = ""
         self._warned = False

@@ -63,7 +63,6 @@ def stateful_nodes(frame: Any) -> int:
 
 
 def analyzed(frame: Any) -> Any:
-    """The plan as Spark's analyzer resolved it."""
     return frame._jdf.queryExecution().analyzed()
 
 

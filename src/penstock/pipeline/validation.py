@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 import sqlglot
@@ -26,9 +25,10 @@ from sqlglot.errors import OptimizeError, ParseError
 from sqlglot.optimizer.qualify import qualify
 
 from penstock.errors import ConfigError, InvalidRequest, NotFound, PenstockError
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
+from penstock.pipeline.options import QUEUE_SINK, TOPIC_SINK, Options
 from penstock.pipeline.pipeline_file import (
     Pipeline,
     Sink,
@@ -133,10 +133,8 @@ def _check_options(pipeline: Pipeline) -> None:
         options = Options(texts(source_options(pipeline, source)))
         with naming(f"source {name}"):
             if source.queue:
-                options.refuse_others(QUEUE_SOURCE, "a queue source")
                 QueueOptions(options, [], streaming=pipeline.streaming)
             else:
-                options.refuse_others(TOPIC_SOURCE, "a topic source")
                 checked = TopicOptions(options, [])
                 if pipeline.streaming:
                     TopicStreamReader(checked)
@@ -236,11 +234,11 @@ def _sql_columns(step: Step, views: dict[str, Columns | None]) -> Columns | None
     if not isinstance(query, exp.Query):
         raise ConfigError(f"{where}: a step is a SELECT")
     own = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
-    known_as = {name.lower(): name for name in views}  # to Spark names are the same in any case
+    view_names = {name.lower(): name for name in views}  # to Spark names are the same in any case
     used = set()
     for table in sorted({table.name for table in query.find_all(exp.Table) if not table.db}):
-        if table.lower() in known_as:
-            used.add(known_as[table.lower()])
+        if table.lower() in view_names:
+            used.add(view_names[table.lower()])
         elif table.lower() not in own:
             raise ConfigError(
                 f"{where}: there is no view {table!r} before it; there are {', '.join(views)}"
@@ -327,7 +325,7 @@ def _resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
     assert sink.route is not None
     try:
         with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
-            route = caller.json("GET", f"/api/v1/routes/{quote(sink.route, safe='')}")
+            route = caller.json("GET", resource("/api/v1/routes", sink.route))
     except NotFound:
         raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url}") from None
     except PenstockError as error:

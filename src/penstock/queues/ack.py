@@ -26,7 +26,7 @@ STATUSES = {
 NOT_FOUND = "Message not found"
 NO_LEASE = "Invalid or expired lease"
 ERRORS = {"missing": NOT_FOUND, "lease": NO_LEASE}
-LONGEST_ERROR = 10_000
+MAX_ERROR_CHARS = 10_000
 
 
 class Prepared:
@@ -68,7 +68,7 @@ class Prepared:
                 )  # fmt: skip
                 if error is None:
                     starts.append(len(places))
-                    text = ack.error and ack.error[:LONGEST_ERROR]
+                    text = ack.error and ack.error[:MAX_ERROR_CHARS]
                     runs.append((partition, ack.group, lease, status, text))
             if error is None:
                 places.append(place)

@@ -9,7 +9,8 @@ from penstock.database import Database
 from penstock.errors import InvalidRequest
 from penstock.protocol.analytics import Point, point_of
 
-LONGEST = timedelta(days=366)
+MAX_SPAN = timedelta(days=366)
+ALL_KINDS = ["queue", "group", "topic"]
 
 SQL = "SELECT * FROM analytics_points($1, $2, $3, $4, $5, $6, $7)"
 TOTALS = """
@@ -56,12 +57,12 @@ class Analytics:
         """In order of time, then kind and name; cut between two intervals where it can be."""
         if not since < until:
             raise InvalidRequest("`from` must be before `to`")
-        if until - since > LONGEST:
-            raise InvalidRequest(f"`from` and `to` may be at most {LONGEST.days} days apart")
+        if until - since > MAX_SPAN:
+            raise InvalidRequest(f"`from` and `to` may be at most {MAX_SPAN.days} days apart")
         if topic and queue:
             raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
         # a topic's groups are of its kind
-        kinds = ["topic"] if topic else ["queue", "group"] if queue else _ALL
+        kinds = ["topic"] if topic else ["queue", "group"] if queue else ALL_KINDS
         rows = await self._database.browse(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1
         )
@@ -79,6 +80,3 @@ class Analytics:
         rows = await self._database.browse(TOTALS, since) if upto[0] else []
         figures = ([row[name] for row in rows] for name in ("pushed", "delivered", "produced"))
         return Totals(upto[0], [row["minute"] for row in rows], *figures)
-
-
-_ALL = ["queue", "group", "topic"]

@@ -4,7 +4,7 @@ instead of names.
 Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is
 gone, a queue that became encrypted) and the caller drops the entry and looks again. A change made
 by any broker is announced on the notify channel and empties the copies. Every copy is bounded: a
-queue of a million partitions costs a broker no more memory than one of `MOST_REMEMBERED`, and what
+queue of a million partitions costs a broker no more memory than one of `MAX_REMEMBERED`, and what
 does not fit is looked up in the database, in batches.
 """
 
@@ -18,10 +18,10 @@ from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
-MOST_REMEMBERED = 100_000  # of each kind; beyond it we start over
+MAX_REMEMBERED = 100_000  # of each kind; beyond it we start over
 # a count of more than this many partitions is kept for a second per so many
 COUNTED_PER_SECOND = 20_000
-LONGEST_NAME = 512
+MAX_NAME_CHARS = 512
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -61,7 +61,7 @@ class Catalog:
         return None if info is None else info.options.encryption_enabled
 
     @property
-    def known(self) -> int:
+    def cached_queues(self) -> int:
         """Queues whose configuration is remembered."""
         return len(self._queues)
 
@@ -126,7 +126,7 @@ class Catalog:
         missing = [pair for pair in dict.fromkeys(wanted) if pair not in self.partitions]
         if not missing:
             return
-        if len(self.partitions) + len(missing) > MOST_REMEMBERED:
+        if len(self.partitions) + len(missing) > MAX_REMEMBERED:
             self.partitions.clear()
             missing = list(dict.fromkeys(wanted))
         rows = await self._database.read(
@@ -176,7 +176,7 @@ class Catalog:
 
 def remember(copies: dict[K, V], key: K, value: V) -> None:
     """Add to copies of limited number; when they are too many, start over."""
-    if len(copies) >= MOST_REMEMBERED:
+    if len(copies) >= MAX_REMEMBERED:
         copies.clear()
     copies[key] = value
 
@@ -184,14 +184,14 @@ def remember(copies: dict[K, V], key: K, value: V) -> None:
 def check_name(kind: str, name: str) -> None:
     if not name:
         raise InvalidRequest(f"{kind} must not be empty")
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequest(f"{kind} is longer than {LONGEST_NAME} characters")
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"{kind} is longer than {MAX_NAME_CHARS} characters")
     check_text(kind, name)
 
 
 def check_group(name: str) -> None:
-    if len(name) > LONGEST_NAME:
-        raise InvalidRequest(f"consumerGroup is longer than {LONGEST_NAME} characters")
+    if len(name) > MAX_NAME_CHARS:
+        raise InvalidRequest(f"consumerGroup is longer than {MAX_NAME_CHARS} characters")
     check_text("consumerGroup", name)
 
 

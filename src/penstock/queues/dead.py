@@ -27,7 +27,7 @@ NEXT = query("dead_letter_step")
 REQUEUED = query("dead_letter_requeued")
 LETTERS_PER_STEP = 500
 COUNTED = 100_000  # letters that are counted exactly (dead_letter_count.sql)
-MOST_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
+MAX_PAGE_BYTES = 16 << 20  # payloads in one page; those beyond are left out and say so
 
 
 @dataclass(slots=True)
@@ -87,10 +87,10 @@ class DeadLetters:
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
     ) -> DeadLetterPage:
-        """The newest failure first, with payloads up to MOST_BYTES of them. `before`: those older
-        than this letter, for the next page."""
+        """The newest failure first, with payloads up to MAX_PAGE_BYTES of them. `before`: those
+        older than this letter, for the next page."""
         rows = await self._database.browse(
-            LISTING, *which.args(), limit, offset, MOST_BYTES, before
+            LISTING, *which.args(), limit, offset, MAX_PAGE_BYTES, before
         )
         return DeadLetterPage([self._entry(row) for row in rows], await self.count(which))
 

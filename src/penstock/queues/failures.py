@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 import asyncpg
 
 from penstock.errors import PenstockError
+from penstock.log.pool import cancelled
 from penstock.queues.context import QueueContext
 from penstock.queues.types import Ack
 
@@ -67,9 +68,7 @@ class Failures:
             self._writing = asyncio.create_task(self._write())
 
     async def stop(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await cancelled(self._writing)
         await self._write_now()
 
     async def _write(self) -> None:

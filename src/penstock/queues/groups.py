@@ -193,7 +193,6 @@ class Groups:
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
     ) -> SeekPreview:
-        """What `seek` would do."""
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):

@@ -17,12 +17,14 @@ import logging
 import random
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
 from penstock.errors import Unavailable
+from penstock.log.pool import cancelled
 from penstock.metrics import Counter
 from penstock.queues.context import QueueContext
 
@@ -61,9 +63,7 @@ class Later:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def moment(self, delay: float) -> datetime:
         """The moment in so many seconds by the database's clock, also while it is down. Only a
@@ -139,10 +139,9 @@ class Later:
             pause = self._look_at - time.monotonic()
             if pause > 0:
                 self._earlier.clear()
-                try:
-                    await asyncio.wait_for(self._earlier.wait(), pause)
-                except TimeoutError:
-                    pass
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._earlier.wait()
                 continue
             self._look_at = time.monotonic() + FALLBACK_SECONDS
             try:

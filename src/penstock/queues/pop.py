@@ -180,8 +180,8 @@ class Popper:
                     wait = exchanged.wait if wait is None else min(wait, exchanged.wait)
                     reason = exchanged.note
             again = wait == 0.0 or (wait == SOON_SECONDS and not request.wait)
-            left = deadline - time.monotonic()
-            if self._stopping or (left <= 0 and not again) or (again and left < -2):
+            remaining = deadline - time.monotonic()
+            if self._stopping or (remaining <= 0 and not again) or (again and remaining < -2):
                 return Popped(
                     group=request.group, queue=request.queue, reason=reason, acked=list(acked)
                 )
@@ -191,9 +191,9 @@ class Popper:
                 generation.get(name, 0) for name in names
             ]:
                 pause = min(
-                    left,
+                    remaining,
                     self._settings.poll_interval,
-                    max(wait, SOON_SECONDS) if wait is not None else left,
+                    max(wait, SOON_SECONDS) if wait is not None else remaining,
                 )
                 handed = await self._park(request, targets, names, max(pause, 0))
                 if handed is not None:

@@ -21,6 +21,7 @@ import msgspec
 from penstock import __version__
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
+from penstock.log.pool import cancelled
 from penstock.metrics import Metrics
 from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
@@ -160,9 +161,7 @@ class Presence:
         self._task = asyncio.create_task(self._keep_saying())
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         try:
             await self._database.fetch(
                 "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2",
@@ -199,7 +198,6 @@ class Presence:
         return round((used - used_before) / max(now - before, 1e-3), 4)
 
     def figures(self) -> ProcessFigures:
-        """How this process is."""
         times = resource.getrusage(resource.RUSAGE_SELF)
         consumers = islice(self._consumers.counts().items(), MAX_REPORTED)
         return ProcessFigures(

@@ -27,6 +27,7 @@ import msgspec
 
 from penstock.database import struct_of
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
+from penstock.log.pool import cancelled
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
@@ -117,9 +118,7 @@ class Schedules:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
 
     def look(self) -> None:
         """Ask the database again when the next is due."""

@@ -18,11 +18,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Unavailable
+from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.queues")
 
@@ -93,9 +95,7 @@ class Signals:
         self._task = asyncio.create_task(self._send())
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancelled(self._task)
         if self._ready.is_set():  # nobody else will notify the others
             await self._notify()
         self.wake_all()
@@ -216,10 +216,9 @@ class Signals:
 
     async def _send(self) -> None:
         while True:
-            try:
-                await asyncio.wait_for(self._ready.wait(), HELLO_SECONDS)
-            except TimeoutError:
-                pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HELLO_SECONDS):
+                    await self._ready.wait()
             await self._notify()
             await asyncio.sleep(NOTIFY_SECONDS)
 

@@ -178,7 +178,6 @@ class Status:
         ]
 
     async def queue(self, queue: str) -> QueueStatus:
-        """One queue with its counts."""
         statuses = await self.queues(queue=queue)
         if not statuses:
             raise NotFound(f"Queue not found: {queue}")
@@ -216,7 +215,6 @@ class Status:
         )
 
     async def overview(self) -> Overview:
-        """Sums over all queues."""
         queues = await self.queues()
         rates = (await self._database.browse(RATES))[0]
         return Overview(

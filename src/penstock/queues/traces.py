@@ -13,7 +13,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 
 # payloads in one page; those beyond are null, as are those of deleted messages
-MOST_BYTES = 16 << 20
+MAX_PAGE_BYTES = 16 << 20
 
 ADD = query("trace_add")
 OF_MESSAGE = query("message_traces")
@@ -100,7 +100,7 @@ class Traces:
         return [_entry(row) for row in rows]
 
     async def by_name(self, name: str, limit: int = 100, offset: int = 0) -> TracePage:
-        rows = await self._database.browse(BY_NAME, name, limit, offset, MOST_BYTES)
+        rows = await self._database.browse(BY_NAME, name, limit, offset, MAX_PAGE_BYTES)
         total = await self._database.browse(
             "SELECT count(*) FROM trace_names WHERE name = $1", name
         )

@@ -22,6 +22,7 @@ import asyncpg
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
+from penstock.log.pool import cancelled
 from penstock.metrics import Metrics
 from penstock.queues.groups import forgotten
 from penstock.queues.sinks import Sinks
@@ -89,9 +90,7 @@ class Upkeep:
         self._tasks = [asyncio.create_task(self._every(job, interval)) for job, interval in jobs]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def roll_up(self) -> None:
         await self._database.fetch("SELECT queue_rollup()")

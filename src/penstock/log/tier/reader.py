@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import NotFound
+from penstock.log.damage import holes_of
 from penstock.log.fs import DISK
 from penstock.log.tier.blocks import BlocksInMemory
 from penstock.log.tier.cache import BlockCache
@@ -59,10 +60,6 @@ class TierReader:
             if before is not None and before.end < one.base and not before.compacted:
                 break
             segment = TieredSegment(DISK, Path(name).parent, incarnation, one, self._cache)
-            segment.holes = tuple(
-                (int(place["start"]), int(place["end"]))
-                for place in manifest.damage
-                if place.get("base") == one.base and "start" in place
-            )
+            segment.holes = holes_of(manifest.damage, one.base)
             segments.append(segment)
         return segments

@@ -75,8 +75,8 @@ class TieredSegment(Segment):
         return self.newest
 
     def lead_to(self, following: Segment, next_offset: int) -> None:
-        left = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
-        if left < MAX_BLOCKS_AHEAD * self.stored.block_bytes:
+        remaining = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
+        if remaining < MAX_BLOCKS_AHEAD * self.stored.block_bytes:
             following.warm()
 
     def warm(self) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import Conflict, InvalidRequest
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.lake import outcomes
@@ -41,7 +42,7 @@ from penstock.pipeline.lake.maintenance import (
 )
 from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options, topic_path
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
@@ -81,11 +82,9 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Of the topic or queue."""
         return str(self.topic or self.queue)
 
     def options(self) -> dict[str, str]:
-        """For the source."""
         reach = ("broker", "directory") if self.topic else ("database",)
         names = ("topic", "queue", "token", *reach)
         return {name: value for name in names if (value := getattr(self, name))}
@@ -213,11 +212,9 @@ class Archiver:
         return files, snapshot
 
     def frame(self, spark: Any, read: dict[str, str]) -> Any:
-        """The rows of a step."""
         return source_frame(spark, self.table.kind, read)
 
     def write(self, frame: Any, writer: FileWriter) -> list[DataFile]:
-        """The rows of a step as files, by tasks."""
         return [DataFile(*row) for row in frame.mapInArrow(writer, FILES_DDL).collect()]
 
     def mark(self, snapshot: Snapshot) -> None:
@@ -227,7 +224,7 @@ class Archiver:
             with BrokerCaller(o.url, token=o.token, patience=BROKER_PATIENCE_SECONDS) as caller:
                 try:
                     body = {"offset": snapshot.position}
-                    caller.json("PUT", topic_path(o.topic, "archived"), body)
+                    caller.json("PUT", resource("/topics", o.topic, "archived"), body)
                 except Conflict as error:  # a run that began later was faster
                     log.info("%s", error)
 
@@ -246,7 +243,6 @@ class Archiver:
         return compact(self.table, self.upkeep.file_bytes, self.merger(spark))
 
     def merger(self, spark: Any) -> Merger:
-        """Merges files by tasks."""
         return partial(merged_by_tasks, spark)
 
     def convert(self) -> int:

@@ -48,7 +48,6 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """In all files together."""
         return sum(entry.rows for entry in self.files)
 
 
@@ -176,7 +175,6 @@ class Lake:
 
 
 def manifest_path(kind: str, name: str) -> str:
-    """Below the root."""
     return f"_archive/{kind}-{quote(name, safe='')}.json"
 
 

@@ -39,7 +39,6 @@ class Kept:
         return flags
 
     def count(self, start: int, end: int) -> int:
-        """How many offsets from `start` to `end` stay."""
         return int(self.between(start, end).sum()) if end > start else 0
 
 

@@ -226,7 +226,6 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
 
 
 def build(figures: Letters) -> Report:
-    """The report for people."""
     window = (figures.since, minute_of(figures.until) + MINUTE)
     minutes = [minute for counts in figures.times.values() for minute in counts]
     since, until = html_report.fit(*window, minutes)

@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
+from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.options import topic_path
 
 RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
@@ -102,7 +102,6 @@ class Compacted:
 
     @property
     def bytes_saved(self) -> int:
-        """How many bytes less there are."""
         return self.bytes_before - self.bytes
 
 
@@ -124,10 +123,11 @@ class Source:
 
     def ask(self, method: str, *path: str, body: Any = None, timeout: float = 60.0) -> Any:
         """Ask the broker about this topic; may be sent twice."""
-        return self.caller.json(method, topic_path(self.topic, *path), body, timeout=timeout)
+        return self.caller.json(
+            method, resource("/topics", self.topic, *path), body, timeout=timeout
+        )
 
     def describe(self) -> Any:
-        """The broker's description of the topic now."""
         return self.ask("GET")
 
     def rows(self, start: int, end: int) -> Any:

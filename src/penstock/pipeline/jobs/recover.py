@@ -142,7 +142,6 @@ def _event(line: bytes) -> Event | None:
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Files to pieces."""
     number = 0
     for file, first, lines in _blocks(batches):
         number = 0 if first else number

@@ -44,7 +44,6 @@ class Chart:
     step: timedelta = field(default=timedelta(minutes=1))  # from one time to the next
 
     def svg(self) -> str:
-        """The drawing."""
         marks = "".join(self._bars() if self.kind == "bar" else self._lines())
         return (
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label)}">'

@@ -59,7 +59,6 @@ def convert(table: LakeTable) -> int:
 
 
 def old_position(manifest: Manifest) -> Position:
-    """Where the old archive ended."""
     stored = manifest.position
     if manifest.kind == "topic":
         return Position(stored["incarnation"], int(stored["next"]))

@@ -145,7 +145,6 @@ class FileWriter:
         yield as_batch(self.write(batches))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-        """All rows of the batches into files."""
         days: dict[date | None, _Day] = {}
         finished: list[DataFile] = []
 
@@ -232,7 +231,6 @@ class _Day:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as one row group."""
         rows = pa.Table.from_batches(self._waiting, self._schema)
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
         self._waiting, self.buffered = [], 0

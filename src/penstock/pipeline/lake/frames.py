@@ -93,7 +93,6 @@ def archived_frame(
 
 
 def spark_schema(snapshot: Snapshot) -> Any:
-    """Of the table, as Spark has it."""
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(json.loads(snapshot.delta.schema().to_json()))

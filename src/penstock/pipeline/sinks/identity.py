@@ -93,7 +93,6 @@ class Held:
         self.rows = 0
 
     def close(self) -> None:
-        """Remove the file, if there is one."""
         if self._file is not None:
             self._file.close()
 
@@ -214,11 +213,13 @@ class SinkWriter:
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
     address: ClassVar[tuple[str, str]]  # the option that names the broker, and what it is
+    allowed: ClassVar[set[str]]  # names of options
     text_columns: ClassVar[tuple[str, ...]]
     connect: ClassVar[Callable[..., Keeper]]
     streaming = False
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        options.refuse_others(self.allowed, f"a {self.kind} sink")
         self._address = options.require(*self.address)
         self._target = options.text(self.kind) or ""
         self._app = options.text("appId")

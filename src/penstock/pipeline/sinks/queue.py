@@ -14,7 +14,6 @@ as they are.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 
 import msgspec
@@ -38,7 +37,7 @@ from penstock.errors import (
 from penstock.net.broker_caller import Answer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QUEUE_SINK, Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import SinkWriter, Written, claimed
 from penstock.protocol import headers
@@ -99,8 +98,8 @@ class Pushed:
     buffered: int = 0
 
 
-class PushLink:
-    """One keep-alive connection that pushes; waits out a broker's restart and a full queue."""
+class PushLink(BrokerCaller):
+    """A caller that pushes; waits out a broker's restart and a full queue."""
 
     def __init__(
         self,
@@ -110,15 +109,8 @@ class PushLink:
         ca: str | None = None,
         endpoint: Endpoint = ITEMS,
     ) -> None:
-        self._caller = BrokerCaller(
-            url, token=token, ca=ca, timeout=ANSWER_SECONDS, patience=patience
-        )
+        super().__init__(url, token=token, ca=ca, timeout=ANSWER_SECONDS, patience=patience)
         self._endpoint = endpoint
-        self._patience = patience
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._caller.close()
 
     def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
         """Push encoded items; those refused for now again, until they are in or patience ends."""
@@ -132,8 +124,7 @@ class PushLink:
             delay = backoff.delay()
             if time.monotonic() + delay > deadline:
                 raise Unavailable(
-                    f"{len(items)} messages could not be pushed to {self._caller.url} in time: "
-                    f"{reason}"
+                    f"{len(items)} messages could not be pushed to {self.url} in time: {reason}"
                 )
             time.sleep(delay)
 
@@ -142,7 +133,7 @@ class PushLink:
     ) -> tuple[list[bytes], object]:
         """The items that are to be pushed again, and why; those that are stored are counted."""
         try:
-            answer = self._caller.attempt("POST", self._endpoint.path, self._endpoint.join(items))
+            answer = self.attempt("POST", self._endpoint.path, self._endpoint.join(items))
         except CannotConnect as error:
             return items, error
         except ConnectionLost as error:
@@ -164,12 +155,12 @@ class PushLink:
 
     def claim(self, claim: Claim) -> Claimed:
         """Whether a task may write; may be asked twice."""
-        body = self._caller.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
+        body = self.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
         return msgspec.json.decode(body, type=Claimed)
 
     def commit_sink(self, done: Commit) -> None:
         """Say that a batch is complete; may be said twice."""
-        self._caller.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
+        self.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
 
 
 def _unstored(
@@ -261,6 +252,7 @@ class _QueueWriter(SinkWriter):
 
     kind = "queue"
     address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
+    allowed = QUEUE_SINK
     text_columns = TEXT
     connect = PushLink
 
@@ -278,7 +270,7 @@ class _QueueWriter(SinkWriter):
         writer = self._writer()
         prefix = f"{writer.app}:{writer.batch}:{writer.task}:" if writer else None
         row = 0
-        with closing(self.connect(self._address, **self._reach)) as link:
+        with self.connect(self._address, **self._reach) as link:
             rows = self._checked(self._ordered(iterator) if self._order else iterator)
             if writer:
                 columns = ("queue", "partition", "traceId", "payload", HEADERS)

@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
+from penstock.pipeline.options import TOPIC_SINK
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.identity import SinkWriter, Writer, Written, claimed
 from penstock.protocol import frames
@@ -132,6 +133,7 @@ class _TopicWriter(SinkWriter):
 
     kind = "topic"
     address = ("broker", "the broker's address, host:port")
+    allowed = TOPIC_SINK
     text_columns = ("topic",)
     connect = TopicLink
 

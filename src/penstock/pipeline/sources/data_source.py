@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.pipeline.options import QUEUE_SINK, QUEUE_SOURCE, TOPIC_SINK, TOPIC_SOURCE, Options
+from penstock.pipeline.options import Options
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
@@ -73,12 +73,10 @@ class PenstockSource(DataSource):
         if self._of_queue():
             from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
 
-            options.refuse_others(QUEUE_SOURCE, "a queue source")
             queue = QueueOptions(options, columns, streaming=streaming)
             return QueueStreamReader(queue) if streaming else QueueReader(queue)
         from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
 
-        options.refuse_others(TOPIC_SOURCE, "a topic source")
         topic = TopicOptions(options, columns)
         return TopicStreamReader(topic) if streaming else TopicReader(topic)
 
@@ -92,11 +90,9 @@ class PenstockSource(DataSource):
         if self._of_queue(schema):
             from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
 
-            options.refuse_others(QUEUE_SINK, "a queue sink")
             return (QueueStreamWriter if streaming else QueueWriter)(options, schema)
         from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
 
-        options.refuse_others(TOPIC_SINK, "a topic sink")
         return (TopicStreamWriter if streaming else TopicWriter)(options, schema)
 
 

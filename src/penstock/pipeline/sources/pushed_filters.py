@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualNullSafe,
@@ -37,39 +39,37 @@ class Interval:
     low: int | None = None
     high: int | None = None
 
-    def __bool__(self) -> bool:
-        return self.low is not None or self.high is not None
-
     def narrow(self, bound: Filter) -> bool:
         """Take a comparison over; whether it could be."""
         number = _whole(getattr(bound, "value", None))
         if number is None:
             return False
+        low, high = self.low, self.high
         match bound:
             case EqualTo() | EqualNullSafe():
-                self.at_least(number)
-                self.below(number + 1)
+                low, high = number, number + 1
             case GreaterThanOrEqual():
-                self.at_least(number)
+                low = number
             case GreaterThan():
-                self.at_least(number + 1)
+                low = number + 1
             case LessThan():
-                self.below(number)
+                high = number
             case LessThanOrEqual():
-                self.below(number + 1)
+                high = number + 1
             case _:
                 return False
+        self.low = low if self.low is None or low is None else max(self.low, low)
+        self.high = high if self.high is None or high is None else min(self.high, high)
         return True
 
-    def at_least(self, low: int | None) -> None:
-        """Nothing below it."""
-        if low is not None:
-            self.low = low if self.low is None else max(self.low, low)
-
-    def below(self, high: int | None) -> None:
-        """Nothing from it on."""
-        if high is not None:
-            self.high = high if self.high is None else min(self.high, high)
+    def filter(self, rows: pa.RecordBatch, values: np.ndarray) -> pa.RecordBatch:
+        """The rows whose value is within it."""
+        wanted = np.ones(len(values), bool)
+        if self.low is not None:
+            wanted &= values >= self.low
+        if self.high is not None:
+            wanted &= values < self.high
+        return rows if wanted.all() else rows.filter(pa.array(wanted))
 
 
 @dataclass
@@ -89,16 +89,8 @@ class Names:
                 return False
         if not all(isinstance(value, str) for value in values):
             return False
-        self.restrict(values)
+        self.allowed = [name for name in dict.fromkeys(values) if name in self]
         return True
-
-    def restrict(self, names: Iterable[str] | None) -> None:
-        """None but these."""
-        if names is not None:
-            given = list(dict.fromkeys(names))
-            self.allowed = (
-                given if self.allowed is None else [one for one in self.allowed if one in given]
-            )
 
     def __contains__(self, name: str) -> bool:
         return self.allowed is None or name in self.allowed

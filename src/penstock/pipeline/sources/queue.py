@@ -21,9 +21,6 @@ read ranges of the table's blocks: each block once and in sequence, where ranges
 visit every block from every task. Blocks keep their rows as long as the table's file is the same
 one (messages are never updated); a task makes sure. And PostgreSQL packs many messages into a row
 (`penstock.pipeline.sources.packed_messages`).
-
-What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text,
-partitions' names (asked for once per task and partition).
 """
 
 import copy
@@ -31,7 +28,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -45,17 +42,15 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.options import EARLIEST, LATEST, Options
+from penstock.pipeline.options import EARLIEST, LATEST, QUEUE_SOURCE, Options
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.source_columns import HEADERS, QUEUE_COLUMNS, TIMESTAMP, checked_columns
-from penstock.pipeline.sources import packed_messages as packed
+from penstock.pipeline.source_columns import QUEUE_COLUMNS, checked_columns
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres
 from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
+from penstock.pipeline.sources.queue_rows import FILE, QueueRange, QueueRows
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.pipeline.sources.trigger_delay import TriggerDelay
-from penstock.pipeline.sources.uuid_texts import message_ids, uuid_texts
-from penstock.protocol import headers
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -68,50 +63,12 @@ COUNTED = 100_000  # messages held back are counted up to here
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
 TASKS = 4
 SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
-# What a column needs of PostgreSQL: `p` partition_id, `s` seq, the rest by their names. A payload
-# that is NULL is one that Spark must not read: the column itself never is.
-_NEEDS = {
-    "queue": "",
-    "partition": "p",
-    "seq": "s",
-    "id": "ps",
-    "transactionId": "t",
-    "traceId": "c",
-    "payload": "d",
-    "headers": "h",
-}
-_SQL = {
-    "p": "m.partition_id",
-    "s": "m.seq",
-    "t": "m.transaction_id",
-    "c": "m.trace_id",
-    "d": "CASE WHEN m.key_id IS NULL THEN m.payload END",
-    "a": "m.created_at",
-    "h": packed.HEADERS,
-}
-
 NEVER_NULL = ("queue", "partition", "seq", "id", "transactionId", "createdAt")
 
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
 _PACKED = """CASE WHEN current_setting('server_encoding') <> 'UTF8' THEN ''
                   WHEN coalesce(pg_relation_size(nullif(reltoastrelid, 0)), 0) = 0 THEN 'all'
                   ELSE 'small' END"""
-_FILE = "SELECT pg_relation_filenode('messages'::regclass)::bigint"
-
-
-@dataclass
-class QueueRange(InputPartition):
-    """One task's share: messages with low <= xid < high between two places of (partition, seq)
-    order, or in the table's blocks from `after[0]` up to `until[0]` while its file is `file`.
-    `packed` says which messages of these blocks PostgreSQL may pack: `all`, `small` ones (others
-    are read as rows), or none."""
-
-    low: str
-    high: str
-    after: tuple[int, int] | None
-    until: tuple[int, int] | None
-    file: int | None = None
-    packed: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +84,7 @@ class QueueOptions:
     """Everything the source needs to know, checked. Picklable."""
 
     def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
+        options.refuse_others(QUEUE_SOURCE, "a queue source")
         self.primary = Postgres(options)
         self.postgres = self.primary.standby() or self.primary  # what messages are read from
         self.queue, assigned = _queue_of(options)
@@ -152,10 +110,11 @@ class QueueOptions:
         self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
         self.tasks = options.whole("minPartitions", TASKS) or TASKS
         self.fail_on_loss = options.flag("failOnDataLoss", True)
-        self.encrypted = options.text("encrypted", default="fail")
-        if self.encrypted not in ("fail", "null"):
-            raise InvalidRequest(f"the option 'encrypted' is fail or null, not {self.encrypted!r}")
-        self.columns = checked_columns("queue", QUEUE_COLUMNS, columns)
+        encrypted = str(options.text("encrypted", default="fail"))
+        if encrypted not in ("fail", "null"):
+            raise InvalidRequest(f"the option 'encrypted' is fail or null, not {encrypted!r}")
+        checked = checked_columns("queue", QUEUE_COLUMNS, columns)
+        self.rows = QueueRows(self.postgres, self.queue, checked, streaming, encrypted)
 
     def state(self) -> QueueState:
         """The queue's state now; NotFound when there is none of this name."""
@@ -293,7 +252,7 @@ class QueueOptions:
         none.
         """
         ((rows, pages, file, packed),) = self.postgres.rows(
-            f"SELECT reltuples::float8, relpages, ({_FILE}), {_PACKED} FROM pg_class WHERE oid "
+            f"SELECT reltuples::float8, relpages, ({FILE}), {_PACKED} FROM pg_class WHERE oid "
             "= 'messages'::regclass"
         )
         wanted = self.postgres.estimate(
@@ -309,29 +268,7 @@ class QueueOptions:
         """A task's messages, in the columns asked for."""
         self._wait_for_standby(int(task.high))
         conditions = self._conditions(state.id, int(task.low), int(task.high))
-        # A stream's ranges have an order: one that breaks off can be resumed, if it is known where
-        # that was.
-        place = "ps" if self.streaming else ""
-        needed = sorted(
-            {*place, *(need for name in self.columns for need in _NEEDS.get(name, "a"))}
-        ) or ["s"]
-        names = PartitionNames(self.postgres)
-        if task.packed and task.after:
-            end = task.until and task.until[0]
-            few = packed.query(
-                needed, conditions, task.after[0], end, toasted=task.packed == "small"
-            )
-            for batch in self.postgres.batches(few):
-                yield self._shape(state, packed.unpack(batch), names)
-            conditions.append(packed.rest())
-        if task.packed != "all":
-            for batch in self._resumed(task, needed, conditions):
-                yield self._shape(state, batch, names)
-        if task.file and self.postgres.rows(_FILE)[0][0] != task.file:
-            raise Unavailable(
-                "the messages were moved (VACUUM FULL, CLUSTER) while they were read by "
-                "blocks: read again"
-            )
+        yield from self.rows.read(state.installation, task, conditions)
 
     def _conditions(self, id: int, low: int, high: int) -> list[str]:
         """Which messages are wanted of those between the two horizons."""
@@ -378,86 +315,6 @@ class QueueOptions:
             )
         patience.end()
 
-    def _resumed(
-        self, task: QueueRange, needed: list[str], conditions: list[str]
-    ) -> Iterator[pa.RecordBatch]:
-        """The task's messages as rows, also when PostgreSQL goes away in between: a stream's range
-        is read on from where it broke off. A range without an order is begun once more as long as
-        nothing of it was handed on."""
-        patience = Patience(self.postgres.patience)
-        handed_on = False
-        while True:
-            try:
-                for batch in self.postgres.batches(self._rows(task, needed, conditions)):
-                    patience.end()
-                    if batch.num_rows:
-                        handed_on = True
-                        if self.streaming:
-                            task = replace(
-                                task, after=(batch["p"][-1].as_py(), batch["s"][-1].as_py() + 1)
-                            )
-                        yield batch
-                return
-            except Away as error:
-                if handed_on and not self.streaming:
-                    raise Unavailable(
-                        f"{error}: a part was read already, in no order; read again"
-                    ) from error
-                patience.wait(error)
-
-    def _rows(self, task: QueueRange, needed: list[str], conditions: list[str]) -> str:
-        """The query for the task's messages as rows."""
-        conditions = list(conditions)
-        place, form = (
-            ("ctid", "'(%d,%d)'::tid") if task.file else ("(m.partition_id, m.seq)", "(%d, %d)")
-        )
-        if task.after:
-            conditions.append(f"{place} >= {form % task.after}")
-        if task.until:
-            conditions.append(f"{place} < {form % task.until}")
-        order = " ORDER BY m.partition_id, m.seq" if self.streaming else ""
-        names = ", ".join(f"{_SQL[need]} AS {need}" for need in needed)
-        return f"SELECT {names} FROM messages m WHERE {' AND '.join(conditions)}{order}"
-
-    def _shape(
-        self, state: QueueState, batch: pa.RecordBatch, names: "PartitionNames"
-    ) -> pa.RecordBatch:
-        made = {
-            "queue": lambda: pa.repeat(pa.scalar(self.queue), batch.num_rows),
-            "partition": lambda: names.of(batch["p"]),
-            "seq": lambda: batch["s"],
-            "id": lambda: message_ids(state.installation, batch["p"], batch["s"]),
-            "transactionId": lambda: batch["t"],
-            "traceId": lambda: uuid_texts(batch["c"]),
-            "payload": lambda: self._clear(batch["d"]).cast(pa.string()),
-            "createdAt": lambda: batch["a"].cast(TIMESTAMP),
-            "headers": lambda: self._headers(batch["h"]),
-        }
-        schema = pa.schema([QUEUE_COLUMNS.field(name) for name in self.columns])
-        return pa.RecordBatch.from_arrays([made[name]() for name in self.columns], schema=schema)
-
-    def _clear(self, payloads: pa.Array) -> pa.Array:
-        """Encrypted payloads never become text by accident: they are not even sent."""
-        self._check_clear(payloads.null_count > 0)
-        return payloads
-
-    def _headers(self, texts: pa.Array) -> pa.Array:
-        """The maps of JSON texts; an empty text stands for encrypted ones."""
-        if texts.null_count == len(texts):
-            return pa.nulls(len(texts), HEADERS)
-        values = texts.to_pylist()
-        self._check_clear(b"" in values)
-        maps = [list(headers.decode(text).items()) if text else None for text in values]
-        return pa.array(maps, HEADERS)
-
-    def _check_clear(self, encrypted: bool) -> None:
-        if encrypted and self.encrypted == "fail":
-            raise InvalidRequest(
-                f"queue {self.queue!r} holds encrypted messages and Spark is not given the keys: "
-                "consume them through the broker, or set the option encrypted=null to read them "
-                "without their payload and headers"
-            )
-
 
 def _within(id: int, low: int, high: int) -> str:
     return f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
@@ -482,26 +339,6 @@ def _queue_of(options: Options) -> tuple[str, list[str] | None]:
     return queue, names
 
 
-class PartitionNames:
-    """The names of partitions, asked for when they are first met."""
-
-    def __init__(self, postgres: Postgres) -> None:
-        self._postgres = postgres
-        self._names: dict[int, str] = {}
-
-    def of(self, partitions: pa.Array) -> pa.Array:
-        """The name of each of these ids."""
-        met = partitions.dictionary_encode()
-        ids = met.dictionary.to_pylist()
-        new = ",".join(str(one) for one in ids if one not in self._names)
-        if new:
-            rows = self._postgres.rows(
-                f"SELECT id, name FROM partitions WHERE id = ANY('{{{new}}}'::bigint[])"
-            )
-            self._names.update(rows)
-        return pa.array([self._names[one] for one in ids], pa.string()).take(met.indices)
-
-
 @plain_errors
 class QueueReader(FilteredReader):
     """`spark.read.format("penstock").option("queue", ...)`: what is committed when the read is
@@ -523,7 +360,6 @@ class QueueReader(FilteredReader):
         return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 
@@ -631,13 +467,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         # a batch begun before is run again without asking for the latest offset first
         self._same(end, self.state)
         return self.options.ranges(start["xid"], end["xid"], end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -37,7 +36,7 @@ from penstock.errors import (
     NotFound,
     PenstockError,
 )
-from penstock.pipeline.options import EARLIEST, LATEST, Options, Positions
+from penstock.pipeline.options import EARLIEST, LATEST, TOPIC_SOURCE, Options, Positions
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import TOPIC_COLUMNS, checked_columns, topic_batch
 from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
@@ -85,6 +84,7 @@ class TopicOptions:
     """Everything the source needs to know, checked. Picklable."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        options.refuse_others(TOPIC_SOURCE, "a topic source")
         self.topics = Topics(options)
         named = [name for key in ("topic", "topics", "subscribe") for name in options.names(key)]
         self.pattern = options.text("topicPattern", "subscribePattern")
@@ -93,7 +93,7 @@ class TopicOptions:
                 "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
             )
         try:
-            self._matches = re.compile(self.pattern or "").fullmatch
+            self._pattern = re.compile(self.pattern or "")
         except re.error as error:
             raise InvalidRequest(
                 f"the option 'topicPattern' is no regular expression: {error}"
@@ -103,7 +103,6 @@ class TopicOptions:
         self.ending = options.positions("endingOffsets", LATEST)
         self.starting_at = _moments(options, "startingTimestamp", "startingOffsetsByTimestamp")
         self.ending_at = _moments(options, "endingTimestamp", "endingOffsetsByTimestamp")
-        self.times = Interval()  # microseconds; what a filter on `timestamp` leaves
         self.max_records = options.whole("maxOffsetsPerTrigger")
         self.delay = TriggerDelay(options)
         self.max_bytes = options.whole("maxBytesPerTrigger")
@@ -115,19 +114,11 @@ class TopicOptions:
         self.group = options.text("group")
         self.columns = checked_columns("topic", TOPIC_COLUMNS, columns)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_matches": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._matches = re.compile(self.pattern or "").fullmatch
-
     def names(self) -> list[str]:
         """The topics that are read: as named, or those that match the pattern now."""
-        return self.named or [name for name in self.topics.names() if self._matches(name)]
+        return self.named or [name for name in self.topics.names() if self._pattern.fullmatch(name)]
 
     def states(self) -> dict[str, TopicState]:
-        """The state of each of them."""
         return {name: self.topics.state(name) for name in self.names()}
 
     def state_for_batch(self, topic: str) -> TopicState:
@@ -200,52 +191,6 @@ class TopicOptions:
             groups = _grouped(groups, min(most, GROUP_RECORDS, self.per_task))
         return [Task(ranges) for ranges in groups]
 
-    def read(self, task: Task) -> Iterator[pa.RecordBatch]:
-        """A task's records. DataLoss when they are gone and `failOnDataLoss` is set."""
-        try:
-            for part in task.ranges:
-                yield from self._read_range(part)
-        finally:
-            self.topics.close()
-
-    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
-        start = task.start
-        while True:
-            try:
-                for batch in self.topics.read(task.topic, task.incarnation, start, task.end):
-                    yield self._timely(topic_batch(task.topic, batch, self.columns), batch.times)
-                    start = int(batch.offsets[-1]) + 1
-                return
-            except InvalidOffset as error:
-                state = self.topics.state(task.topic)
-                if self.fail_on_loss:
-                    raise DataLoss(
-                        f"topic {task.topic!r}: offsets {start} to "
-                        f"{min(state.first, task.end) - 1} were to be read and have aged out "
-                        f"({error}). {REMEDY}"
-                    ) from error
-                start = max(state.first, start + 1)
-            except Damaged as error:
-                if self.fail_on_loss or error.resume is None:
-                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
-                start = max(error.resume, start + 1)
-            except (Conflict, NotFound) as error:
-                if self.fail_on_loss:
-                    raise DataLoss(f"{error}. {REMEDY}") from error
-                return
-
-    def _timely(self, rows: pa.RecordBatch, times: np.ndarray) -> pa.RecordBatch:
-        """The rows that a filter on `timestamp` leaves."""
-        if not self.times:
-            return rows
-        low, high = self.times.low, self.times.high
-        wanted = np.ones(len(times), bool)
-        if low is not None:
-            wanted &= times >= low
-        if high is not None:
-            wanted &= times < high
-        return rows if wanted.all() else rows.filter(pa.array(wanted))
-
 
 def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
     """Milliseconds since 1970: one for all topics, or by topic."""
@@ -274,22 +219,66 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
 
 
 @plain_errors
-class TopicReader(FilteredReader):
+class _TaskReader:
+    """What the batch and the streaming reader share: a task's rows."""
+
+    options: TopicOptions
+    _times: Interval | None = None  # microseconds; what a filter on `timestamp` leaves
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's rows. DataLoss when they are gone and `failOnDataLoss` is set."""
+        assert isinstance(partition, Task)
+        try:
+            for part in partition.ranges:
+                yield from self._read_range(part)
+        finally:
+            self.options.topics.close()
+
+    def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
+        o, start = self.options, task.start
+        while True:
+            try:
+                for batch in o.topics.read(task.topic, task.incarnation, start, task.end):
+                    rows = topic_batch(task.topic, batch, o.columns)
+                    yield rows if self._times is None else self._times.filter(rows, batch.times)
+                    start = int(batch.offsets[-1]) + 1
+                return
+            except InvalidOffset as error:
+                state = o.topics.state(task.topic)
+                if o.fail_on_loss:
+                    raise DataLoss(
+                        f"topic {task.topic!r}: offsets {start} to "
+                        f"{min(state.first, task.end) - 1} were to be read and have aged out "
+                        f"({error}). {REMEDY}"
+                    ) from error
+                start = max(state.first, start + 1)
+            except Damaged as error:
+                if o.fail_on_loss or error.resume is None:
+                    raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
+                start = max(error.resume, start + 1)
+            except (Conflict, NotFound) as error:
+                if o.fail_on_loss:
+                    raise DataLoss(f"{error}. {REMEDY}") from error
+                return
+
+
+@plain_errors
+class TopicReader(_TaskReader, FilteredReader):
     """`spark.read.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options
         self._offsets = Interval()
+        self._times: Interval = Interval()
         self._names = Names()
         filters: dict[str, Interval | Names] = {
             "offset": self._offsets,
-            "timestamp": options.times,
+            "timestamp": self._times,
             "topic": self._names,
         }
         super().__init__(filters, TOPIC_COLUMNS.names)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         o = self.options
         spans = {}
         for topic in o.names():
@@ -305,7 +294,7 @@ class TopicReader(FilteredReader):
     def _narrowed(self, topic: str, start: int, end: int) -> tuple[int, int]:
         """The part of the range that can have records of the offsets and times asked for. Times
         never decrease along a topic; the broker finds them by whole milliseconds."""
-        topics, times = self.options.topics, self.options.times
+        topics, times = self.options.topics, self._times
         if times.low is not None:
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
         if times.high is not None:
@@ -314,14 +303,9 @@ class TopicReader(FilteredReader):
             end if self._offsets.high is None else min(end, self._offsets.high)
         )
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
-        assert isinstance(partition, Task)
-        return self.options.read(partition)
-
 
 @plain_errors
-class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
     def __init__(self, options: TopicOptions) -> None:
@@ -454,7 +438,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the read."""
         spans = {}
         _check_shape(end)
         # a batch begun before is run again without asking for the latest offset first
@@ -469,11 +452,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if begin < to["next"]:
                 spans[topic] = (to["incarnation"], begin, int(to["next"]))
         return self.options.tasks(spans)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows."""
-        assert isinstance(partition, Task)
-        return self.options.read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the position as a consumer group on the broker. The checkpoint is the truth, so a

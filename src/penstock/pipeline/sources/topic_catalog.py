@@ -89,7 +89,6 @@ class Topics:
             self._link = None
 
     def names(self) -> list[str]:
-        """All topics there are."""
         if self.broker:
             return self.link.names()
         directory = Path(self.directory or "")
@@ -173,7 +172,8 @@ class Topics:
             yield from self._fetch(topic, incarnation, start, end)
             return
         files = self._files(topic)
-        _same(topic, incarnation, files.incarnation)
+        if files.incarnation != incarnation:
+            raise _recreated(topic, incarnation, files.incarnation)
         if self.broker and files.tiered and start < (first := files.bounds()[0]):
             yield from self._fetch(topic, incarnation, start, min(first, end))
             start = first
@@ -183,7 +183,8 @@ class Topics:
     def _fetch(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         while start < end:
             fetched = self.link.fetch(topic, start, FETCH_BYTES)
-            _same(topic, incarnation, fetched.incarnation.hex())
+            if (actual := fetched.incarnation.hex()) != incarnation:
+                raise _recreated(topic, incarnation, actual)
             if fetched.records:
                 piece = _slice(fetched.raw, fetched.lengths, fetched.times, end)
                 if len(piece.offsets):  # else compaction left nothing before `end`
@@ -199,11 +200,10 @@ class Topics:
         return TopicFiles(directory)
 
 
-def _same(topic: str, expected: str, actual: str) -> None:
-    if expected != actual:
-        raise Conflict(
-            f"topic {topic!r} was deleted and created again: incarnation {actual}, not {expected}"
-        )
+def _recreated(topic: str, expected: str, actual: str) -> Conflict:
+    return Conflict(
+        f"topic {topic!r} was deleted and created again: incarnation {actual}, not {expected}"
+    )
 
 
 def _slice(raw: memoryview, lengths: np.ndarray, times: np.ndarray, end: int) -> Slice:

@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.object_store import pack_document, parse_document
+from penstock.errors import Conflict, NotFound
+from penstock.object_store import ObjectStore, Version, pack_document, parse_document
 from penstock.topics.offsets_journal import CommittedOffset
+from penstock.topics.tier.owner import Ownership
 
 STATE = "state.json"
 
@@ -29,3 +31,38 @@ class State(msgspec.Struct, kw_only=True):
     @classmethod
     def parse(cls, data: bytes) -> "State":
         return parse_document(data, cls, STATE)
+
+
+class StateObject:
+    """The state in the store, written by its owner when it says something new. Blocks."""
+
+    def __init__(self, store: ObjectStore, ownership: Ownership) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._written = State(broker="", written_at=0.0)
+        self._version: Version | None = None
+        self._version_read = False
+
+    def read_again(self) -> None:
+        """Somebody else may have written it."""
+        self._version_read = False
+
+    def write(self, state: State) -> None:
+        if msgspec.structs.replace(state, written_at=self._written.written_at) == self._written:
+            return
+        for attempt in (1, 2):
+            if not self._version_read:
+                self._ownership.check()
+                try:
+                    _, self._version = self._store.get(STATE)
+                except NotFound:
+                    self._version = None
+                self._version_read = True
+            try:
+                self._version = self._store.put_if(STATE, state.pack(), self._version)
+                break
+            except Conflict:  # an answer of ours was lost, or there is another owner
+                self._version_read = False
+                if attempt == 2:
+                    raise
+        self._written = state

@@ -12,33 +12,27 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
+from penstock.errors import Conflict, Damaged, PenstockError, StorageFailed
 from penstock.log.context import Context
-from penstock.log.layout import INCARNATION, KINDS, TIER, parse_checked
+from penstock.log.layout import INCARNATION, parse_checked
 from penstock.log.pool import P, T, cancelled, in_pool
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
-from penstock.log.tier.manifest import (
-    Manifest,
-    StoredSegment,
-    manifest_name,
-    object_name,
-)
-from penstock.log.tier.segment import TieredSegment, not_local
+from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name
 from penstock.metrics import Metrics
-from penstock.object_store import ObjectStore, Patience, Version
+from penstock.object_store import ObjectStore, Patience
 from penstock.topics.offsets_journal import CommittedOffset
 from penstock.topics.tier.adopt import Adoption, read_report
+from penstock.topics.tier.manifests import Manifests
 from penstock.topics.tier.owner import Fenced, Ownership
-from penstock.topics.tier.state import STATE, State, TopicEnd
+from penstock.topics.tier.state import State, StateObject, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
 from penstock.topics.topic import Topic
 
@@ -84,10 +78,8 @@ class Tier:
         # What is copied with the topics: set by whoever has it.
         self.groups: Callable[[], Iterable[CommittedOffset]] = tuple
         self.sinks: Path | None = None
-        self._versions: dict[str, Version | None] = {}  # of manifests that are ours, by incarnation
-        self._state_version: Version | None = None
-        self._state_read = False
-        self._state_written = State(broker="", written_at=0.0)
+        self._manifests = Manifests(context, self.store, self._ownership, self.cache, self._pool)
+        self._state = StateObject(self.store, self._ownership)
         self._unnamed: dict[str, float] = {}  # objects no manifest names: since when, monotonic
         self._collected = time.monotonic()
         self._task: asyncio.Task[None] | None = None
@@ -95,7 +87,7 @@ class Tier:
         self.problem: str | None = None  # why nothing is copied at the moment
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
         self.passes = 0  # that went through
-        self._passing = asyncio.Lock()
+        self._pass_lock = asyncio.Lock()
         self._uploading = asyncio.Semaphore(UPLOADS_AT_A_TIME)
         self._tried = asyncio.Event()  # set when the state was written, or could not be
         self._ending = False  # uploads give up
@@ -216,7 +208,7 @@ class Tier:
 
     async def synchronize(self) -> bool:
         """One pass; whether it went through."""
-        async with self._passing:
+        async with self._pass_lock:
             return await self._synchronize()
 
     async def _synchronize(self) -> bool:
@@ -247,8 +239,8 @@ class Tier:
         if self._ownership.epoch:
             self._ownership.check()
         else:
-            self._versions.clear()
-            self._state_read = False
+            self._manifests.versions.clear()
+            self._state.read_again()
             try:
                 self._ownership.acquire()
             except Fenced:
@@ -291,13 +283,13 @@ class Tier:
         # A time to come was a wrong clock's: it would hold up the topic until then.
         due = list(takewhile(lambda s: not oldest < s.newest < now + CLOCK_ERROR, pending))
         while due and not topic.ending:
-            await self._open_manifest(topic)
+            await self._manifests.open(topic)
             await self._copy_segments(topic, due[:UPLOADS_AT_A_TIME])
             del due[:UPLOADS_AT_A_TIME]
         if topic.tier is not None and _has_changed(topic, topic.tier):
-            await self._open_manifest(topic)
+            await self._manifests.open(topic)
             async with topic.maintenance:
-                await self._commit(topic, topic.tier.segments)
+                await self._manifests.commit(topic, topic.tier.segments)
         await self._release_local(topic)
 
     async def _copy_segments(self, topic: Topic, segments: Sequence[Segment]) -> None:
@@ -354,85 +346,9 @@ class Tier:
                 if following is not None:
                     entries = [one for one in entries if not segment.base <= one.base < following]
                     entries.append(stored)
-            await self._commit(topic, sorted(entries, key=lambda one: one.base), checkpoint)
-
-    async def _open_manifest(self, topic: Topic) -> None:
-        """Before the first write of a manifest in an epoch: the one that is there must be ours."""
-        incarnation = topic.incarnation
-        if incarnation in self._versions:
-            return
-        name = manifest_name(incarnation)
-        try:
-            data, version = await self._run_blocking(self.store.get, name)
-        except NotFound:
-            if topic.tier is not None and topic.tier.segments:
-                raise Damaged(f"{self.store.address}/{name} is gone") from None
-            self._versions[incarnation] = None
-            return
-        manifest = Manifest.parse(data, name)
-        local_version = topic.tier.version if topic.tier is not None else None
-        if manifest.broker != self._ownership.broker or (
-            local_version is not None and manifest.version not in (local_version, local_version + 1)
-        ):
-            raise Conflict(
-                f"{self.store.address}/{name} was written by broker {manifest.broker}, and not by "
-                "this one: start from the tier with an empty data directory and topics.adopt, or "
-                "delete the topic here"
+            await self._manifests.commit(
+                topic, sorted(entries, key=lambda one: one.base), checkpoint
             )
-        if local_version is None and manifest.segments:
-            await self._write_local(topic, manifest)
-            topic.attach(self._tiered(topic, not_local(manifest, topic.segments)))
-        self._versions[incarnation] = version
-
-    def _tiered(self, topic: Topic, stored: Sequence[StoredSegment]) -> list[Segment]:
-        segments: list[Segment] = [
-            TieredSegment(self._context.fs, topic.directory, topic.incarnation, one, self.cache)
-            for one in stored
-        ]
-        for segment in segments:
-            segment.holes = topic.damage_report.holes_of(segment.base)
-        return segments
-
-    async def _commit(
-        self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None
-    ) -> None:
-        """Write the manifest there, then here. The caller holds `topic.maintenance`."""
-        before = topic.tier
-        manifest = Manifest(
-            tier=self._ownership.tier,
-            name=topic.name,
-            incarnation=topic.incarnation,
-            broker=self._ownership.broker,
-            version=before.version + 1 if before is not None else 1,
-            policy=topic.policy,
-            archived=topic.archived_offset,
-            segments=segments,
-            checkpoint=checkpoint or (before.checkpoint if before is not None else b""),
-            damage=[dict(place) for place in topic.damage],
-        )
-        await self._run_blocking(self._put_manifest, manifest)
-        await self._write_local(topic, manifest)
-
-    def _put_manifest(self, manifest: Manifest) -> None:
-        name = manifest_name(manifest.incarnation)
-        data = manifest.pack()
-        try:
-            version = self.store.put_if(name, data, self._versions.get(manifest.incarnation))
-        except Conflict:
-            # Perhaps it was ours, and its answer was lost.
-            self._ownership.check()
-            there, version = self.store.get(name)
-            present = Manifest.parse(there, name)
-            if (present.broker, present.version) != (manifest.broker, manifest.version):
-                self._versions.pop(manifest.incarnation, None)
-                raise
-            version = self.store.put_if(name, data, version)
-        self._versions[manifest.incarnation] = version
-
-    async def _write_local(self, topic: Topic, manifest: Manifest) -> None:
-        context = self._context
-        await context.run(context.fs.replace, topic.directory / TIER, manifest.pack())
-        topic.tier = manifest
 
     # What goes
 
@@ -457,7 +373,7 @@ class Tier:
                 if not (aged or too_much) or entry is None or entry.end != segment.end:
                     break
                 total -= segment.size
-                await topic.replace_local(segment, self._tiered(topic, [entry])[0])
+                await topic.replace_local(segment, self._manifests.tiered(topic, [entry])[0])
 
     async def let_go(self, topic: Topic, first: int) -> None:
         """Retention wants what lies below `first` to go: the manifest lets go of it, and its
@@ -466,8 +382,10 @@ class Tier:
             return
         if not self._ownership.epoch:
             raise StorageFailed(self.problem or "the tier is not confirmed yet")
-        await self._open_manifest(topic)
-        await self._commit(topic, [one for one in topic.tier.segments if one.base >= first])
+        await self._manifests.open(topic)
+        await self._manifests.commit(
+            topic, [one for one in topic.tier.segments if one.base >= first]
+        )
         self._collect_soon()
 
     async def note_deletion(self, topic: Topic) -> None:
@@ -485,7 +403,7 @@ class Tier:
                 await self._context.run(fs.remove, directory / incarnation)
             elif await self._context.run(self._is_gone, directory / incarnation):
                 await self._run_blocking(self.store.delete, [manifest_name(incarnation)])
-                self._versions.pop(incarnation, None)
+                self._manifests.versions.pop(incarnation, None)
                 self._collect_soon()
                 await self._context.run(fs.remove, directory / incarnation)
 
@@ -501,17 +419,14 @@ class Tier:
         except FileNotFoundError:
             return True
 
-    def _collect_soon(self) -> None:
-        self._collected = -COLLECT_SECONDS
-
     async def collect(self) -> int:
         """Delete objects that no manifest has named for `tier_grace`; how many."""
         live = {topic.incarnation: topic for topic in self._topics}
         for topic in live.values():
             if topic.tier is not None:
                 with contextlib.suppress(Conflict, Damaged):  # reported when it is copied
-                    await self._open_manifest(topic)
-        garbage = await self._run_blocking(self._unnamed_objects, live)
+                    await self._manifests.open(topic)
+        garbage = await self._run_blocking(self._manifests.unnamed_objects, live)
         now = time.monotonic()
         self._unnamed = {name: self._unnamed.get(name, now) for name in garbage}
         grace = self._context.settings.tier_grace
@@ -524,29 +439,12 @@ class Tier:
         self._collected = now if not self._unnamed else now - COLLECT_SECONDS + grace
         return len(expired)
 
-    def _unnamed_objects(self, live: dict[str, Topic]) -> list[str]:
-        objects: dict[str, list[str]] = {}  # by incarnation
-        for item in self.store.list("topics/"):
-            _, incarnation, _ = item.name.split("/", 2)
-            objects.setdefault(incarnation, []).append(item.name)
-        unnamed = []
-        for incarnation, names in objects.items():
-            manifest = manifest_name(incarnation)
-            topic = live.get(incarnation)
-            if topic is not None and topic.tier is not None and incarnation in self._versions:
-                named = {
-                    object_name(incarnation, one.stem, kind)
-                    for one in topic.tier.segments
-                    for kind in KINDS
-                }
-                unnamed += [name for name in names if name != manifest and name not in named]
-            elif topic is None and manifest not in names:
-                unnamed += names
-        return unnamed
-
     def _delete_as_owner(self, names: list[str]) -> None:
         self._ownership.check()
         self.store.delete(names)
+
+    def _collect_soon(self) -> None:
+        self._collected = -COLLECT_SECONDS
 
     # Everything else
 
@@ -562,35 +460,13 @@ class Tier:
             groups=sorted(self.groups()),
             sinks=await self._context.run(self._read_sinks),
         )
-        comparable = copy(state)
-        comparable.written_at = self._state_written.written_at
-        if comparable == self._state_written:
-            return
-        await self._run_blocking(self._put_state, state)
-        self._state_written = state
+        await self._run_blocking(self._state.write, state)
 
     def _read_sinks(self) -> bytes:
         try:
             return self._context.fs.read(self.sinks) if self.sinks is not None else b""
         except FileNotFoundError:
             return b""
-
-    def _put_state(self, state: State) -> None:
-        for attempt in (1, 2):
-            if not self._state_read:
-                self._ownership.check()
-                try:
-                    _, self._state_version = self.store.get(STATE)
-                except NotFound:
-                    self._state_version = None
-                self._state_read = True
-            try:
-                self._state_version = self.store.put_if(STATE, state.pack(), self._state_version)
-                return
-            except Conflict:  # an answer of ours was lost, or there is another owner
-                self._state_read = False
-                if attempt == 2:
-                    raise
 
 
 def _following(segments: Sequence[Segment], segment: Segment) -> int | None:

@@ -19,15 +19,10 @@ from penstock.log.tier.manifest import (
     manifest_name,
     object_name,
 )
+from penstock.log.verify import Finding
 from penstock.object_store import ObjectStore
 
 MAX_ATTEMPTS = 3
-
-
-class Finding(msgspec.Struct):
-    file: str
-    position: int
-    what: str
 
 
 class TierReport(msgspec.Struct, kw_only=True):

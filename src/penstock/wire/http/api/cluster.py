@@ -285,7 +285,9 @@ class ClusterApi:
             server_id=self._presence.member,
             transport="postgresql",
             server_health=ServerHealth(len(members), BEAT_SECONDS, ALIVE_SECONDS, servers),
-            queue_config_cache=QueueConfigCache(self._queues.catalog.known, self._signals.changes),
+            queue_config_cache=QueueConfigCache(
+                self._queues.catalog.cached_queues, self._signals.changes
+            ),
             consumer_presence=ConsumerPresence(self._signals.waiting, self._signals.parked(100)),
         )
 

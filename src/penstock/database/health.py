@@ -1,0 +1,274 @@
+"""The one opinion on whether PostgreSQL is up.
+
+Everything that wants the database asks here, so that "down" is decided once and acted on at once:
+
+- A connection error or an acquire that takes too long makes us *suspect* the server. One probe
+  (shared by all who suspect at that moment) decides: it succeeds, and the error was that
+  connection's alone (somebody ran `pg_terminate_backend`), or it does not, and the database is
+  down.
+- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A
+  server that answers but cannot commit, because its synchronous standby hangs, is of no use to a
+  queue.
+- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any
+  other call. When a call is in flight for longer than half of `acquire_timeout`, a watchdog probes;
+  if that fails, all calls are cut off.
+- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One
+  whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
+- While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with
+  growing pauses (0.1 s to 1 s). The first probe that succeeds migrates the schema if that is still
+  to be done, and notifies those who asked.
+- All connections are on one server (see `connector`). Where several hosts are configured they are
+  surveyed every second; when another one was promoted, everything is cut off as if the database had
+  gone down, and opened there.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from itertools import chain, repeat
+from typing import Any
+
+import asyncpg
+
+from penstock.config import schema
+from penstock.database.connector import Connector
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.database.failure import explain
+from penstock.database.hosts import Server, choose
+from penstock.database.migrate import SchemaFiles, migrate
+from penstock.errors import ConfigError, ConnectionLost, PenstockError, Unavailable
+from penstock.metrics import Metrics
+
+log = logging.getLogger("penstock.database")
+
+GONE = (  # what a call meets when its connection or the server behind it is lost
+    ConnectionError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,  # asyncpg's word for using a connection that was closed meanwhile
+    asyncpg.InternalClientError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
+)
+UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
+PROBE_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.0)
+SURVEY_SECONDS = 1.0
+# Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
+COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
+REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
+
+
+class CannotCommit(PenstockError):
+    """The server answers and does not commit."""
+
+
+class Health:
+    """Which server is in use, if any can be. `in_flight` says how many calls are on it."""
+
+    def __init__(
+        self,
+        settings: schema.Database,
+        connector: Connector,
+        embedded: EmbeddedPostgres | None,
+        sql: SchemaFiles,
+        metrics: Metrics,
+        in_flight: Callable[[], int],
+    ) -> None:
+        self.up = False
+        self.identity: int | None = None  # which database it is; None: it was never reached
+        # why the database is down; while it is up, what is wrong with its other hosts
+        self.problem = ""
+        self._settings = settings
+        self._connector = connector
+        self._embedded = embedded
+        self._sql = sql
+        self._in_flight = in_flight
+        self._migrated: Server | None = None  # the server whose schema was brought up to date
+        self._callbacks: list[Callable[[bool], None]] = []
+        self._probing: asyncio.Task[bool] | None = None
+        self._recovered = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._down_since: float | None = None
+        metrics.gauge(
+            "penstock_database_up",
+            "1 while PostgreSQL answers",
+            read=lambda: int(self.up),
+            merge="max",
+        )
+        metrics.gauge(
+            "penstock_database_warnings",
+            "1 while a second configured host also accepts writes, or belongs to another cluster",
+            read=lambda: int(self.up and bool(self.problem)),
+            merge="max",
+        )
+        self._outages = metrics.counter(
+            "penstock_database_outages_total", "Times that PostgreSQL became unavailable"
+        )
+
+    async def start(self) -> None:
+        """Ask the servers. All of them may be down."""
+        if not await self._probe():
+            if self._connector.pooled:
+                raise ConfigError(f"this database cannot be used: {self.problem}")
+            log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
+            self.went_down()
+        if len(self._connector.hosts) > 1:
+            self._spawn(self._survey())
+
+    async def stop(self) -> None:
+        for task in (*self._tasks, *([self._probing] if self._probing else [])):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call `callback(healthy)` each time the database goes down or comes back."""
+        self._callbacks.append(callback)
+
+    async def recovered(self) -> None:
+        """Return when the database is up; at once if it is."""
+        await self._recovered.wait()
+
+    async def probe(self) -> bool:
+        """Ask the server whether it answers, now. Shared with whoever else asks at this moment."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+        return await asyncio.shield(self._probing)
+
+    async def suspect(self, error: BaseException) -> Unavailable:
+        """What to raise for an error of a connection."""
+        if not self.up:
+            # decided already: this call was cut off, and asking again would take its time
+            return Unavailable("the database is down")
+        if await self.probe():
+            return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
+        self.went_down()
+        return Unavailable("the database is down")
+
+    async def _probe(self) -> bool:
+        """Ask all hosts, choose one and commit there; whether it is in use and ready for calls."""
+        choice = choose(await self._connector.survey(), self._connector.server)
+        if choice.server is None:
+            self._report(choice.reason)
+            return False
+        if self.up and choice.server != self._connector.server:
+            self._report(f"{choice.server} took over from {self._connector.server}")
+            return False  # what is open has to be cut off first; the next probe finds us down
+        try:
+            connection = await self._connector.dial(choice.server.host)
+        except (*UNREACHABLE, asyncpg.PostgresError) as error:
+            self._report(f"{choice.server.host.name}: {explain(error)}")
+            return False
+        try:
+            await self._prepare(connection, choice.server)
+        except (*GONE, CannotCommit) as error:
+            self._report(f"{choice.server.host.name}: {explain(error)}")
+            return False
+        finally:
+            connection.terminate()
+        if not self.up:
+            self._connector.use(choice.server)
+        self._report(choice.warning)
+        self._came_up()
+        return True
+
+    async def _prepare(self, connection: Any, server: Server) -> None:
+        limit = self._settings.acquire_timeout
+        try:
+            await connection.execute(COMMIT, timeout=limit)
+        except TimeoutError:
+            # asyncpg asks the server to end the wait, which it only does for a session that is
+            # closed in peace. Left behind, the session of every probe would wait there, until the
+            # server has no room for more.
+            try:
+                await connection.close(timeout=limit)
+            except UNREACHABLE:
+                pass  # it is cut off by the caller
+            raise CannotCommit(
+                f"answers, but a commit takes longer than {limit:g} s "
+                "(does its synchronous standby answer?)"
+            ) from None
+        except GONE:
+            raise
+        except asyncpg.PostgresError as error:
+            raise CannotCommit(f"answers, but cannot commit: {error}") from error
+        away = time.monotonic() - self._down_since if self._down_since is not None else 0.0
+        if server != self._migrated or away > REMIGRATE_SECONDS:
+            self.identity = await migrate(connection, self._settings.db_schema, self._sql)
+            self._migrated = server
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.error("PostgreSQL: %s", problem)
+        self.problem = problem
+
+    def _came_up(self) -> None:
+        if self.up:
+            return
+        self.up = True
+        self._recovered.set()
+        if self._down_since is not None:
+            log.info(
+                "PostgreSQL recovery detected after %.1f s", time.monotonic() - self._down_since
+            )
+            self._down_since = None
+        for callback in self._callbacks:
+            callback(True)
+
+    def went_down(self) -> None:
+        """Cut off all calls, and wait for a server that can be used."""
+        if self._down_since is not None:
+            return
+        self.up = False
+        self._recovered.clear()
+        self._down_since = time.monotonic()
+        self._outages.add()
+        log.warning(
+            "Database connection failed: PostgreSQL is down; %d calls in flight",
+            self._in_flight(),
+        )
+        self._connector.cut()
+        for callback in self._callbacks:
+            callback(False)
+        self._spawn(self._wait_for_recovery())
+
+    async def _wait_for_recovery(self) -> None:
+        for seconds in chain(PROBE_SECONDS, repeat(PROBE_SECONDS[-1])):
+            if self.up:
+                return
+            await asyncio.sleep(seconds)
+            if self._embedded and self._embedded.pid() is None:
+                log.warning("the embedded PostgreSQL is gone; starting it again")
+                try:
+                    await asyncio.to_thread(self._embedded.start)
+                except PenstockError as error:
+                    log.error("%s", error)
+            try:
+                await self.probe()
+            except (PenstockError, asyncpg.PostgresError) as error:
+                self._report(f"the database answers but its schema cannot be prepared: {error}")
+
+    async def _survey(self) -> None:
+        """Notice that another host was promoted, or that ours takes no writes."""
+        while True:
+            await asyncio.sleep(SURVEY_SECONDS)
+            if not self.up:
+                continue
+            choice = choose(await self._connector.survey(), self._connector.server)
+            if not self.up:
+                continue
+            if choice.server == self._connector.server:
+                self._report(choice.warning)
+            elif choice.server:  # not one more statement on the old one
+                self._report(f"{choice.server} took over from {self._connector.server}")
+                self.went_down()
+            elif not await self.probe():
+                self.went_down()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,66 @@
+"""What other sessions NOTIFY: all channels share a connection of its own."""
+
+import asyncio
+from collections.abc import Callable
+
+import asyncpg
+
+from penstock.config import schema
+from penstock.database.connector import Connector
+from penstock.database.health import GONE, PROBE_SECONDS, UNREACHABLE, Health
+
+LISTEN_CHECK_SECONDS = 15.0
+
+
+class Notifications:
+    def __init__(self, settings: schema.Database, connector: Connector, health: Health) -> None:
+        self._settings = settings
+        self._connector = connector
+        self._health = health
+        self._listeners: dict[str, Callable[[str | None], None]] = {}  # by channel
+        self._listen_again = asyncio.Event()  # a channel is new, or the connection is lost
+        self._task: asyncio.Task[None] | None = None
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
+        """Call back with each payload on `channel`, and with None after every (re)connect."""
+        self._listeners[channel] = callback
+        self._listen_again.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while True:
+            await self._health.recovered()
+            try:
+                connection = await self._connector.connect()
+            except (*UNREACHABLE, asyncpg.PostgresError):
+                await asyncio.sleep(PROBE_SECONDS[-1])
+                continue
+            connection.add_termination_listener(lambda _: self._listen_again.set())
+            heard: set[str] = set()
+            try:
+                while not connection.is_closed():
+                    self._listen_again.clear()
+                    for channel in self._listeners.keys() - heard:
+                        heard.add(channel)
+                        callback = self._listeners[channel]
+                        await connection.add_listener(channel, _payload_to(callback))
+                        callback(None)
+                    try:
+                        async with asyncio.timeout(LISTEN_CHECK_SECONDS):
+                            await self._listen_again.wait()
+                    except TimeoutError:  # silent for long: is the other end still there?
+                        await connection.execute("SELECT 1", timeout=self._settings.acquire_timeout)
+            except (*GONE, asyncpg.PostgresError):
+                pass  # the loop connects again and says so by calling back with None
+            finally:
+                connection.terminate()
+
+
+def _payload_to(callback: Callable[[str | None], None]) -> Callable[..., None]:
+    return lambda *event: callback(event[3])

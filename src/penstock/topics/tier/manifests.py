@@ -1,0 +1,138 @@
+"""The manifests of this broker's topics: written in the store under the condition that nobody else
+has, then here as `tier.json`.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+
+from penstock.errors import Conflict, Damaged, NotFound
+from penstock.log.context import Context
+from penstock.log.layout import KINDS, TIER
+from penstock.log.pool import in_pool
+from penstock.log.segment import Segment
+from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name, object_name
+from penstock.log.tier.segment import TieredSegment, not_local
+from penstock.object_store import ObjectStore, Version
+from penstock.topics.tier.owner import Ownership
+from penstock.topics.topic import Topic
+
+
+class Manifests:
+    """Lives on the event loop; the store is asked in `pool`."""
+
+    def __init__(
+        self,
+        context: Context,
+        store: ObjectStore,
+        ownership: Ownership,
+        cache: BlockCache,
+        pool: Executor,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._ownership = ownership
+        self._cache = cache
+        self._pool = pool
+        # of those that are ours in this epoch, by incarnation; None: there is none yet
+        self.versions: dict[str, Version | None] = {}
+
+    async def open(self, topic: Topic) -> None:
+        """Before the first write of a manifest in an epoch: the one that is there must be ours."""
+        incarnation = topic.incarnation
+        if incarnation in self.versions:
+            return
+        name = manifest_name(incarnation)
+        try:
+            data, version = await in_pool(self._pool, self._store.get, name)
+        except NotFound:
+            if topic.tier is not None and topic.tier.segments:
+                raise Damaged(f"{self._store.address}/{name} is gone") from None
+            self.versions[incarnation] = None
+            return
+        manifest = Manifest.parse(data, name)
+        local_version = topic.tier.version if topic.tier is not None else None
+        if manifest.broker != self._ownership.broker or (
+            local_version is not None and manifest.version not in (local_version, local_version + 1)
+        ):
+            raise Conflict(
+                f"{self._store.address}/{name} was written by broker {manifest.broker}, and not by "
+                "this one: start from the tier with an empty data directory and topics.adopt, or "
+                "delete the topic here"
+            )
+        if local_version is None and manifest.segments:
+            await self._write_local(topic, manifest)
+            topic.attach(self.tiered(topic, not_local(manifest, topic.segments)))
+        self.versions[incarnation] = version
+
+    def tiered(self, topic: Topic, stored: Sequence[StoredSegment]) -> list[Segment]:
+        """Segments that lie in the tier, as the topic has them."""
+        segments: list[Segment] = [
+            TieredSegment(self._context.fs, topic.directory, topic.incarnation, one, self._cache)
+            for one in stored
+        ]
+        for segment in segments:
+            segment.holes = topic.damage_report.holes_of(segment.base)
+        return segments
+
+    async def commit(
+        self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None
+    ) -> None:
+        """Write the manifest there, then here. The caller holds `topic.maintenance`."""
+        before = topic.tier
+        manifest = Manifest(
+            tier=self._ownership.tier,
+            name=topic.name,
+            incarnation=topic.incarnation,
+            broker=self._ownership.broker,
+            version=before.version + 1 if before is not None else 1,
+            policy=topic.policy,
+            archived=topic.archived_offset,
+            segments=segments,
+            checkpoint=checkpoint or (before.checkpoint if before is not None else b""),
+            damage=[dict(place) for place in topic.damage],
+        )
+        await in_pool(self._pool, self._put, manifest)
+        await self._write_local(topic, manifest)
+
+    def _put(self, manifest: Manifest) -> None:
+        name = manifest_name(manifest.incarnation)
+        data = manifest.pack()
+        try:
+            version = self._store.put_if(name, data, self.versions.get(manifest.incarnation))
+        except Conflict:
+            # Perhaps it was ours, and its answer was lost.
+            self._ownership.check()
+            there, version = self._store.get(name)
+            present = Manifest.parse(there, name)
+            if (present.broker, present.version) != (manifest.broker, manifest.version):
+                self.versions.pop(manifest.incarnation, None)
+                raise
+            version = self._store.put_if(name, data, version)
+        self.versions[manifest.incarnation] = version
+
+    async def _write_local(self, topic: Topic, manifest: Manifest) -> None:
+        context = self._context
+        await context.run(context.fs.replace, topic.directory / TIER, manifest.pack())
+        topic.tier = manifest
+
+    def unnamed_objects(self, topics: Mapping[str, Topic]) -> list[str]:
+        """Objects that no manifest names; blocks. `topics` are all there are, by incarnation."""
+        objects: dict[str, list[str]] = {}  # by incarnation
+        for item in self._store.list("topics/"):
+            _, incarnation, _ = item.name.split("/", 2)
+            objects.setdefault(incarnation, []).append(item.name)
+        unnamed = []
+        for incarnation, names in objects.items():
+            manifest = manifest_name(incarnation)
+            topic = topics.get(incarnation)
+            if topic is not None and topic.tier is not None and incarnation in self.versions:
+                named = {
+                    object_name(incarnation, one.stem, kind)
+                    for one in topic.tier.segments
+                    for kind in KINDS
+                }
+                unnamed += [name for name in names if name != manifest and name not in named]
+            elif topic is None and manifest not in names:
+                unnamed += names
+        return unnamed
