@@ -49,8 +49,9 @@ from penstock.cli.tables import (
 )
 from penstock.config import load
 from penstock.errors import PenstockError
+from penstock.export import inspection
 from penstock.export.manager import routes_directory
-from penstock.export.sendqueue import inspect as files
+from penstock.export.sendqueue import repair as repair_queue
 from penstock.net.http import CannotConnect
 
 commands = Commands("Create, monitor, control and check export routes.", app, name="export")
@@ -289,11 +290,11 @@ class Inspected(RouteFiles):
         path = self._path()
         if path is None:
             return dict(self._get("inspect"))
-        return {"directory": str(path), **to_builtins(files.examine(path))}
+        return {"directory": str(path), **to_builtins(inspection.examine(path))}
 
     def dead_letters(self) -> Iterator[bytes]:
         if path := self._path():
-            yield from files.dead_letters(path)
+            yield from inspection.dead_letters(path)
             return
         offset: int | None = 0
         while offset is not None:
@@ -305,7 +306,7 @@ class Inspected(RouteFiles):
 
     def records(self, limit: int) -> Iterator[bytes]:
         if path := self._path():
-            yield from (record for _, _, record in islice(files.waiting_records(path), limit))
+            yield from (record for _, _, record in islice(inspection.waiting_records(path), limit))
             return
         for one in self._get("records", limit=min(limit, PAGE_RECORDS))["records"]:
             yield (
@@ -397,7 +398,7 @@ def repair(route: RouteFiles, json: Json = False) -> None:
 
     Example: `penstock export repair lake --data-dir /var/lib/penstock`
     """
-    report = asyncio.run(files.repair(route.path()))
+    report = asyncio.run(repair_queue(route.path()))
     if json:
         print_json(to_builtins(report))
         return

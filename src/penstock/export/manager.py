@@ -25,10 +25,11 @@ from penstock.errors import (
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
+from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routes import Route
 from penstock.export.routestate import read_state
-from penstock.export.sendqueue.inspect import examine, first_records, waiting_records
+from penstock.export.sendqueue import STREAM_END
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
@@ -181,9 +182,9 @@ class Exports:
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
 
-    async def _look_into(self, name: str, look: Callable[[Path, Fs, int | None], T]) -> T:
+    async def _look_into(self, name: str, look: Callable[[Path, Fs, int], T]) -> T:
         """In a thread of its own: it may take minutes, and the pool is for those who send."""
-        end = None
+        end = STREAM_END
         if name not in self.failed:
             queue = self.get(name).queue
             if queue.in_memory:

@@ -5,11 +5,13 @@ All carry the label `route`. Gauges read the routes when someone asks; counters 
 batch.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
+from penstock.export.clock import Clock
 from penstock.metrics import Counter, Metrics
 
 
@@ -82,6 +84,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
+RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
 BREAKER_STATES = ("closed", "open", "half_open")
 
@@ -151,3 +154,21 @@ class RouteMetrics:
             self.add(EVENTS[name], amount)
         elif name.startswith("dropped_"):
             self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
+
+
+class Rate:
+    """A moving average of events per second, fed with a running total."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.value = 0.0
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._total = 0.0
+
+    def update(self, total: float) -> None:
+        now = self._clock.monotonic()
+        passed = now - self._at
+        if passed > 0:
+            weight = 1 - math.exp(-passed / RATE_SECONDS)
+            self.value += weight * ((total - self._total) / passed - self.value)
+            self._at, self._total = now, total

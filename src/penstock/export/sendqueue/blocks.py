@@ -32,10 +32,12 @@ which is how a start finds its way through millions of blocks. What is no block 
 byte by byte if need be, and reported to whoever asked.
 """
 
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
@@ -57,7 +59,9 @@ LENGTH_MASK = (1 << 62) - 1
 SNAPPY_BIT = 1 << 63
 SNAPPY = 1
 READ_BYTES = 1 << 20  # read at a time
+STREAM_END = 1 << 62  # behind every place
 INDEX_STEP_BYTES = 256 << 10  # between two entries of a chunk's index, at least
+_CHUNK_NAME = re.compile("[0-9a-f]{16}")
 _body, _records = attrgetter("body"), attrgetter("records")
 
 
@@ -119,11 +123,8 @@ def encode_header(block: Block) -> bytes:
     length = HEADER_SIZE - 8 + len(block.body)
     if block.compression == SNAPPY:
         length |= SNAPPY_BIT
-    return HEAD.pack(length, MAGIC, _checksum(block, fields)) + fields
-
-
-def _checksum(block: Block, fields: bytes) -> int:
-    return crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
+    checksum = crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
+    return HEAD.pack(length, MAGIC, checksum) + fields
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
@@ -207,8 +208,12 @@ class Chunk:
         return self.index[at][1] if at >= 0 else self.start
 
 
-def is_chunk_name(name: str) -> bool:
-    return len(name) == 16 and all(letter in "0123456789abcdef" for letter in name)
+def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[Chunk]:
+    """The chunks up to the place `end` of the stream; what is in them, nobody has looked."""
+    starts = [int(name, 16) for name in fs.list_dir(directory) if _CHUNK_NAME.fullmatch(name)]
+    for start, following in pairwise([*(start for start in starts if start < end), end]):
+        path = directory / f"{start:016x}"
+        yield Chunk(start, path, min(fs.size(path), following - start), 0, 0)
 
 
 class ChunkReader:
@@ -217,7 +222,7 @@ class ChunkReader:
     def __init__(self, fs: Fs) -> None:
         self._fs = fs
         self._open: tuple[Chunk, File] | None = None
-        self.readable = 1 << 62  # the stream up to here is written
+        self.readable = STREAM_END  # the stream up to here is written
 
     def read_at(self, chunk: Chunk, place: int, length: int) -> bytes:
         """Bytes of the stream, from one chunk."""

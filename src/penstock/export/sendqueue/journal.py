@@ -52,6 +52,7 @@ from penstock.log.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
 SIZE = ENTRY.size + 4  # 32
+JOURNAL = "fastqueue.log"
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
 # Numbers of the counters in a snapshot; a drop's is 16 + reason.
@@ -311,10 +312,10 @@ class Journal:
     behind it and renames it into place.
     """
 
-    def __init__(self, fs: Fs, path: Path) -> None:
+    def __init__(self, fs: Fs, directory: Path) -> None:
         self._fs = fs
-        self._path = path
-        self._next_path = path.with_name(path.name + ".next")
+        self._path = directory / JOURNAL
+        self._next_path = directory / f"{JOURNAL}.next"
         self._file: File | None = None
         self._next: File | None = None
         self._pending: list[bytes] = []

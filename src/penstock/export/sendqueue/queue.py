@@ -16,7 +16,6 @@ raises too. Nothing accepted is lost by it, and the next tick tries the disk aga
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,24 +23,50 @@ from pathlib import Path
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
-from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
+from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
-from penstock.export.sendqueue.limits import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.sendqueue.store import Options
 from penstock.export.status import SendQueueStatus
-from penstock.export.telemetry import RouteMetrics
+from penstock.export.telemetry import Rate, RouteMetrics
 from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
 ROOM_POLL_SECONDS = 1.0  # between two looks at the disk of those who wait for room
 PUSH_POLL_SECONDS = 5.0
-RATE_SECONDS = 30.0  # over which rates are averaged
 NO_RESERVE = -(1 << 62)
+DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
+CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    max_bytes: int
+    inmemory_bytes: int
+    chunk_size: int
+
+
+def sizes(config: Settings, limit: int) -> Sizes:
+    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
+    ours = limit * config.memory_limit_ratio
+    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
+    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
+    return Sizes(
+        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
+    )
+
+
+def adapt(current: int, most: int, used: int, limit: int, target: float) -> int:
+    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
+    if used > target * limit:
+        return max(1, current // 2)
+    if used < 0.9 * target * limit:
+        return min(most, current + max(1, current // 4))
+    return current
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +75,6 @@ class Pushed:
 
     accepted: int
     dropped: int  # by drop_newest; the older ones that gave way are not in it
-
-
-class Rate:
-    """A moving average of events per second, fed with a running total."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.value = 0.0
-        self._clock = clock
-        self._at = clock.monotonic()
-        self._total = 0.0
-
-    def update(self, total: float) -> None:
-        now = self._clock.monotonic()
-        passed = now - self._at
-        if passed > 0:
-            weight = 1 - math.exp(-passed / RATE_SECONDS)
-            self.value += weight * ((total - self._total) / passed - self.value)
-            self._at, self._total = now, total
 
 
 class SendQueue:

@@ -42,7 +42,6 @@ from penstock.log.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 META = "fastqueue.meta"
-LOG = "fastqueue.log"
 MAX_JOURNAL_BYTES = 1 << 20  # then it is restarted
 MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory because they are not synced yet
 MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
@@ -93,7 +92,7 @@ class Store:
         self._sync_wanted = options.fsync != "never"
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
-        self._journal = Journal(fs, directory / LOG)
+        self._journal = Journal(fs, directory)
         self.chunks = Chunks(
             fs,
             directory,
