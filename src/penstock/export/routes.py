@@ -76,14 +76,18 @@ class Route:
             self.queue,
             self.destination,
             self.dead_letters,
-            self.backoff,
             self._state,
             context,
             metrics,
-            on_denied=self._denied,
         )
         self.workers = Workers(
-            self.queue, self.delivery, self._pause, self.breaker, self.backoff, clock
+            self.queue,
+            self.delivery,
+            self._pause,
+            self.breaker,
+            self.backoff,
+            clock,
+            on_denied=self._denied,
         )
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None

@@ -69,18 +69,10 @@ class Batch:
     def split(self) -> list[bytes]:
         return split(self.plain(), self.encoding)
 
-    def compressed_as(self, compression: int) -> bytes:
-        """The body in this compression: as stored if it is stored so."""
-        if compression == self.compression:
-            return self.body
-        return compress(self.plain(), compression)
-
-    def part(self, start: int, stop: int, key: str) -> "Batch":
-        records = self.split()[start:stop]
-        body = join(records, self.encoding)
-        return Batch(
-            key, compress(body, self.compression), stop - start, self.encoding, self.compression
-        )
+    def part(self, start: int, stop: int) -> "Batch":
+        body = compress(join(self.split()[start:stop], self.encoding), self.compression)
+        key = f"{self.key}-{start}-{stop - 1}"
+        return Batch(key, body, stop - start, self.encoding, self.compression)
 
 
 CHEAP_BYTES = 16 << 10

@@ -135,11 +135,13 @@ class HttpDestination(Destination):
             compression = 0  # it was stored as it is because compressing gained nothing
         headers: list[tuple[str, str]] = []
         envelope = unwrap(batch.plain()) if self._prefix else None
-        if envelope is None:
-            body = batch.compressed_as(compression)
-        else:
+        if envelope is not None:
             body = compress(bytes(envelope.payload), compression)
             headers += http_headers(envelope, self._prefix)
+        elif compression == batch.compression:
+            body = batch.body
+        else:
+            body = compress(batch.plain(), compression)
         if compression:
             headers.append(("Content-Encoding", CONTENT_ENCODINGS[compression]))
         return body, headers
