@@ -166,7 +166,7 @@ def test_completed_ranges_merge_in_any_order(order: list[int]):
         assert [each in completed for each in range(26)] == [each in model for each in range(26)]
         gaps = [each for start, stop in completed.gaps(1, 25) for each in range(start, stop)]
         assert gaps == sorted(set(range(1, 25)) - model)
-        for start, end, before, through in completed.spans():
+        for start, end, before, through in completed.spans:
             assert (before, through) == (start * 10, end * 10)
-    assert len(completed) == 1
+    assert len(completed.spans) == 1
     assert completed.covers(1, 25)

@@ -57,6 +57,7 @@ class FastQueue:
         self.store: Store | None = None
         if directory is not None:
             self.store = Store(fs, directory, pool, options, self.books, on_event, self._hints)
+        self._book = self.books.apply if self.store is None else self.store.book
         self._backlog = Backlog(self.store)
         self._writer = Writer(
             options, self.books, self.memory, self._backlog, self.store, self._clock, on_event
@@ -186,13 +187,6 @@ class FastQueue:
             await self.store.sync()
         self.refuse(records, reason)
         self._book(Entry(Kind.POSITION, value=position))
-
-    def _book(self, entry: Entry) -> None:
-        if self.store is None:
-            self.books.apply(entry)
-        else:
-            self.store.book(entry)
-            self.store.flush_soon()
 
     # Making room
 

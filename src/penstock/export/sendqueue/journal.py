@@ -110,15 +110,15 @@ class Completed:
     themselves are gone.
     """
 
-    __slots__ = ("_spans", "total")
+    __slots__ = ("spans", "total")
 
     def __init__(self) -> None:
         self.total = 0  # sequence numbers in all ranges
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
 
     def add(self, start: int, end: int, before: int, through: int) -> bool:
         """Put [start, end) in; False if it was there already. Ranges never overlap in part."""
-        spans, at = self._spans, self._at(start)
+        spans, at = self.spans, self._at(start)
         if at >= 0 and spans[at][1] >= end:
             return False
         self.total += end - start
@@ -132,26 +132,19 @@ class Completed:
 
     def _at(self, sequence: int) -> int:
         """The last range that begins at `sequence` or before it; -1: none does."""
-        return bisect_right(self._spans, sequence, key=_start) - 1
+        return bisect_right(self.spans, sequence, key=_start) - 1
 
     def __contains__(self, sequence: int) -> bool:
         return self.covers(sequence, sequence + 1)
 
-    def __len__(self) -> int:
-        """The number of ranges."""
-        return len(self._spans)
-
     def covers(self, start: int, end: int) -> bool:
         at = self._at(start)
-        return at >= 0 and end <= self._spans[at][1]
-
-    def spans(self) -> list[Span]:
-        return self._spans
+        return at >= 0 and end <= self.spans[at][1]
 
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         """What of [start, end) is not completed."""
         gaps = []
-        for first, stop, *_ in islice(self._spans, max(0, self._at(start)), None):
+        for first, stop, *_ in islice(self.spans, max(0, self._at(start)), None):
             if start >= end or first >= end:
                 break
             if first > start:
@@ -164,12 +157,12 @@ class Completed:
     def edge_before(self, sequence: int) -> int | None:
         """Records accepted through the block just in front of `sequence`, if a range ends there."""
         at = self._at(sequence - 1)
-        return self._spans[at][3] if at >= 0 and self._spans[at][1] == sequence else None
+        return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
     def edge_after(self, sequence: int) -> int | None:
         """Records accepted before the block `sequence`, if a range begins there."""
         at = self._at(sequence)
-        return self._spans[at][2] if at >= 0 and self._spans[at][0] == sequence else None
+        return self.spans[at][2] if at >= 0 and self.spans[at][0] == sequence else None
 
 
 @dataclass(slots=True)
@@ -271,16 +264,19 @@ class Books:
             for reason, n in enumerate(self.dropped)
             if n
         ]
-        for start, end, before, through in self.completed.spans():
+        for start, end, before, through in self.completed.spans:
             entries.append(Entry(Kind.SPAN_START, sequence=start, value=before))
             entries.append(Entry(Kind.SPAN_END, sequence=end, value=through))
         entries += [
             Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()
         ]
-        if self.position >= 0:
-            entries.append(Entry(Kind.POSITION, value=self.position))
-        entries.append(Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered))
-        return entries
+        return entries + self.progress()
+
+    def progress(self) -> list[Entry]:
+        """How much was accepted, and how far the source was read."""
+        position = [Entry(Kind.POSITION, value=self.position)] if self.position >= 0 else []
+        accepted = Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered)
+        return [*position, accepted]
 
     def replay(self, entries: Iterable[Entry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""

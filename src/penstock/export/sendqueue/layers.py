@@ -216,7 +216,6 @@ class Backlog:
             store.book(
                 Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start)
             )
-            store.flush_soon()
             span[0] = stop
             if span[0] >= span[1]:
                 self._ranges.popleft()
@@ -297,7 +296,8 @@ class Writer:
         self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
         if self._store is not None:
             # what a kill loses is counted, and its numbers are not used again
-            self._store.accepted()
+            for entry in self._books.progress():
+                self._store.book(entry)
             if self._memory.full:
                 self.spill_soon()
 

@@ -442,11 +442,6 @@ class SendQueue:
         return self._fast.is_leased(block)
 
     @property
-    def position(self) -> int:
-        """How far the source was read; -1 when nobody did."""
-        return self.books.position
-
-    @property
     def in_memory(self) -> bool:
         """Whether it has no files."""
         return self._fast.store is None

@@ -104,7 +104,7 @@ class Store:
         self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
-        self._flush_scheduled = False
+        self._flush_scheduled = True  # until it is open
         self._dirty = False  # the metadata is behind
 
     @property
@@ -122,6 +122,7 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+        self.flush()
 
     def _recover(self) -> None:
         books = self.books
@@ -235,7 +236,6 @@ class Store:
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
             self.on_event("quarantined", 1)
-        completed_before = self.books.completed.total
         expected = start
         before = (
             self.records_before(start)
@@ -249,8 +249,6 @@ class Store:
         if expected < reading.next_sequence:
             following = self.records_in_front_of(reading.next_sequence)
             self._lose(expected, reading.next_sequence, before, following, DAMAGED)
-        if self.books.completed.total != completed_before:
-            self.flush_soon()
 
     def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> None:
         records, why = max(0, through - before), REASONS[reason]
@@ -268,26 +266,14 @@ class Store:
 
     # Books
 
-    def book(self, entry: Entry) -> bool:
-        if not self.books.apply(entry):
-            return False
-        self._journal.add(entry)
-        self._dirty = True
-        return True
-
-    def accepted(self) -> None:
-        """Write down how many were accepted, for blocks that are in memory only."""
-        self._journal.add(
-            Entry(Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered)
-        )
-        self._dirty = True
-        self.flush_soon()
-
-    def flush_soon(self) -> None:
-        """Have booked entries in the page cache at the end of this turn of the event loop."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+    def book(self, entry: Entry) -> None:
+        """It is in the page cache at the end of this turn of the event loop."""
+        if self.books.apply(entry):
+            self._journal.add(entry)
+            self._dirty = True
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         """Have booked entries in the page cache now."""
@@ -363,13 +349,8 @@ class Store:
                 # Or power loss might keep what is said here and forget the blocks it speaks of.
                 if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
-                if self.books.position >= 0:
-                    self._journal.add(Entry(Kind.POSITION, value=self.books.position))
-                self._journal.add(
-                    Entry(
-                        Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered
-                    )
-                )
+                for entry in self.books.progress():
+                    self._journal.add(entry)
                 self._journal.flush()
                 await self.in_pool(self._remove, chunk)
                 removed += 1
