@@ -27,13 +27,11 @@ seconds.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import Backlog, BufferFile
-from penstock.buffer.events import encode
+from penstock.buffer.backlog import Backlog
 from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, TITLES, Namer
 from penstock.buffer.journal import Journal
@@ -41,7 +39,7 @@ from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.ownership import Ownership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
-from penstock.buffer.replay import Engine, Progress, Replay
+from penstock.buffer.replay import Progress, Replay
 from penstock.buffer.status import Status
 from penstock.buffer.storage import Storage
 from penstock.config import schema
@@ -51,12 +49,13 @@ from penstock.errors import (
     MissingKey,
     PenstockError,
     StorageError,
-    StorageFailed,
     StorageFull,
     Unavailable,
 )
 from penstock.log.fs import Fs
+from penstock.log.pool import cancelled
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending
 from penstock.queues.push import check, named
 from penstock.queues.types import Item, Pushed
@@ -78,7 +77,7 @@ class Buffer:
 
     def __init__(
         self,
-        queues: Engine,
+        queues: Queues,
         database: Database,
         settings: schema.Buffer,
         directory: Path,
@@ -90,7 +89,7 @@ class Buffer:
         self._database = database
         self._settings = settings
         self.directory = directory
-        self._storage = Storage(directory, fs, pool, settings, self._encode)
+        self._storage = Storage(directory, fs, pool, settings, queues.at_rest)
         self.backlog = Backlog()
         self.failed = Failed(self._storage)
         self._ownership = Ownership(self._storage, self.failed)
@@ -155,9 +154,7 @@ class Buffer:
             if not done:
                 self._worker.cancel()  # in the middle of a file, which stays
                 await asyncio.wait([self._worker])
-        if self._scan:
-            self._scan.cancel()
-            await asyncio.wait([self._scan])
+        await cancelled(self._scan)
         self.admission.end()
         await self.journal.close()
         await self.maintenance.stop()
@@ -298,10 +295,6 @@ class Buffer:
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 
-    def _encode(self, items: Iterable[Item]) -> list[bytes]:
-        """Lines for a file: payloads of encrypted queues are sealed before they touch the disk."""
-        return encode(map(self._queues.at_rest, items))
-
     def _write(self, items: list[Item]) -> asyncio.Future[None]:
         if not self._settings.enabled:
             raise Unavailable(
@@ -387,7 +380,9 @@ class Buffer:
         try:
             while self._up:
                 while self.backlog.files and self._up:
-                    await self._replay(self.backlog.files[0])
+                    file = self.backlog.files[0]
+                    await self.replay.file(file, self._committed)
+                    self.backlog.remove(file)
                 if not self.journal.events:
                     break
                 if self.journal.events <= LAST_PASS_EVENTS:
@@ -404,14 +399,6 @@ class Buffer:
             return False
         finally:
             self.admission.end()
-
-    async def _replay(self, file: BufferFile) -> None:
-        try:
-            await self.replay.file(file, self._committed)
-        except StorageFailed as error:
-            if not await self.replay.trouble(file, error):
-                raise
-        self.backlog.remove(file)
 
     def _committed(self, events: int) -> None:
         if not self._recovered:
@@ -442,7 +429,8 @@ class Buffer:
                     waiting = self.backlog.of(kind)
                     self.recovering = Progress(TITLES[kind], sum(file.events for file in waiting))
                     for file in waiting:
-                        await self._replay(file)
+                        await self.replay.file(file, self._committed)
+                        self.backlog.remove(file)
         except (Unavailable, TimeoutError, StorageError) as error:
             log.warning(
                 "Recovery stopped after %.1f s (%s): it resumes while we serve",

@@ -18,6 +18,7 @@ import msgspec
 from penstock.database import Database
 from penstock.errors import StorageError, Unavailable
 from penstock.log.fs import Fs
+from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -113,9 +114,7 @@ class Maintenance:
         await self._database.listen(CHANNEL, self.settings_changed)
 
     async def stop(self) -> None:
-        if self._reading:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await cancelled(self._reading)
 
     async def switch(self, *, push: bool | None = None, pop: bool | None = None) -> None:
         """Set one or both modes, here at once and everywhere as soon as the database knows."""

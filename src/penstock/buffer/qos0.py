@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.events import size_of
 from penstock.buffer.failed import Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
@@ -84,6 +83,10 @@ class Qos0:
     def batches(self) -> list[Batch]:
         return [batch for batch in (self._flushing, self._growing) if batch]
 
+    @property
+    def files(self) -> list[BufferFile]:
+        return [batch.file for batch in self.batches]
+
     def holds(self, items: list[Item]) -> bool:
         """Whether any of these items would overtake an event that waits here."""
         if not (self._flushing or self._growing):
@@ -101,7 +104,7 @@ class Qos0:
             await asyncio.wait([self._growing.done])
             return False
         lines = self._storage.encode(items)
-        self._storage.reserve(size_of(lines))
+        self._storage.reserve(sum(map(len, lines)))
         batch = self._growing or self._open()
         try:
             batch.handle.append(lines)
