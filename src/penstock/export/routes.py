@@ -100,7 +100,6 @@ class Route:
         try:
             await self._state.start(new_life=self.queue.in_memory)
             await self._context.in_pool(self.dead_letters.open)
-            await self.destination.start()
             self._source = self._make_source()
         except BaseException:
             self._pause.stop_probing()

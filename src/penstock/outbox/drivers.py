@@ -1,15 +1,17 @@
-"""Runs a call on whatever connection the application has.
+"""Calls an SQL function on whatever connection the application has.
 
-A connection is recognised by the package its class comes from; no driver is imported that the
+Every argument travels as text and is cast in the statement, so that all drivers send the same. A
+connection is recognised by the package its class comes from; no driver is imported that the
 application has not imported itself.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Conflict, Full, InvalidRequest, PenstockError
-from penstock.outbox.calls import Call
 
+Argument = tuple[str, str | None]  # the type in SQL, and the value as text
 DRIVERS = ("asyncpg", "psycopg", "sqlalchemy")
 IDLE = 0  # psycopg's TransactionStatus: no transaction is open
 NO_TRANSACTION = (
@@ -36,8 +38,8 @@ def is_lease_lost(error: BaseException) -> bool:
     return isinstance(error, LeaseLost) or _sqlstate(error) == "PQ001"
 
 
-async def fetch(connection: Any, schema: str, call: Call) -> Any:
-    """The answer of a call on an asynchronous connection."""
+async def fetch(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
+    """The answer of a function on an asynchronous connection."""
     driver = _driver(connection)
     if driver != "asyncpg" and not _is_async(connection):
         raise InvalidRequest(
@@ -46,21 +48,21 @@ async def fetch(connection: Any, schema: str, call: Call) -> Any:
     _check_transaction(driver, connection)
     try:
         if driver == "asyncpg":
-            sql, values = _statement(schema, call, "${}")
+            sql, values = _statement(schema, function, arguments, "${}")
             return await connection.fetchval(sql, *values)
         if driver == "psycopg":
-            sql, values = _statement(schema, call, "%s")
+            sql, values = _statement(schema, function, arguments, "%s")
             async with connection.cursor(row_factory=_tuples()) as cursor:
                 await cursor.execute(sql, values)
                 return (await cursor.fetchone())[0]
-        return (await connection.execute(*_text(schema, call))).scalar_one()
+        return (await connection.execute(*_text(schema, function, arguments))).scalar_one()
     except Exception as error:
         _raise_known(error)
         raise
 
 
-def fetch_sync(connection: Any, schema: str, call: Call) -> Any:
-    """The answer of a call on a blocking connection."""
+def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
+    """The answer of a function on a blocking connection."""
     driver = _driver(connection)
     if driver == "asyncpg" or _is_async(connection):
         raise InvalidRequest(
@@ -69,11 +71,11 @@ def fetch_sync(connection: Any, schema: str, call: Call) -> Any:
     _check_transaction(driver, connection)
     try:
         if driver == "psycopg":
-            sql, values = _statement(schema, call, "%s")
+            sql, values = _statement(schema, function, arguments, "%s")
             with connection.cursor(row_factory=_tuples()) as cursor:
                 cursor.execute(sql, values)
                 return cursor.fetchone()[0]
-        return connection.execute(*_text(schema, call)).scalar_one()
+        return connection.execute(*_text(schema, function, arguments)).scalar_one()
     except Exception as error:
         _raise_known(error)
         raise
@@ -105,25 +107,28 @@ def _check_transaction(driver: str, connection: Any) -> None:
         raise InvalidRequest(NO_TRANSACTION)
 
 
-def _statement(schema: str, call: Call, mark: str) -> tuple[str, list[str | None]]:
+def _statement(
+    schema: str, function: str, arguments: Sequence[Argument], mark: str
+) -> tuple[str, list[str | None]]:
     marks = [
-        f"{mark.format(number)}::text::{kind}" for number, (kind, _) in enumerate(call.arguments, 1)
+        f"{mark.format(number)}::text::{kind}" for number, (kind, _) in enumerate(arguments, 1)
     ]
     name = _quoted(schema).replace("%", "%%") if mark == "%s" else _quoted(schema)
-    sql = f"SELECT {name}.{call.function}({', '.join(marks)})"
-    return sql, [value for _, value in call.arguments]
+    sql = f"SELECT {name}.{function}({', '.join(marks)})"
+    return sql, [value for _, value in arguments]
 
 
-def _text(schema: str, call: Call) -> tuple[Any, dict[str, str | None]]:
+def _text(
+    schema: str, function: str, arguments: Sequence[Argument]
+) -> tuple[Any, dict[str, str | None]]:
     from sqlalchemy import text
 
     marks = [
-        f"CAST(CAST(:a{number} AS text) AS {kind})"
-        for number, (kind, _) in enumerate(call.arguments)
+        f"CAST(CAST(:a{number} AS text) AS {kind})" for number, (kind, _) in enumerate(arguments)
     ]
     name = _quoted(schema).replace(":", "\\:")
-    return text(f"SELECT {name}.{call.function}({', '.join(marks)})"), {
-        f"a{number}": value for number, (_, value) in enumerate(call.arguments)
+    return text(f"SELECT {name}.{function}({', '.join(marks)})"), {
+        f"a{number}": value for number, (_, value) in enumerate(arguments)
     }
 
 

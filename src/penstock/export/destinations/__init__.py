@@ -81,12 +81,8 @@ CHEAP_BYTES = 16 << 10
 class Destination(Protocol):
     encoding: int = FRAMES  # how records lie in a batch (`payload`)
 
-    async def start(self) -> None:
-        """Before the first `send`; the destination may be down."""
-        return
-
     async def stop(self) -> None:
-        """After the last one."""
+        """After the last `send`. There is no start: the destination may be down then."""
         return
 
     def prepare(self, batch: Batch) -> Any:
