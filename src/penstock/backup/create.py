@@ -18,6 +18,7 @@ from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
+from penstock.export.sendqueue import JOURNAL, META
 from penstock.log.layout import DATA, KINDS, TIER, sealed_name
 from penstock.log.tier.manifest import Manifest as Stored
 from penstock.log.tier.manifest import StoredObject
@@ -27,7 +28,6 @@ from penstock.topics.tier.tier import CACHE as TIER_CACHE
 from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # files at a time
-JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
 Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
@@ -67,12 +67,11 @@ class _Backup:
     def run(self) -> Manifest:
         config = self._config
         private = config.private_directory
-        buffers = config.buffer.dir or private / "buffers"
-        routes = config.exporter.queue.path or private / "routes"
         elsewhere = frozenset({EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE})
         with ExitStack() as stack:
-            self._copy("buffers", stack.enter_context(OpenFiles(buffers)).files)
-            sending = stack.enter_context(OpenFiles(routes, frozenset({HINTS})))
+            self._copy("buffers", stack.enter_context(OpenFiles(config.buffers_directory)).files)
+            # without the metadata of send queues, which are only hints
+            sending = stack.enter_context(OpenFiles(config.routes_directory, frozenset({META})))
             journals = {
                 name: b"".join(file.parts())
                 for name, file in sending.files.items()

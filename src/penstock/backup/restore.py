@@ -61,8 +61,8 @@ def restore(
     targets = {
         "topics": (staging / "topics", config.data_directory),
         "private": (staging / "private", private),
-        "buffers": (staging / "buffers", config.buffer.dir or private / "buffers"),
-        "routes": (staging / "routes", config.exporter.queue.path or private / "routes"),
+        "buffers": (staging / "buffers", config.buffers_directory),
+        "routes": (staging / "routes", config.routes_directory),
     }
     for name in listed.files:
         top, _, rest = name.partition("/")
@@ -122,10 +122,8 @@ def _check_empty(config: Config) -> None:
             f"a restore into {config.data_directory} was interrupted: remove that directory, and "
             "drop the schema if the database is not the embedded one, then restore again"
         )
-    for directory in (config.data_directory, config.buffer.dir, config.exporter.queue.path):
-        if directory is None or not directory.exists():
-            continue
-        if any(entry.name != LOST_FOUND for entry in directory.iterdir()):
+    for directory in (config.data_directory, config.buffers_directory, config.routes_directory):
+        if directory.exists() and any(entry.name != LOST_FOUND for entry in directory.iterdir()):
             raise Conflict(f"{directory} is not empty: restore into an empty place")
     if url := url_of(config.database):
         asyncio.run(_check_database(url, config.database.db_schema))

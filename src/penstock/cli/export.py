@@ -50,7 +50,6 @@ from penstock.cli.tables import (
 from penstock.config import load
 from penstock.errors import PenstockError
 from penstock.export import inspection
-from penstock.export.manager import routes_directory
 from penstock.export.sendqueue import repair as repair_queue
 from penstock.net.http import CannotConnect
 
@@ -262,7 +261,7 @@ class RouteFiles:
         directory = self.directory
         if directory is None:
             flags = {"data_directory": self.data_dir} if self.data_dir else {}
-            directory = routes_directory(load(self.config, flags=flags).config) / self.route
+            directory = load(self.config, flags=flags).config.routes_directory / self.route
         if not directory.is_dir():
             raise PenstockError(f"there is no send queue at {directory}")
         return directory

@@ -58,7 +58,7 @@ class Exports:
         clock: Clock | None = None,
     ) -> None:
         self._settings = config.exporter.queue
-        self.directory = routes_directory(config)
+        self.directory = config.routes_directory
         self._certificates = (
             config.exporter.certificates or config.private_directory / "certificates"
         )
@@ -247,8 +247,3 @@ def _refuse_loss(route: Route) -> None:
         raise Conflict(
             f"route {route.name} still holds {dead} dead letters: replay them, or delete with force"
         )
-
-
-def routes_directory(config: Config) -> Path:
-    """Where each route has the directory of its name."""
-    return config.exporter.queue.path or config.private_directory / "routes"
