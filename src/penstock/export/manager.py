@@ -74,7 +74,9 @@ class Exports:
         )
         self._routes: dict[str, Route] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
-        self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
+        self._metrics = ExportMetrics(
+            metrics, lambda: {name: route.gauges() for name, route in self._routes.items()}
+        )
         self._configured = parse_routes(config)
         self._changing = asyncio.Lock()
         self._inspecting = asyncio.Lock()

@@ -22,7 +22,7 @@ from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
-from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
+from penstock.export.telemetry import BREAKER_STATES, Gauges, RouteMetrics
 from penstock.export.workers import Workers
 from penstock.log.pool import cancelled
 
@@ -285,7 +285,7 @@ class Route:
             failing_since=self.delivery.failing_since,
         )
 
-    def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
+    def gauges(self) -> Gauges:
         workers = self.workers
         lag = self._source.lag() if self._source is not None else 0
         return {

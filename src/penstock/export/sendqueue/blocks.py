@@ -154,16 +154,16 @@ def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -
     return Block(body, records, *source, sequence, enqueued, before, attempts, offset)
 
 
-def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
+def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
     """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not
     made.
 
-    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start
-    of the last block it passed (-1, -1 when there was none).
+    `data` begins at `place` of the stream. Returns where it ended, and sequence number and start of
+    the last block it passed (-1, -1 when there was none).
     """
-    view, size, shift = memoryview(data), len(data), place - at
+    view, size = memoryview(data), len(data)
     checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from
-    last, last_at = -1, -1
+    at, last, last_at = 0, -1, -1
     while at + HEADER_SIZE <= size:
         length, magic, checksum, sequence = unpack(data, at)
         stop = at + (length & LENGTH_MASK) + 8
@@ -171,7 +171,7 @@ def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> t
             magic != MAGIC
             or not at + HEADER_SIZE <= stop <= size
             or sequence >= below
-            or checksum_of(view[at + 16 : stop], at + shift & _PLACE) != checksum
+            or checksum_of(view[at + 16 : stop], at + place & _PLACE) != checksum
         ):
             break
         last, last_at, at = sequence, at, stop
@@ -284,24 +284,21 @@ class ChunkReader:
         Returns where it stopped and where the last block it passed begins (-1: it passed none).
         Marks places on its way in the chunk's index.
         """
-        end, last = self._end(chunk), -1
+        end, last, window = self._end(chunk), -1, READ_BYTES
         while place < end:
-            data = self.read_at(chunk, place, min(READ_BYTES, end - place))
-            passed, sequence, last_at = pass_blocks(data, 0, place, below)
-            if not passed:
-                try:  # perhaps a block longer than the window
-                    length = block_length(data, 0) if len(data) >= HEADER_SIZE else 0
-                except Damaged:
-                    break
-                if not len(data) < length <= end - place:
-                    break
-                data = self.read_at(chunk, place, length)
-                passed, sequence, last_at = pass_blocks(data, 0, place, below)
-                if not passed:
-                    break
-            last = place + last_at
-            chunk.mark(sequence, last)
-            place += passed
+            data = self.read_at(chunk, place, min(window, end - place))
+            passed, sequence, last_at = pass_blocks(data, place, below)
+            if passed:
+                last = place + last_at
+                chunk.mark(sequence, last)
+                place, window = place + passed, READ_BYTES
+                continue
+            try:  # perhaps a block longer than the window
+                window = block_length(data, 0) if len(data) >= HEADER_SIZE else 0
+            except Damaged:
+                break
+            if not len(data) < window <= end - place:
+                break
         return place, last
 
     def seek(self, chunk: Chunk, sequence: int) -> int:

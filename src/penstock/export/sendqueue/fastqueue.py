@@ -192,18 +192,18 @@ class FastQueue:
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
         """Drop up to `blocks` of the oldest that nobody holds; how many blocks and records."""
-        gone, records = 0, 0
-        while gone < blocks and (self._returned or self._backlog or self.memory):
+        dropped, records = 0, 0
+        while dropped < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
             if block is None and self._backlog:
-                more_blocks, more_records = await self._backlog.drop(blocks - gone, reason)
+                more_blocks, more_records = await self._backlog.drop(blocks - dropped, reason)
             else:
                 block = block or self.memory.take(newest=False)
                 self.drop(block, reason)
                 more_blocks, more_records = 1, block.records
-            gone += more_blocks
+            dropped += more_blocks
             records += more_records
-        return gone, records
+        return dropped, records
 
     def _oldest_returned(self) -> Block | None:
         """The block that waits for its next attempt, if it is the oldest of all."""

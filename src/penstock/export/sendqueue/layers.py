@@ -82,11 +82,11 @@ class MemoryLayer:
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset
             self.completed(block)
-        gone = []
+        evicted = []
         while self._blocks and self._blocks[0].offset >= 0:  # the oldest are written first
-            gone.append(self._blocks.popleft())
-        self.bytes -= bytes_of(gone)
-        return gone
+            evicted.append(self._blocks.popleft())
+        self.bytes -= bytes_of(evicted)
+        return evicted
 
 
 class Backlog:
