@@ -136,18 +136,14 @@ class Replay:
         until the disk has failed so often that the file is set aside.
         """
         refusals: list[Refusal] = []
-        if not self._fs.exists(file.path):
-            log.error(
-                "the buffer file %s with %d events was deleted by somebody else",
-                file.name,
-                file.events,
-            )
-            return
         try:
             async for events in self._insert_all(file, str(file.name.complete), refusals):
                 committed(events)
                 await self._throttle(events)
             await self.finish(file, refusals)
+        except FileNotFoundError:
+            text = "the buffer file %s with %d events was deleted by somebody else"
+            log.error(text, file.name, file.events)
         except StorageFailed as error:
             file.troubles += 1
             tries = f"{file.troubles} of {MAX_DISK_ATTEMPTS} tries"

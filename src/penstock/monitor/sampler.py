@@ -432,15 +432,13 @@ class Sampler:
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:
-    report = broker.buffer.status.report()
-    mode = (
-        "maintenance" if report.maintenance_mode else "direct" if report.db_healthy else "failover"
-    )
-    ages = [kind.oldest_age for kind in (report.failover, report.qos0) if kind.files]
+    buffer = broker.buffer
+    kinds = [buffer.status.kind("failover"), buffer.status.kind("qos0")]
+    mode = "maintenance" if buffer.maintenance.push else "direct" if buffer.healthy else "failover"
     return {
-        "pending": report.pending,
-        "oldest": max(ages, default=None),
-        "failed": report.failed,
+        "pending": sum(kind.pending for kind in kinds),
+        "oldest": max((kind.oldest_age for kind in kinds if kind.files), default=None),
+        "failed": buffer.failed.events,
         "mode": mode,
     }
 
