@@ -38,11 +38,12 @@ lost.
 import enum
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import crc32c
 
@@ -300,20 +301,13 @@ class Books:
 
 
 class Journal:
-    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them.
-
-    A restart has two steps, so that no completion is ever only in memory: `prepare_restart` (slow,
-    in a pool) writes and syncs the snapshot beside the journal while entries go on into the old
-    file; `commit_restart` (fast, where entries are added) puts the entries since the snapshot
-    behind it and renames it into place.
-    """
+    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them."""
 
     def __init__(self, fs: Fs, directory: Path) -> None:
         self._fs = fs
         self._path = directory / JOURNAL
         self._next_path = directory / f"{JOURNAL}.next"
         self._file: File | None = None
-        self._next: File | None = None
         self._pending: list[bytes] = []
         self._since: list[bytes] | None = None  # entries since the snapshot of a restart under way
         self.dirty = False  # something is written but not synced
@@ -363,33 +357,40 @@ class Journal:
                 self.dirty = self.broken = True  # unsynced pages may be gone: only a restart helps
                 raise
 
-    def begin_restart(self) -> None:
-        """Call together with taking the snapshot: from here on entries are kept for its end."""
+    async def restart(self, snapshot: list[Entry], in_pool: Callable[..., Awaitable[Any]]) -> None:
+        """Begin again with a snapshot that was taken just now.
+
+        No completion is ever only in memory: the snapshot is written and synced beside the journal,
+        in the pool, while entries go on into the old file. Then, where entries are added, those
+        since the snapshot are put behind it and it is renamed into place.
+        """
         self._since = []
-
-    def prepare_restart(self, snapshot: list[Entry]) -> None:
-        self._fs.remove(self._next_path)
-        self._next = self._fs.open(self._next_path, create=True)
-        self._next.append([entry.encode() for entry in snapshot])
-        self._next.sync()
-
-    def commit_restart(self) -> None:
-        assert self._next is not None
-        assert self._since is not None
-        if self._since:
-            self._next.append(self._since)
-        self._fs.rename(self._next_path, self._path)
-        if self._file is not None:
-            self._file.close()
-        self._file, self._next = self._next, None
-        self._pending, self._since = [], None  # the snapshot and what followed it hold them all
+        try:
+            file: File = await in_pool(self._write_snapshot, snapshot)
+            try:
+                if self._since:
+                    file.append(self._since)
+                self._fs.rename(self._next_path, self._path)
+            except StorageError:
+                file.close()
+                raise
+        finally:
+            self._since = None
+        self.close()
+        self._file, self._pending = file, []  # the snapshot and what followed it hold them all
         self.dirty, self.broken = True, False
+        await in_pool(self._fs.sync_dir, self._path.parent)
 
-    def abandon_restart(self) -> None:
-        self._since = None
-        if self._next is not None:
-            self._next.close()
-            self._next = None
+    def _write_snapshot(self, snapshot: list[Entry]) -> File:
+        self._fs.remove(self._next_path)
+        file = self._fs.open(self._next_path, create=True)
+        try:
+            file.append([entry.encode() for entry in snapshot])
+            file.sync()
+        except StorageError:
+            file.close()
+            raise
+        return file
 
     def close(self) -> None:
         if self._file is not None:

@@ -288,7 +288,7 @@ class Store:
         """Sync, shorten the journal, remove completed chunks, write metadata; or raise."""
         async with self.writing:
             if self._journal.broken or self._journal.size > MAX_JOURNAL_BYTES:
-                await self._restart_journal()
+                await self._journal.restart(self.books.snapshot(), self.in_pool)
             self._journal.flush()
             if self._sync_wanted:
                 await self.in_pool(self._sync)
@@ -306,16 +306,6 @@ class Store:
         if self.chunks.unsynced_bytes:
             self.chunks.sync()
         self._journal.sync()
-
-    async def _restart_journal(self) -> None:
-        self._journal.begin_restart()
-        try:
-            await self.in_pool(self._journal.prepare_restart, self.books.snapshot())
-            self._journal.commit_restart()
-            await self.in_pool(self._fs.sync_dir, self.directory)
-        except BaseException:
-            self._journal.abandon_restart()
-            raise
 
     async def _write_meta(self, *, clean: bool) -> None:
         self._dirty = False
@@ -375,7 +365,7 @@ class Store:
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
-                await self._restart_journal()
+                await self._journal.restart(self.books.snapshot(), self.in_pool)
                 await self._write_meta(clean=True)
         finally:
             self.abandon()
