@@ -36,7 +36,7 @@ class BufferFile:
     # None: not looked at yet, so it holds everything.
     keys: set[Key] | None = field(default_factory=set)
     done: int = 0  # events replayed so far, for the progress shown
-    troubles: int = 0  # times the disk failed us during its replay
+    disk_failures: int = 0  # times the disk failed us during its replay
 
     def complete(self, fs: Fs) -> None:
         """Take the name of a file that is not written any more. Blocks."""

@@ -142,7 +142,7 @@ class Buffer:
         self._database.on_change(self._database_changed)
         self._worker = asyncio.create_task(self._work())
         if self.backlog.files:
-            self._scan = asyncio.create_task(self._look_into_files())
+            self._scan = asyncio.create_task(self._scan_files())
 
     async def stop(self) -> None:
         """Commit QoS 0, complete the files and let go of them; the next start replays the rest."""
@@ -192,7 +192,7 @@ class Buffer:
         """Return when nothing older of their partitions waits here, for a transaction."""
         give_up = self._loop.time() + DRAIN_SECONDS
         while True:
-            if self.maintenance.push:
+            if self.maintenance.modes.push:
                 raise Unavailable(
                     "maintenance: pushes go to the buffer, and those of a transaction cannot"
                 )
@@ -222,7 +222,7 @@ class Buffer:
 
     @property
     def _up(self) -> bool:
-        return self._database.healthy and not self.maintenance.push
+        return self._database.healthy and not self.maintenance.modes.push
 
     def _push_directly(self, items: list[Item]) -> PendingPush:
         pending = self._queues.push(items)  # an item that is wrong is refused here
@@ -329,14 +329,14 @@ class Buffer:
             return
         log.warning("Database connection failed, switching to file buffer")
         self._recovered = False
-        self.qos0.hurry()
+        self.qos0.flush_soon()
         if self._in_flight or self.qos0.busy:
             self._none_in_flight.clear()
         self.admission.end()
 
     def _maintenance_changed(self) -> None:
         """Something changed that the worker should know of."""
-        if self.maintenance.push:
+        if self.maintenance.modes.push:
             self.admission.end()
         self._wake.set()
 
@@ -418,7 +418,7 @@ class Buffer:
                 "%d events wait in %d files; %s: serving in failover mode",
                 total,
                 len(self.backlog.files),
-                "maintenance is on" if self.maintenance.push else "the database is down",
+                "maintenance is on" if self.maintenance.modes.push else "the database is down",
             )
             return
         began = time.monotonic()
@@ -471,9 +471,9 @@ class Buffer:
             )
             self._wake.set()
             if self._worker and self._scan is None:
-                self._scan = asyncio.create_task(self._look_into_files())
+                self._scan = asyncio.create_task(self._scan_files())
 
-    async def _look_into_files(self) -> None:
+    async def _scan_files(self) -> None:
         """Find out which partitions the adopted files hold, so that the others need not wait."""
         try:
             for file in list(self.backlog.files):

@@ -145,10 +145,10 @@ class Replay:
             text = "the buffer file %s with %d events was deleted by somebody else"
             log.error(text, file.name, file.events)
         except StorageFailed as error:
-            file.troubles += 1
-            tries = f"{file.troubles} of {MAX_DISK_ATTEMPTS} tries"
+            file.disk_failures += 1
+            tries = f"{file.disk_failures} of {MAX_DISK_ATTEMPTS} tries"
             log.error("replay of %s: %s (%s)", file.name, error, tries)
-            if file.troubles < MAX_DISK_ATTEMPTS:
+            if file.disk_failures < MAX_DISK_ATTEMPTS:
                 raise
             await self._set_aside(file)
         else:

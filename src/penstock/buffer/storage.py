@@ -35,7 +35,7 @@ class Storage:
         self._at_rest = at_rest
         self.used: Callable[[], int] = lambda: 0  # bytes in files of this process
         self._room = 0  # bytes that may be written before we look again,
-        self._look_at = 0.0  # or at this time
+        self._check_at = 0.0  # or at this time
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
         """Lines for a file."""
@@ -45,7 +45,7 @@ class Storage:
         """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
         now = time.monotonic()
         # asking for each push would cost more than writing it
-        if now > self._look_at or self._room < more:
+        if now > self._check_at or self._room < more:
             settings = self.settings
             used, free = self.used(), self.fs.free_bytes(self.directory)
             if used + more > settings.max_bytes:
@@ -55,7 +55,7 @@ class Storage:
             if free - more < settings.free_space_reserve:
                 raise StorageFull("the disk of the buffer is full")
             self._room = min(settings.max_bytes - used, free - settings.free_space_reserve)
-            self._look_at = now + SPACE_CHECK_SECONDS
+            self._check_at = now + SPACE_CHECK_SECONDS
         self._room -= more
 
     async def in_pool(self, work: Callable[..., T], *args: object) -> T:

@@ -174,17 +174,17 @@ class Exports:
 
     async def inspect(self, name: str) -> Inspection:
         """Every block of a route's files read and checked; also of a route that could not start."""
-        return await self._look_into(name, examine)
+        return await self._inspect(name, examine)
 
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
         """(sequence, index, record) of what waits, oldest first; about `size` bytes at most."""
-        return await self._look_into(
+        return await self._inspect(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
 
-    async def _look_into(self, name: str, look: Callable[[Path, Fs, int], T]) -> T:
+    async def _inspect(self, name: str, read: Callable[[Path, Fs, int], T]) -> T:
         """In a thread of its own: it may take minutes, and the pool is for those who send."""
         end = STREAM_END
         if name not in self.failed:
@@ -195,7 +195,7 @@ class Exports:
                 )
             end = await queue.write_out()
         async with self._inspecting:
-            return await asyncio.to_thread(look, self.directory / name, self._context.fs, end)
+            return await asyncio.to_thread(read, self.directory / name, self._context.fs, end)
 
     async def create(self, name: str, definition: dict[str, Any]) -> Route:
         async with self._changing:

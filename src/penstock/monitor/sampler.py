@@ -434,7 +434,13 @@ class Sampler:
 def _buffers(broker: Broker) -> dict[str, Any]:
     buffer = broker.buffer
     kinds = [buffer.status.kind("failover"), buffer.status.kind("qos0")]
-    mode = "maintenance" if buffer.maintenance.push else "direct" if buffer.healthy else "failover"
+    mode = (
+        "maintenance"
+        if buffer.maintenance.modes.push
+        else "direct"
+        if buffer.healthy
+        else "failover"
+    )
     return {
         "pending": sum(kind.pending for kind in kinds),
         "oldest": max((kind.oldest_age for kind in kinds if kind.files), default=None),

@@ -57,7 +57,7 @@ async def fetch(connection: Any, schema: str, function: str, arguments: Sequence
                 return (await cursor.fetchone())[0]
         return (await connection.execute(*_text(schema, function, arguments))).scalar_one()
     except Exception as error:
-        _raise_known(error)
+        _raise_mapped(error)
         raise
 
 
@@ -77,7 +77,7 @@ def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[
                 return cursor.fetchone()[0]
         return connection.execute(*_text(schema, function, arguments)).scalar_one()
     except Exception as error:
-        _raise_known(error)
+        _raise_mapped(error)
         raise
 
 
@@ -143,7 +143,7 @@ def _quoted(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
 
 
-def _raise_known(error: Exception) -> None:
+def _raise_mapped(error: Exception) -> None:
     kind = ERRORS.get(_sqlstate(error) or "")
     if kind is not None:
         cause = getattr(error, "orig", None) or error

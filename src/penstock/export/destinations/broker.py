@@ -119,7 +119,7 @@ class BrokerDestination(Destination):
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
         # Held by whoever looks for a batch, which waits until nothing of ours is on its way.
-        self._looking = asyncio.Lock()
+        self._searching = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()
 
@@ -139,7 +139,7 @@ class BrokerDestination(Destination):
             answer = await self._ask("GET", "/next_offset")
             if self._floor is None:  # another worker may have asked too
                 self._floor = msgspec.json.decode(answer.body, type=NextOffset).next_offset
-        async with self._looking:
+        async with self._searching:
             if batch.key in self._doubtful and await self._has_arrived(batch):
                 self._doubtful.discard(batch.key)
                 return

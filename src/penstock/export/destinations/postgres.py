@@ -171,7 +171,7 @@ class PostgresDestination(Destination):
                 )
             if not self._prepared_tables:
                 async with self._pool.acquire() as connection:
-                    await self._look_at_table(connection)
+                    await self._inspect_table(connection)
                 self._prepared_tables = True
             if self._target.once and time.monotonic() - self._forgot_at > FORGET_SECONDS:
                 self._forgot_at = time.monotonic()
@@ -179,7 +179,7 @@ class PostgresDestination(Destination):
                     f"DELETE FROM {KEYS_TABLE} WHERE at < now() - interval '{KEYS_INTERVAL}'"
                 )
 
-    async def _look_at_table(self, connection: Any) -> None:
+    async def _inspect_table(self, connection: Any) -> None:
         if self._target.once:
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {KEYS_TABLE} (key text PRIMARY KEY, "
