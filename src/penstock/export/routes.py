@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import Backoff
-from penstock.export.breaker import Breaker
+from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
@@ -22,7 +22,7 @@ from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
-from penstock.export.telemetry import BREAKER_STATES, Gauges, RouteMetrics
+from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
 from penstock.log.pool import cancelled
 
@@ -301,6 +301,6 @@ class Route:
             "route_paused": float(self.paused is not None),
             "dead_letters": self.dead_letters.count,
             "circuit_breaker_state": {
-                state: float(state == self.breaker.state) for state in BREAKER_STATES
+                state: float(state == self.breaker.state) for state in (CLOSED, OPEN, HALF_OPEN)
             },
         }

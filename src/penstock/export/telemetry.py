@@ -78,7 +78,6 @@ EVENTS = {  # events of the queue's lower half
 }
 RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
-BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class ExportMetrics:

@@ -27,13 +27,7 @@ import msgspec
 
 from penstock.config.schema import Seconds, Secret, key
 from penstock.export.context import RouteContext
-from penstock.export.destinations import (
-    Batch,
-    Destination,
-    Retry,
-    Target,
-    destination,
-)
+from penstock.export.destinations import Batch, Destination, Retry, Target, destination
 from penstock.export.destinations.checks import (
     ca_context,
     ca_from_api,

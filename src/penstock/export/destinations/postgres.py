@@ -41,11 +41,7 @@ from penstock.export.destinations import (
     TooBig,
     destination,
 )
-from penstock.export.destinations.checks import (
-    character_problems,
-    limit_problems,
-    url_problems,
-)
+from penstock.export.destinations.checks import character_problems, limit_problems, url_problems
 
 KEYS_TABLE = "penstock_exported"
 KEYS_INTERVAL = "7 days"  # for which keys are remembered

@@ -9,22 +9,9 @@ journal    what became of each block: entries, books, file
 blocks     the format of a block, and reading chunk files
 """
 
-from penstock.export.sendqueue.blocks import (
-    STREAM_END,
-    Block,
-    ChunkReader,
-    chunk_files,
-    records_of,
-)
+from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of
 from penstock.export.sendqueue.fastqueue import repair
-from penstock.export.sendqueue.journal import (
-    DAMAGED,
-    JOURNAL,
-    NEWEST,
-    SOURCE_GAP,
-    Books,
-    Journal,
-)
+from penstock.export.sendqueue.journal import DAMAGED, JOURNAL, NEWEST, SOURCE_GAP, Books, Journal
 from penstock.export.sendqueue.queue import Pushed, SendQueue
 from penstock.export.sendqueue.store import META
 

@@ -129,6 +129,8 @@ def encode_header(block: Block) -> bytes:
 
 def block_length(data: bytes | memoryview, at: int) -> int:
     """The whole length of the block whose header is at `at`; raises when it cannot be one."""
+    if len(data) - at < HEADER_SIZE:
+        raise Damaged("no whole block header")
     length, magic, _ = HEAD.unpack_from(data, at)
     length &= LENGTH_MASK
     if magic != MAGIC or length < HEADER_SIZE - 8:
@@ -249,8 +251,8 @@ class ChunkReader:
                     0,
                 )
             try:
-                length = block_length(data, at) if len(data) - at >= HEADER_SIZE else 0
-                if not HEADER_SIZE <= length <= end - place:
+                length = block_length(data, at)
+                if length > end - place:
                     raise Damaged("the length leads out of the chunk")
                 if len(data) - at < length:
                     size = max(length, min(READ_BYTES, end - place))
@@ -294,7 +296,7 @@ class ChunkReader:
                 place, window = place + passed, READ_BYTES
                 continue
             try:  # perhaps a block longer than the window
-                window = block_length(data, 0) if len(data) >= HEADER_SIZE else 0
+                window = block_length(data, 0)
             except Damaged:
                 break
             if not len(data) < window <= end - place:

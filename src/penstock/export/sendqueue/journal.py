@@ -155,15 +155,12 @@ class Completed:
             gaps.append((start, end))
         return gaps
 
-    def edge_before(self, sequence: int) -> int | None:
-        """Records accepted through the block just in front of `sequence`, if a range ends there."""
-        at = self._at(sequence - 1)
-        return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
-
-    def edge_after(self, sequence: int) -> int | None:
-        """Records accepted before the block `sequence`, if a range begins there."""
+    def records_at(self, sequence: int) -> int | None:
+        """Records accepted before the block `sequence`, if a range begins or ends there."""
         at = self._at(sequence)
-        return self.spans[at][2] if at >= 0 and self.spans[at][0] == sequence else None
+        if at >= 0 and self.spans[at][0] == sequence:
+            return self.spans[at][2]
+        return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
 
 @dataclass(slots=True)

@@ -211,7 +211,7 @@ class Backlog:
             span = self._ranges[0]
             start, stop = span[0], min(span[1], span[0] + blocks)
             before, through = await store.in_pool(
-                lambda: (store.records_in_front_of(start), store.records_before(stop))
+                lambda: (store.records_before(start), store.records_before(stop))
             )
             store.book(
                 Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start)

@@ -28,15 +28,7 @@ from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
 from penstock.export.sendqueue.chunks import Chunks, Reading, StreamEnd
-from penstock.export.sendqueue.journal import (
-    CRASH,
-    DAMAGED,
-    REASONS,
-    Books,
-    Entry,
-    Journal,
-    Kind,
-)
+from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
 from penstock.log.fs import Fs
 from penstock.log.lock import DirectoryLock
 
@@ -147,8 +139,7 @@ class Store:
         last = chunks[-1].stop if chunks else books.next_sequence
         gaps = books.completed.gaps
         for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
-            before, through = self.records_before(start), self.records_in_front_of(stop)
-            self._lose(start, stop, before, through, CRASH)
+            self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta["reader_offset"])
         self._dirty = True
@@ -177,25 +168,19 @@ class Store:
         return hints
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted before `sequence`, whose predecessor is completed or on disk."""
+        """Records accepted before a block, if it or its predecessor is completed or on disk, or if
+        it is not there yet."""
         if sequence <= 1:
             return 0
-        edge = self.books.completed.edge_before(sequence)
+        edge = self.books.completed.records_at(sequence)
         if edge is not None:
             return edge
-        for block in self.chunks.read(sequence - 1, self.books.next_sequence, max_blocks=1).blocks:
-            return block.through if block.sequence < sequence else block.before
-        return self.books.numbered
-
-    def records_in_front_of(self, sequence: int) -> int:
-        """Records accepted before a block, which is completed, on disk or not there yet."""
-        if sequence >= self.books.next_sequence:
-            return self.books.numbered
-        edge = self.books.completed.edge_after(sequence)
-        if edge is not None:
-            return edge
-        for block in self.chunks.read(sequence, self.books.next_sequence, max_blocks=1).blocks:
-            return block.before
+        at, stop = sequence - 1, self.books.next_sequence
+        while at < stop:
+            reading = self.chunks.read(at, stop, max_blocks=1)
+            for block in reading.blocks:
+                return block.through if block.sequence < sequence else block.before
+            at = reading.next_sequence  # the chunk has no more
         return self.books.numbered
 
     # Data
@@ -247,7 +232,7 @@ class Store:
                 self._lose(expected, block.sequence, before, block.before, DAMAGED)
             expected, before = block.sequence + 1, block.through
         if expected < reading.next_sequence:
-            following = self.records_in_front_of(reading.next_sequence)
+            following = self.records_before(reading.next_sequence)
             self._lose(expected, reading.next_sequence, before, following, DAMAGED)
 
     def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> None:
