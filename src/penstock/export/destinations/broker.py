@@ -1,10 +1,5 @@
 """A topic on another broker: mirroring.
 
-    type: broker
-    url: http://other:6632
-    topic: orders
-    token: "..."        sent as a bearer token
-
 Records arrive byte for byte and in the order they are sent; with one worker that is the order of
 the source.
 

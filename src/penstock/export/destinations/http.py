@@ -1,16 +1,7 @@
 """HTTP(S): each batch is one request, its records as NDJSON, a JSON array, or raw.
 
-    type: http
-    url: https://collector.example/ingest
-    format: ndjson | json | raw                  (default ndjson)
-    method: POST
-    headers: {Authorization: "Bearer ..."}
-    header_prefix: X-Message-                    format raw, source.envelope: a message's headers
-                                                 become those of its request, its payload the body
-    compression: none | gzip | zstd | snappy     what the server takes (default none)
-    timeout: 30s
-    connections: 64
-    ca: /path/to/ca.pem                          trust this instead of the system's
+With `header_prefix` (format raw, source.envelope) a message's headers become those of its request,
+and its payload the body.
 
 Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a
 batch was cut), the same at every attempt. 2xx is success; 401 and 403, redirects, and what says

@@ -1,20 +1,10 @@
 """A PostgreSQL table, filled with COPY.
 
-    type: postgres
-    url: postgres://user:password@host/database
-    table: events                 or schema.events
-    column: payload               each record whole into this column (text, json, jsonb or bytea)
-    columns: true                 instead: records are JSON objects whose keys are columns; what a
-                                  record does not name gets the column's default
-    strict: true                  a record with a key that is no column is bad (default);
-                                  false = the key is left out
-    once: true                    remember batch keys in table penstock_exported, in the same
-                                  transaction (default)
-    timeout: 30s
-
-With `once` a batch that is sent again after a lost answer changes nothing: each record is in the
-table exactly once. Keys older than a week are forgotten. A record the table refuses (constraint,
-type) is isolated like any bad record.
+Each record goes whole into one column (text, json, jsonb or bytea), or with `columns` its keys are
+columns, and what it does not name gets the column's default. With `once` the keys of batches are
+remembered in table penstock_exported, in the same transaction: a batch that is sent again after a
+lost answer changes nothing, and each record is in the table exactly once. Keys older than a week
+are forgotten. A record the table refuses (constraint, type) is isolated like any bad record.
 """
 
 import asyncio
