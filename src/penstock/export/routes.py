@@ -294,7 +294,7 @@ class Route:
             "queue_workers_active": workers.active,
             "queue_workers_total": workers.total,
             "queue_preparers_active": workers.preparing,
-            "queue_senders_active": workers.active if workers.split else 0,
+            "queue_senders_active": workers.active if workers.preparers else 0,
             "queue_sends_inflight": self.delivery.inflight,
             "queue_export_latency_ewma_seconds": self.delivery.latency,
             "queue_backoff_seconds": self.backoff.remaining,

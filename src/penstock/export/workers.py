@@ -105,10 +105,6 @@ class Workers:
     def total(self) -> int:
         return len(self._tasks)
 
-    @property
-    def split(self) -> bool:
-        return self._split.enabled
-
     def start(self) -> None:
         for _ in range(self.preparers):
             self._helpers.append(asyncio.create_task(self._prepare()))

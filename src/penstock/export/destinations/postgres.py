@@ -106,9 +106,8 @@ class PostgresDestination(Destination):
         self._target = target
         schema, _, self._table = target.table.rpartition(".")
         self._schema = schema or None
-        self._table_columns: frozenset[str] = frozenset()  # as last seen
+        self._columns: dict[str, str] = {}  # of the table as last seen, with their types
         self._pool: Any = None
-        self._column_type = ""  # of `column`
         self._prepared_tables = False
         self._forgot_at = time.monotonic()
         self._starting = asyncio.Lock()
@@ -171,21 +170,17 @@ class PostgresDestination(Destination):
                 f"CREATE TABLE IF NOT EXISTS {KEYS_TABLE} (key text PRIMARY KEY, "
                 "at timestamptz NOT NULL DEFAULT now())"
             )
-        kinds = await self._columns_of(connection)
-        if not self._target.columns:
-            if self._target.column not in kinds:
-                raise Denied(f"table {self._quoted} has no column {self._target.column}", "address")
-            self._column_type = kinds[self._target.column]
+        await self._read_columns(connection)
+        if not self._target.columns and self._target.column not in self._columns:
+            raise Denied(f"table {self._quoted} has no column {self._target.column}", "address")
 
-    async def _columns_of(self, connection: Any) -> dict[str, str]:
+    async def _read_columns(self, connection: Any) -> None:
         rows = await connection.fetch(
             "SELECT attname, format_type(atttypid, NULL) AS kind FROM pg_attribute "
             "WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
             self._quoted,
         )
-        kinds = {row["attname"]: row["kind"] for row in rows}
-        self._table_columns = frozenset(kinds)
-        return kinds
+        self._columns = {row["attname"]: row["kind"] for row in rows}
 
     @property
     def _quoted(self) -> str:
@@ -201,14 +196,14 @@ class PostgresDestination(Destination):
         """One COPY, then one INSERT per shape: columns that a shape lacks get their defaults."""
         if rows.bad is not None:
             raise Refused(rows.bad)
-        if not all(map(self._table_columns.issuperset, rows.shapes)):
-            await self._columns_of(connection)  # perhaps it has them by now
+        if not all(name in self._columns for shape in rows.shapes for name in shape):
+            await self._read_columns(connection)  # perhaps it has them by now
         columns = [
-            [_quote(name) for name in shape if name in self._table_columns] for shape in rows.shapes
+            [_quote(name) for name in shape if name in self._columns] for shape in rows.shapes
         ]
         for shape, names in zip(rows.shapes, columns, strict=True):
             if not names or (self._target.strict and len(names) < len(shape)):
-                missing = ", ".join(name for name in shape if name not in self._table_columns)
+                missing = ", ".join(name for name in shape if name not in self._columns)
                 raise Refused(f"table {self._quoted} has no column {missing}")
         await connection.execute(
             "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) "
@@ -228,7 +223,9 @@ class PostgresDestination(Destination):
 
     async def _write(self, connection: Any, records: list[bytes]) -> None:
         values: list[Any] = (
-            records if self._column_type == "bytea" else [record.decode() for record in records]
+            records
+            if self._columns.get(self._target.column) == "bytea"
+            else [record.decode() for record in records]
         )
         await connection.copy_records_to_table(
             self._table,
