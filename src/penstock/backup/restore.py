@@ -3,14 +3,13 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-from crc32c import crc32c
 
 from penstock.backup import dump, manifest
-from penstock.backup.manifest import Manifest
+from penstock.backup.manifest import Manifest, Meter, Progress
 from penstock.broker import RESTORING
 from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
@@ -20,8 +19,6 @@ from penstock.log.fs import DISK
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import LOST_FOUND
-
-Progress = Callable[[str, int, int], None]
 
 
 def read_manifest(place: ObjectStore) -> Manifest:
@@ -36,9 +33,9 @@ def read_manifest(place: ObjectStore) -> Manifest:
 def check(place: ObjectStore, progress: Progress | None = None) -> Manifest:
     """Read every file of a backup and compare it with the manifest."""
     listed = read_manifest(place)
-    counter = _Counter(listed, progress)
+    reader = _Reader(place, listed, progress)
     for name in listed.files:
-        for _ in counter.checked(name, place.read(name)):
+        for _ in reader.read(name):
             pass
     return listed
 
@@ -57,7 +54,7 @@ def restore(
     staging = private / RESTORING
     staging.mkdir(parents=True)
     private.chmod(0o750)
-    counter = _Counter(listed, progress)
+    reader = _Reader(place, listed, progress)
     targets = {
         "topics": (staging / "topics", config.data_directory),
         "private": (staging / "private", private),
@@ -70,14 +67,14 @@ def restore(
             path = targets[top][0] / rest
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as out:
-                for part in counter.checked(name, place.read(name)):
+                for part in reader.read(name):
                     out.write(part)
                 out.flush()
                 os.fsync(out.fileno())
     for topic, next_offset in listed.topics.items():
         _check_topic(staging / "topics" / topic, next_offset)
     if listed.database_schema:
-        _load(config, staging, counter.checked("queues.dump", place.read("queues.dump")), programs)
+        _load(config, staging, reader.read("queues.dump"), programs)
     for staged, target in targets.values():
         if staged.exists():
             target.mkdir(parents=True, exist_ok=True)
@@ -89,29 +86,21 @@ def restore(
     return listed
 
 
-class _Counter:
-    """Checks what is read against the manifest, and reports how far it came."""
+class _Reader:
+    """Reads the files of a backup, and compares them with its manifest."""
 
-    def __init__(self, listed: Manifest, progress: Progress | None) -> None:
-        self._listed = listed
-        self._progress = progress
-        self._total = sum(file.size for file in listed.files.values())
-        self._done = 0
+    def __init__(self, place: ObjectStore, listed: Manifest, progress: Progress | None) -> None:
+        self._place = place
+        self._files = listed.files
+        self._meter = Meter(progress, sum(file.size for file in listed.files.values()))
 
-    def checked(self, name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
-        size = checksum = 0
-        for part in parts:
-            size += len(part)
-            checksum = crc32c(part, checksum)
-            self._done += len(part)
-            if self._progress:
-                self._progress(name, self._done, self._total)
-            yield part
-        expected = self._listed.files[name]
-        if (size, checksum) != (expected.size, expected.crc32c):
+    def read(self, name: str) -> Iterator[bytes]:
+        yield from self._meter.measured(name, self._place.read(name))
+        file, expected = self._meter.files[name], self._files[name]
+        if file != expected:
             raise Damaged(
-                f"{name} of the backup is not what was written: {size} bytes with checksum "
-                f"{checksum:08x}, expected {expected.size} with {expected.crc32c:08x}"
+                f"{name} of the backup is not what was written: {file.size} bytes with checksum "
+                f"{file.crc32c:08x}, expected {expected.size} with {expected.crc32c:08x}"
             )
 
 
