@@ -203,6 +203,8 @@ class Books:
                 return False
             self.delivered += entry.a
             self.dead += entry.b
+        elif kind == Kind.ACCEPTED:
+            self.advance(entry.sequence, entry.value)
         elif kind == Kind.DROPPED:
             if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
                 return False
@@ -214,8 +216,6 @@ class Books:
             self.dropped[entry.reason] += entry.a
         elif kind == Kind.POSITION:
             self.position = max(self.position, entry.value)
-        elif kind == Kind.ACCEPTED:
-            self.advance(entry.sequence, entry.value)
         elif kind == Kind.COUNTER:
             self._load_counter(entry.reason, entry.value)
         return True

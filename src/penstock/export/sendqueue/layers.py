@@ -293,11 +293,12 @@ class Writer:
             raise Unavailable("the send queue is closed")
         self._number(blocks)
         self._memory.add(blocks, written=False)
-        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
-        if self._store is not None:
+        last = blocks[-1]
+        if self._store is None:
+            self._books.advance(last.sequence + 1, last.through)
+        else:
             # what a kill loses is counted, and its numbers are not used again
-            for entry in self._books.progress():
-                self._store.book(entry)
+            self._store.book(Entry(Kind.ACCEPTED, 0, last.sequence + 1, last.through))
             if self._memory.full:
                 self.spill_soon()
 
