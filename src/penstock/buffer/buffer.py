@@ -124,7 +124,7 @@ class Buffer:
         self._adopted = metrics.counter(
             "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
-        self.status = Status(self, database, metrics)
+        self.status = Status(self, metrics)
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
@@ -345,7 +345,7 @@ class Buffer:
         pause = shortest = self._settings.flush_ms / 1000
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
-            waits = self._up and self._waiting_events > 0
+            waits = self._up and self._has_backlog
             next_look = min(adopt_at, self.failed.next_due) if self._up else adopt_at
             limit = pause if waits else max(0.0, next_look - time.monotonic())
             try:
@@ -358,7 +358,7 @@ class Buffer:
                 if time.monotonic() >= adopt_at:
                     adopt_at = time.monotonic() + ADOPT_SECONDS
                     await self._adopt()
-                if self._up and self._waiting_events:
+                if self._up and self._has_backlog:
                     done = await self._drain()
                     pause = shortest if done else min(pause * 2, MAX_RETRY_SECONDS)
                 if self._up:
@@ -371,8 +371,8 @@ class Buffer:
                 pause = MAX_RETRY_SECONDS
 
     @property
-    def _waiting_events(self) -> int:
-        return len(self.backlog.files) + self.journal.events
+    def _has_backlog(self) -> bool:
+        return bool(self.backlog.files or self.journal.events)
 
     async def _drain(self) -> bool:
         """Replay everything in order until nothing is held; False: the database went down."""
@@ -391,7 +391,7 @@ class Buffer:
                 await self.journal.seal()
             self._ownership.release_unused(self.backlog.files)
             self._replay_problem = ""
-            return not self._waiting_events
+            return not self._has_backlog
         except Unavailable as error:
             if self._up and str(error) != self._replay_problem:
                 log.warning("Replay waits, with %d events: %s", self.status.pending, error)

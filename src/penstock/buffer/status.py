@@ -9,7 +9,6 @@ import msgspec
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import FailedFile
 from penstock.buffer.files import KINDS, Kind
-from penstock.database import Database
 from penstock.metrics import Merge, Metrics
 
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ class FileBuffer(msgspec.Struct):
 class Status:
     """Reads the numbers of one buffer; keeps none."""
 
-    def __init__(self, buffer: "Buffer", database: Database, metrics: Metrics) -> None:
-        self._buffer, self._database = buffer, database
+    def __init__(self, buffer: "Buffer", metrics: Metrics) -> None:
+        self._buffer = buffer
 
         def by_kind(name: str, meaning: str, field: str, merge: Merge = "sum") -> None:
             def read() -> dict[tuple[str, ...], float]:
@@ -162,7 +161,7 @@ class Status:
         return BufferStatus(
             pending=self.pending,
             failed=buffer.failed.events,
-            db_healthy=self._database.healthy,
+            db_healthy=buffer.healthy,
             worker=os.getpid(),
             maintenance_mode=buffer.maintenance.modes.push,
             pop_maintenance_mode=buffer.maintenance.modes.pop,

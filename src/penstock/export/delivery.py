@@ -86,7 +86,7 @@ class Delivery:
         try:
             age, max_age = self._clock.steady() - block.enqueued / 1e6, self._settings.max_age
             if max_age and age > max_age:
-                await self._bury(block, "expired", f"older than {max_age:g} s")
+                await self._dead_letter(block, "expired", f"older than {max_age:g} s")
             else:
                 await self._send_all(block, prepared)
             self._queue.ack(block, block.dead)
@@ -122,7 +122,7 @@ class Delivery:
         limit = self._settings.max_attempts
         if limit and block.attempts + 1 >= limit:
             try:
-                await self._bury(block, "attempts", f"{limit} attempts, the last: {error}")
+                await self._dead_letter(block, "attempts", f"{limit} attempts, the last: {error}")
             except StorageError as failure:
                 log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
             else:
@@ -143,35 +143,35 @@ class Delivery:
 
     async def _send_all(self, block: Block, prepared: Prepared | None) -> None:
         whole = prepared[0] if prepared else self._batch(block)
-        if block.todo is None:
+        if block.remaining is None:
             try:
                 await self._send(whole, prepared[1] if prepared else await self._prepare(whole))
                 return
             except (Refused, TooBig) as error:
                 await self._cut(block, 0, block.records, error)
-        while block.todo:
-            start, stop = block.todo[-1]
+        while block.remaining:
+            start, stop = block.remaining[-1]
             batch = await self._context.in_pool(whole.part, start, stop)
             try:
                 await self._send(batch, await self._prepare(batch))
-                block.todo.pop()
+                block.remaining.pop()
             except (Refused, TooBig) as error:
-                block.todo.pop()
+                block.remaining.pop()
                 try:
                     await self._cut(block, start, stop, error)
                 except StorageError:
-                    block.todo.append((start, stop))
+                    block.remaining.append((start, stop))
                     raise
 
     async def _cut(self, block: Block, start: int, stop: int, error: Refused | TooBig) -> None:
-        """Replace the range by its halves, or bury the one record that remains."""
+        """Replace the range by its halves, or make a dead letter of the one record that it is."""
         if stop - start == 1:
             reason = "refused" if isinstance(error, Refused) else "too_large"
-            await self._bury(block, reason, str(error), [(start, stop)])
-            block.todo = block.todo or []
+            await self._dead_letter(block, reason, str(error), [(start, stop)])
+            block.remaining = block.remaining or []
             return
         middle = (start + stop) // 2
-        block.todo = [*(block.todo or []), (middle, stop), (start, middle)]
+        block.remaining = [*(block.remaining or []), (middle, stop), (start, middle)]
 
     async def _send(self, batch: Batch, prepared: Any) -> None:
         async with self._context.limit:
@@ -186,13 +186,13 @@ class Delivery:
         self._metrics.add("batches_total")
         self._metrics.add("bytes_total", len(batch.body))
 
-    async def _bury(
+    async def _dead_letter(
         self, block: Block, reason: str, detail: str, ranges: list[tuple[int, int]] | None = None
     ) -> None:
         """Put the records in these ranges, or all that are still to be sent, into the dead letters,
         durably; they count when the block is completed."""
         if ranges is None:
-            ranges = [(0, block.records)] if block.todo is None else block.todo
+            ranges = [(0, block.records)] if block.remaining is None else block.remaining
         records = await self._context.in_pool(self._batch(block).split)
         letters = [
             DeadLetter(

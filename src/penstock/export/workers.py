@@ -191,7 +191,9 @@ class Workers:
             self.preparing += 1
             try:
                 # A block that was cut already, or cannot be prepared, is left to whoever sends it.
-                prepared = await self._delivery.try_prepare(block) if block.todo is None else None
+                prepared = (
+                    await self._delivery.try_prepare(block) if block.remaining is None else None
+                )
                 self._prepared[block.sequence] = block
                 await self._channel.put((block, prepared, probing))
             except BaseException:

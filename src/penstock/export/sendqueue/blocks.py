@@ -85,7 +85,7 @@ class Block(msgspec.Struct, gc=False):
     attempts: int = 0
     offset: int = -1
     # Ranges of records still to be sent, last one first; None = all as one.
-    todo: list[tuple[int, int]] | None = None
+    remaining: list[tuple[int, int]] | None = None
     dead: int = 0  # records of this block already in the dead letters
 
     @property
