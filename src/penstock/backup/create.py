@@ -132,11 +132,11 @@ class _Backup:
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
         self._meter.expected += sum(file.size for file in files.values())
         with ThreadPoolExecutor(COPIES) as pool:
-            done = [
+            copies = [
                 pool.submit(self._write, f"{prefix}/{name}", file.parts())
                 for name, file in files.items()
             ]
-            for copy in done:
+            for copy in copies:
                 copy.result()
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:

@@ -133,10 +133,10 @@ class OwnerLock:
 
     def _still_there(self, fd: int) -> bool:
         try:
-            there = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return False
-        return os.fstat(fd).st_ino == there.st_ino
+        return os.fstat(fd).st_ino == status.st_ino
 
     def release(self, *, remove: bool) -> None:
         """Give the tag up; `remove` when no file of it is left."""

@@ -36,9 +36,9 @@ class Ownership:
 
     def adopt(self) -> list[BufferFile]:
         """The files of processes that died since the last look, in the order of their replay."""
-        there = self._fs.list_dir(self._directory)
-        tags = {name.tag for name in map(files.parse, there) if name}
-        tags |= {tag for tag in map(files.tag_of_lock, there) if tag} | self._failed.tags()
+        entries = self._fs.list_dir(self._directory)
+        tags = {name.tag for name in map(files.parse, entries) if name}
+        tags |= {tag for tag in map(files.tag_of_lock, entries) if tag} | self._failed.tags()
         taken = set()
         for tag in tags - self._locks.keys():
             lock = OwnerLock(self._directory, tag)

@@ -46,8 +46,8 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        here = top / path.lstrip("/")
-        for directory in (here, *here.parents):
+        group = top / path.lstrip("/")
+        for directory in (group, *group.parents):
             if not directory.is_relative_to(top):
                 break
             limit = _number(directory / names[0])

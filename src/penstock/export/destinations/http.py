@@ -180,9 +180,9 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
             "address",
         )
     if 300 <= status < 400:
-        there = headers.get("location", "...")
+        location = headers.get("location", "...")
         raise Denied(
-            f"{text} (redirects are not followed: change the address to {there})", "address"
+            f"{text} (redirects are not followed: change the address to {location})", "address"
         )
     if status == 413:
         raise TooBig(text)
