@@ -129,7 +129,6 @@ class Buffer:
 
     async def start(self) -> None:
         """Take over what is there; if the database is up, replay it before anything is served."""
-        self._loop = asyncio.get_running_loop()
         namer = Namer(await self._storage.in_pool(self._ownership.begin))
         self.journal = Journal(self._storage, self.backlog, namer)
         self.qos0 = Qos0(
@@ -190,7 +189,7 @@ class Buffer:
 
     async def wait_until_drained(self, items: list[Item]) -> None:
         """Return when nothing older of their partitions waits here, for a transaction."""
-        give_up = self._loop.time() + DRAIN_SECONDS
+        give_up = time.monotonic() + DRAIN_SECONDS
         while True:
             if self.maintenance.modes.push:
                 raise Unavailable(
@@ -200,7 +199,7 @@ class Buffer:
                 await self.qos0.flush()
             elif not self.backlog.holds(items):
                 return
-            elif not self._up or self._loop.time() > give_up:
+            elif not self._up or time.monotonic() > give_up:
                 raise Unavailable("older messages of this partition are not stored yet")
             else:
                 await asyncio.sleep(DRAIN_POLL_SECONDS)

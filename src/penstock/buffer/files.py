@@ -41,9 +41,9 @@ _LOCK = re.compile(r"owner_([0-9a-f]{8})\.lock")
 _MILLISECOND = 1 << 80  # in a UUID of version 7
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Name:
-    """A buffer file's name, taken apart. Sorts by time within a kind."""
+    """A buffer file's name, taken apart."""
 
     kind: Kind
     id: str
