@@ -97,7 +97,7 @@ def push_memory() -> float:
                 inmemory_blocks=2 * BLOCKS,
                 memory_percent=0.0,
             )
-            metrics = ExportMetrics(Metrics(), list).of("r")
+            metrics = ExportMetrics(Metrics(), dict).of("r")
             context = RouteContext(fs=DISK, pool=pool, clock=Clock(), limit=asyncio.Semaphore(1))
             queue = Queue("r", settings, directory, context, metrics, limit=1 << 40)
             await queue.start()

@@ -114,7 +114,7 @@ class Broker:
             self.queues,
             self.database,
             config.buffer,
-            config.buffer.dir or config.private_directory / "buffers",
+            config.buffers_directory,
             DISK,
             self.pool,
             self.metrics,

@@ -114,7 +114,9 @@ def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scratch, 
 
             monkeypatch.setattr(buffer._database, "fetch", slowly)
             modes = []
-            monkeypatch.setattr(maintenance, "_changed", lambda: modes.append(maintenance.push))
+            monkeypatch.setattr(
+                maintenance, "_changed", lambda: modes.append(maintenance.modes.push)
+            )
             maintenance.settings_changed(None)
             await old.wait()
             await maintenance.switch(push=True)

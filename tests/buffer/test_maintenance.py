@@ -80,11 +80,11 @@ def test_what_is_switched_while_the_database_is_down_reaches_it_later(tmp_path):
         async with buffering(tmp_path / "a", store) as one, buffering(tmp_path / "b", store) as two:
             store.go(False)
             await one.maintenance.switch(pop=True)
-            assert one.maintenance.pop
-            assert not two.maintenance.pop
+            assert one.maintenance.modes.pop
+            assert not two.maintenance.modes.pop
             store.go(True)
-            await eventually(lambda: two.maintenance.pop)
-            assert one.maintenance.pop
+            await eventually(lambda: two.maintenance.modes.pop)
+            assert one.maintenance.modes.pop
 
     run(body)
 
@@ -118,7 +118,7 @@ def test_a_change_told_while_the_last_one_is_being_read_is_not_missed(tmp_path):
             await one.maintenance.switch(push=False)
             go_on.set()
             await eventually(lambda: two.maintenance._reading.done())
-            assert not two.maintenance.push
-            assert not one.maintenance.push
+            assert not two.maintenance.modes.push
+            assert not one.maintenance.modes.push
 
     run(body)

@@ -16,7 +16,7 @@ def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
         clock = FakeClock()
         breaker = Breaker("r", CircuitBreaker(threshold=3, reset_timeout=30.0), clock)
         for _ in range(3):
-            (await breaker.admit()).failure()
+            breaker.failed(await breaker.admit())
         assert breaker.state == "open"
         waiting = [asyncio.ensure_future(breaker.admit()) for _ in range(5)]
         await asyncio.sleep(0)
@@ -25,20 +25,19 @@ def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
         await clock.advance(2)
         [probe] = [each.result() for each in waiting if each.done()]
         assert breaker.state == "half_open"
-        probe.failure()
+        breaker.failed(probe)
         await clock.advance(29)
         assert sum(each.done() for each in waiting) == 1
         await clock.advance(2)
         probe = next(
             each.result() for each in waiting if each.done() and each.result() is not probe
         )
-        with probe:
-            pass  # its holder died without a word: the slot must come back
+        breaker.release(probe)  # its holder died without a word: the slot must come back
         # another worker has the probe slot now
         await eventually(lambda: sum(each.done() for each in waiting) == 3)
         permits = [each.result() for each in waiting if each.done()]
         for permit in permits:
-            permit.success()
+            breaker.succeeded(permit)
         await asyncio.gather(*waiting)
         assert breaker.state == "closed"
 
@@ -49,11 +48,11 @@ def test_a_success_in_between_starts_the_count_again():
     async def body() -> None:
         breaker = Breaker("r", CircuitBreaker(threshold=2), FakeClock())
         for _ in range(5):
-            (await breaker.admit()).failure()
-            (await breaker.admit()).success()
+            breaker.failed(await breaker.admit())
+            breaker.succeeded(await breaker.admit())
         assert breaker.state == "closed"
         disabled = Breaker("r", CircuitBreaker(enabled=False, threshold=1), FakeClock())
-        (await disabled.admit()).failure()
+        disabled.failed(await disabled.admit())
         assert disabled.state == "closed"
 
     asyncio.run(body())

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Locked
-from penstock.export.sendqueue.inspect import repair
+from penstock.export.sendqueue import repair
 from penstock.net import HttpClient
 from tests.conftest import fresh_database
 from tests.export.lossy import LossyProxy

@@ -14,7 +14,7 @@ from penstock.errors import (
     StorageFailed,
     StorageFull,
 )
-from penstock.export.sendqueue.journal import CRASH, DAMAGED
+from penstock.export.sendqueue.journal import CRASH, DAMAGED, OLDEST
 from tests.export.making import (
     balanced,
     block,
@@ -259,6 +259,33 @@ def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
             assert set(range(min(position, 12))) <= result | acked, (seed, position)
             assert again.books.dropped[CRASH] == 0
             assert balanced(again)
+            await again.close()
+
+    asyncio.run(body())
+
+
+def test_the_books_balance_when_damaged_blocks_are_among_those_dropped(tmp_path: Path):
+    async def body() -> None:
+        for seed in range(40):
+            random, directory = Random(seed), tmp_path / str(seed)
+            options = {"fsync": "interval", "chunk_size": 2000, "inmemory_blocks": 2}
+            queue = await opened(directory, **options)
+            for number in range(40):
+                records, size = random.randrange(1, 9), random.randrange(50, 400)
+                await queue.put([block(number, records, size)])
+            await queue.close()
+            for chunk in queue.store.chunks.chunks:
+                data = bytearray(chunk.path.read_bytes())
+                start = random.randrange(len(data))
+                stop = min(len(data), start + random.randrange(1, 500))
+                data[start:stop] = bytes(stop - start)
+                chunk.path.write_bytes(data)
+            again = await opened(directory, **options)
+            while again.count:
+                await again.drop_oldest(random.randrange(6), OLDEST)
+                if (leased := await again.take()) is not None:
+                    again.ack(leased)
+            assert again.books.queued == 0, seed
             await again.close()
 
     asyncio.run(body())

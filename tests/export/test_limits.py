@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from penstock.config.schema import SendQueue
-from penstock.export.sendqueue.limits import memory_limit, memory_used, sizes
+from penstock.export.memory import memory_limit, memory_used
+from penstock.export.sendqueue.queue import sizes
 from penstock.export.workers import next_workers
 
 

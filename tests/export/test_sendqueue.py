@@ -28,7 +28,7 @@ from tests.support.wait import eventually
 async def started(
     directory: Path, *, fs: Fs = DISK, clock: Clock | None = None, **given_settings: Any
 ) -> SendQueue:
-    metrics = ExportMetrics(Metrics(), list).of("r")
+    metrics = ExportMetrics(Metrics(), dict).of("r")
     chosen = Settings(**({"meta_sync_interval": 3600.0, "free_space_reserve": 0} | given_settings))
     context = RouteContext(fs=fs, pool=POOL, clock=clock or Clock(), limit=asyncio.Semaphore(1))
     queue = SendQueue("r", chosen, directory, context, metrics, limit=1 << 30)

@@ -352,12 +352,10 @@ def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) -> Non
             records = [b"one", b"two"]
             batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
             mirror = BrokerDestination(BrokerTarget(url=url, topic="mirror", ca=str(made.ca)))
-            await mirror.start()
             await mirror.send(batch, mirror.prepare(batch))
             await mirror.stop()
             assert served.topics.require("mirror").read(0).payloads() == records
             stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
-            await stranger.start()
             with pytest.raises(Retry, match="not from a CA we believe"):
                 await stranger.send(batch, stranger.prepare(batch))
             await stranger.stop()

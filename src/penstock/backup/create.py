@@ -1,22 +1,22 @@
 """Takes a backup. The order of the steps is in the package's docstring."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 
 from penstock import __version__
 from penstock.backup import dump, manifest
-from penstock.backup.manifest import File, Manifest
+from penstock.backup.manifest import Manifest, Meter, Progress
 from penstock.backup.open_files import OpenFiles
 from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
+from penstock.export.sendqueue import JOURNAL, META
 from penstock.log.fs import raise_file_limit
 from penstock.log.layout import DATA, KINDS, TIER, sealed_name
 from penstock.log.tier.manifest import Manifest as Stored
@@ -27,8 +27,6 @@ from penstock.topics.tier.tier import CACHE as TIER_CACHE
 from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # files at a time
-JOURNAL, HINTS = "fastqueue.log", "fastqueue.meta"  # of a send queue; the second is only hints
-Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
 def create(
@@ -58,21 +56,18 @@ class _Backup:
         self._config = loaded.config
         self._place = place
         self._programs = programs
-        self._progress = progress
+        self._meter = Meter(progress)
         self._manifest = Manifest(__version__, _now())
         self.tier: ObjectStore | None = None  # what lies there is copied
-        self._copied = 0  # bytes
-        self._expected = 0  # bytes that are to be copied, as far as they were seen
 
     def run(self) -> Manifest:
         config = self._config
         private = config.private_directory
-        buffers = config.buffer.dir or private / "buffers"
-        routes = config.exporter.queue.path or private / "routes"
         elsewhere = frozenset({EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE})
         with ExitStack() as stack:
-            self._copy("buffers", stack.enter_context(OpenFiles(buffers)).files)
-            sending = stack.enter_context(OpenFiles(routes, frozenset({HINTS})))
+            self._copy("buffers", stack.enter_context(OpenFiles(config.buffers_directory)).files)
+            # without the metadata of send queues, which are only hints
+            sending = stack.enter_context(OpenFiles(config.routes_directory, frozenset({META})))
             journals = {
                 name: b"".join(file.parts())
                 for name, file in sending.files.items()
@@ -93,6 +88,7 @@ class _Backup:
         self._write("configuration.json", [msgspec.json.encode(_shown(self._loaded))])
         self._place.sync()
         self._manifest.ended_at = _now()
+        self._manifest.files = self._meter.files
         self._place.write(manifest.NAME, [self._manifest.pack()])
         self._place.sync()
         return self._manifest
@@ -134,31 +130,17 @@ class _Backup:
         del snapshot.small[TIER]  # it has everything itself
 
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
-        self._expected += sum(file.size for file in files.values())
+        self._meter.expected += sum(file.size for file in files.values())
         with ThreadPoolExecutor(COPIES) as pool:
-            done = [
+            copies = [
                 pool.submit(self._write, f"{prefix}/{name}", file.parts())
                 for name, file in files.items()
             ]
-            for copy in done:
+            for copy in copies:
                 copy.result()
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Copy one file, and note its size and checksum."""
-        size = checksum = 0
-
-        def counted() -> Iterator[bytes]:
-            nonlocal size, checksum
-            for part in parts:
-                size += len(part)
-                checksum = crc32c(part, checksum)
-                self._copied += len(part)
-                if self._progress:
-                    self._progress(name, self._copied, max(self._expected, self._copied))
-                yield part
-
-        self._place.write(name, counted())
-        self._manifest.files[name] = File(size, checksum)
+        self._place.write(name, self._meter.measured(name, parts))
 
 
 def _shown(loaded: Loaded) -> dict[str, str]:

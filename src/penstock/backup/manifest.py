@@ -1,12 +1,16 @@
 """The list of what a backup holds, with the checksum of each file and of itself."""
 
+from collections.abc import Callable, Iterable, Iterator
+
 import msgspec
+from crc32c import crc32c
 
 from penstock.errors import InvalidRequest
 from penstock.object_store import pack_document, parse_document
 
 NAME = "manifest.json"
 FORMAT = 1
+Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
 class File(msgspec.Struct, frozen=True):
@@ -36,3 +40,24 @@ class Manifest(msgspec.Struct):
                 "restore it with that release"
             )
         return manifest
+
+
+class Meter:
+    """Measures files on their way, and reports how far the copy is."""
+
+    def __init__(self, progress: Progress | None, expected: int = 0) -> None:
+        self.files: dict[str, File] = {}  # those that passed
+        self.expected = expected  # bytes that are to be copied, as far as they were seen
+        self._progress = progress
+        self._copied = 0  # bytes
+
+    def measured(self, name: str, parts: Iterable[bytes]) -> Iterator[bytes]:
+        size = checksum = 0
+        for part in parts:
+            size += len(part)
+            checksum = crc32c(part, checksum)
+            self._copied += len(part)
+            if self._progress:
+                self._progress(name, self._copied, max(self.expected, self._copied))
+            yield part
+        self.files[name] = File(size, checksum)

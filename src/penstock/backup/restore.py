@@ -3,14 +3,13 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-from crc32c import crc32c
 
 from penstock.backup import dump, manifest
-from penstock.backup.manifest import Manifest
+from penstock.backup.manifest import Manifest, Meter, Progress
 from penstock.broker import RESTORING
 from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
@@ -20,8 +19,6 @@ from penstock.log.fs import DISK
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import LOST_FOUND
-
-Progress = Callable[[str, int, int], None]
 
 
 def read_manifest(place: ObjectStore) -> Manifest:
@@ -36,9 +33,9 @@ def read_manifest(place: ObjectStore) -> Manifest:
 def check(place: ObjectStore, progress: Progress | None = None) -> Manifest:
     """Read every file of a backup and compare it with the manifest."""
     listed = read_manifest(place)
-    counter = _Counter(listed, progress)
+    reader = _Reader(place, listed, progress)
     for name in listed.files:
-        for _ in counter.checked(name, place.read(name)):
+        for _ in reader.read(name):
             pass
     return listed
 
@@ -57,12 +54,12 @@ def restore(
     staging = private / RESTORING
     staging.mkdir(parents=True)
     private.chmod(0o750)
-    counter = _Counter(listed, progress)
+    reader = _Reader(place, listed, progress)
     targets = {
         "topics": (staging / "topics", config.data_directory),
         "private": (staging / "private", private),
-        "buffers": (staging / "buffers", config.buffer.dir or private / "buffers"),
-        "routes": (staging / "routes", config.exporter.queue.path or private / "routes"),
+        "buffers": (staging / "buffers", config.buffers_directory),
+        "routes": (staging / "routes", config.routes_directory),
     }
     for name in listed.files:
         top, _, rest = name.partition("/")
@@ -70,14 +67,14 @@ def restore(
             path = targets[top][0] / rest
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as out:
-                for part in counter.checked(name, place.read(name)):
+                for part in reader.read(name):
                     out.write(part)
                 out.flush()
                 os.fsync(out.fileno())
     for topic, next_offset in listed.topics.items():
         _check_topic(staging / "topics" / topic, next_offset)
     if listed.database_schema:
-        _load(config, staging, counter.checked("queues.dump", place.read("queues.dump")), programs)
+        _load(config, staging, reader.read("queues.dump"), programs)
     for staged, target in targets.values():
         if staged.exists():
             target.mkdir(parents=True, exist_ok=True)
@@ -89,29 +86,21 @@ def restore(
     return listed
 
 
-class _Counter:
-    """Checks what is read against the manifest, and reports how far it came."""
+class _Reader:
+    """Reads the files of a backup, and compares them with its manifest."""
 
-    def __init__(self, listed: Manifest, progress: Progress | None) -> None:
-        self._listed = listed
-        self._progress = progress
-        self._total = sum(file.size for file in listed.files.values())
-        self._done = 0
+    def __init__(self, place: ObjectStore, listed: Manifest, progress: Progress | None) -> None:
+        self._place = place
+        self._files = listed.files
+        self._meter = Meter(progress, sum(file.size for file in listed.files.values()))
 
-    def checked(self, name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
-        size = checksum = 0
-        for part in parts:
-            size += len(part)
-            checksum = crc32c(part, checksum)
-            self._done += len(part)
-            if self._progress:
-                self._progress(name, self._done, self._total)
-            yield part
-        expected = self._listed.files[name]
-        if (size, checksum) != (expected.size, expected.crc32c):
+    def read(self, name: str) -> Iterator[bytes]:
+        yield from self._meter.measured(name, self._place.read(name))
+        file, expected = self._meter.files[name], self._files[name]
+        if file != expected:
             raise Damaged(
-                f"{name} of the backup is not what was written: {size} bytes with checksum "
-                f"{checksum:08x}, expected {expected.size} with {expected.crc32c:08x}"
+                f"{name} of the backup is not what was written: {file.size} bytes with checksum "
+                f"{file.crc32c:08x}, expected {expected.size} with {expected.crc32c:08x}"
             )
 
 
@@ -122,10 +111,8 @@ def _check_empty(config: Config) -> None:
             f"a restore into {config.data_directory} was interrupted: remove that directory, and "
             "drop the schema if the database is not the embedded one, then restore again"
         )
-    for directory in (config.data_directory, config.buffer.dir, config.exporter.queue.path):
-        if directory is None or not directory.exists():
-            continue
-        if any(entry.name != LOST_FOUND for entry in directory.iterdir()):
+    for directory in (config.data_directory, config.buffers_directory, config.routes_directory):
+        if directory.exists() and any(entry.name != LOST_FOUND for entry in directory.iterdir()):
             raise Conflict(f"{directory} is not empty: restore into an empty place")
     if url := url_of(config.database):
         asyncio.run(_check_database(url, config.database.db_schema))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.buffer.files import KINDS, Kind, Name
+from penstock.buffer.files import Kind, Name
 from penstock.log.fs import Fs
 from penstock.queues.types import Item
 
@@ -36,7 +36,7 @@ class BufferFile:
     # None: not looked at yet, so it holds everything.
     keys: set[Key] | None = field(default_factory=set)
     done: int = 0  # events replayed so far, for the progress shown
-    troubles: int = 0  # times the disk failed us during its replay
+    disk_failures: int = 0  # times the disk failed us during its replay
 
     def complete(self, fs: Fs) -> None:
         """Take the name of a file that is not written any more. Blocks."""
@@ -86,20 +86,15 @@ class Backlog:
         assert file.keys is not None
         for key in keys:
             if key in file.keys:
-                self._release_one(key)
+                self.release((key,))
             else:
                 file.keys.add(self._same[key])
 
     def release(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            self._release_one(key)
-
-    def _release_one(self, key: Key) -> None:
-        remaining = self._holders[key] - 1
-        if remaining:
-            self._holders[key] = remaining
-        else:
-            del self._holders[key], self._same[key]
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key], self._same[key]
 
     def holds(self, items: Iterable[Item]) -> bool:
         """Whether any of these items would overtake an older event."""
@@ -113,14 +108,8 @@ class Backlog:
         """Partitions that wait for the backlog."""
         return len(self._holders)
 
-    def events(self, kind: Kind | None = None) -> int:
-        return sum(
-            file.events - file.done for file in self.files if kind is None or file.name.kind == kind
-        )
-
-    def bytes(self, kind: Kind | None = None) -> int:
-        return sum(file.size for file in self.files if kind is None or file.name.kind == kind)
+    def events(self) -> int:
+        return sum(file.events - file.done for file in self.files)
 
     def of(self, kind: Kind) -> list[BufferFile]:
-        assert kind in KINDS
         return [file for file in self.files if file.name.kind == kind]

@@ -27,13 +27,11 @@ seconds.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import Backlog, BufferFile
-from penstock.buffer.events import encode
+from penstock.buffer.backlog import Backlog
 from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, TITLES, Namer
 from penstock.buffer.journal import Journal
@@ -41,7 +39,7 @@ from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.ownership import Ownership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
-from penstock.buffer.replay import Engine, Progress, Replay
+from penstock.buffer.replay import Progress, Replay
 from penstock.buffer.status import Status
 from penstock.buffer.storage import Storage
 from penstock.config import schema
@@ -51,12 +49,13 @@ from penstock.errors import (
     MissingKey,
     PenstockError,
     StorageError,
-    StorageFailed,
     StorageFull,
     Unavailable,
 )
 from penstock.log.fs import Fs
+from penstock.log.pool import cancelled
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending
 from penstock.queues.push import check, named
 from penstock.queues.types import Item, Pushed
@@ -78,7 +77,7 @@ class Buffer:
 
     def __init__(
         self,
-        queues: Engine,
+        queues: Queues,
         database: Database,
         settings: schema.Buffer,
         directory: Path,
@@ -90,7 +89,7 @@ class Buffer:
         self._database = database
         self._settings = settings
         self.directory = directory
-        self._storage = Storage(directory, fs, pool, settings, self._encode)
+        self._storage = Storage(directory, fs, pool, settings, queues.at_rest)
         self.backlog = Backlog()
         self.failed = Failed(self._storage)
         self._ownership = Ownership(self._storage, self.failed)
@@ -125,12 +124,11 @@ class Buffer:
         self._adopted = metrics.counter(
             "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
-        self.status = Status(self, database, metrics)
+        self.status = Status(self, metrics)
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
         """Take over what is there; if the database is up, replay it before anything is served."""
-        self._loop = asyncio.get_running_loop()
         namer = Namer(await self._storage.in_pool(self._ownership.begin))
         self.journal = Journal(self._storage, self.backlog, namer)
         self.qos0 = Qos0(
@@ -143,7 +141,7 @@ class Buffer:
         self._database.on_change(self._database_changed)
         self._worker = asyncio.create_task(self._work())
         if self.backlog.files:
-            self._scan = asyncio.create_task(self._look_into_files())
+            self._scan = asyncio.create_task(self._scan_files())
 
     async def stop(self) -> None:
         """Commit QoS 0, complete the files and let go of them; the next start replays the rest."""
@@ -155,9 +153,7 @@ class Buffer:
             if not done:
                 self._worker.cancel()  # in the middle of a file, which stays
                 await asyncio.wait([self._worker])
-        if self._scan:
-            self._scan.cancel()
-            await asyncio.wait([self._scan])
+        await cancelled(self._scan)
         self.admission.end()
         await self.journal.close()
         await self.maintenance.stop()
@@ -193,9 +189,9 @@ class Buffer:
 
     async def wait_until_drained(self, items: list[Item]) -> None:
         """Return when nothing older of their partitions waits here, for a transaction."""
-        give_up = self._loop.time() + DRAIN_SECONDS
+        give_up = time.monotonic() + DRAIN_SECONDS
         while True:
-            if self.maintenance.push:
+            if self.maintenance.modes.push:
                 raise Unavailable(
                     "maintenance: pushes go to the buffer, and those of a transaction cannot"
                 )
@@ -203,7 +199,7 @@ class Buffer:
                 await self.qos0.flush()
             elif not self.backlog.holds(items):
                 return
-            elif not self._up or self._loop.time() > give_up:
+            elif not self._up or time.monotonic() > give_up:
                 raise Unavailable("older messages of this partition are not stored yet")
             else:
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
@@ -225,7 +221,7 @@ class Buffer:
 
     @property
     def _up(self) -> bool:
-        return self._database.healthy and not self.maintenance.push
+        return self._database.healthy and not self.maintenance.modes.push
 
     def _push_directly(self, items: list[Item]) -> PendingPush:
         pending = self._queues.push(items)  # an item that is wrong is refused here
@@ -298,10 +294,6 @@ class Buffer:
         self._buffered.add(len(items), "qos0")
         return _buffered(items)
 
-    def _encode(self, items: Iterable[Item]) -> list[bytes]:
-        """Lines for a file: payloads of encrypted queues are sealed before they touch the disk."""
-        return encode(map(self._queues.at_rest, items))
-
     def _write(self, items: list[Item]) -> asyncio.Future[None]:
         if not self._settings.enabled:
             raise Unavailable(
@@ -336,14 +328,14 @@ class Buffer:
             return
         log.warning("Database connection failed, switching to file buffer")
         self._recovered = False
-        self.qos0.hurry()
+        self.qos0.flush_soon()
         if self._in_flight or self.qos0.busy:
             self._none_in_flight.clear()
         self.admission.end()
 
     def _maintenance_changed(self) -> None:
         """Something changed that the worker should know of."""
-        if self.maintenance.push:
+        if self.maintenance.modes.push:
             self.admission.end()
         self._wake.set()
 
@@ -352,7 +344,7 @@ class Buffer:
         pause = shortest = self._settings.flush_ms / 1000
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
-            waits = self._up and self._waiting_events > 0
+            waits = self._up and self._has_backlog
             next_look = min(adopt_at, self.failed.next_due) if self._up else adopt_at
             limit = pause if waits else max(0.0, next_look - time.monotonic())
             try:
@@ -365,7 +357,7 @@ class Buffer:
                 if time.monotonic() >= adopt_at:
                     adopt_at = time.monotonic() + ADOPT_SECONDS
                     await self._adopt()
-                if self._up and self._waiting_events:
+                if self._up and self._has_backlog:
                     done = await self._drain()
                     pause = shortest if done else min(pause * 2, MAX_RETRY_SECONDS)
                 if self._up:
@@ -378,8 +370,8 @@ class Buffer:
                 pause = MAX_RETRY_SECONDS
 
     @property
-    def _waiting_events(self) -> int:
-        return len(self.backlog.files) + self.journal.events
+    def _has_backlog(self) -> bool:
+        return bool(self.backlog.files or self.journal.events)
 
     async def _drain(self) -> bool:
         """Replay everything in order until nothing is held; False: the database went down."""
@@ -387,7 +379,9 @@ class Buffer:
         try:
             while self._up:
                 while self.backlog.files and self._up:
-                    await self._replay(self.backlog.files[0])
+                    file = self.backlog.files[0]
+                    await self.replay.file(file, self._committed)
+                    self.backlog.remove(file)
                 if not self.journal.events:
                     break
                 if self.journal.events <= LAST_PASS_EVENTS:
@@ -396,7 +390,7 @@ class Buffer:
                 await self.journal.seal()
             self._ownership.release_unused(self.backlog.files)
             self._replay_problem = ""
-            return not self._waiting_events
+            return not self._has_backlog
         except Unavailable as error:
             if self._up and str(error) != self._replay_problem:
                 log.warning("Replay waits, with %d events: %s", self.status.pending, error)
@@ -404,14 +398,6 @@ class Buffer:
             return False
         finally:
             self.admission.end()
-
-    async def _replay(self, file: BufferFile) -> None:
-        try:
-            await self.replay.file(file, self._committed)
-        except StorageFailed as error:
-            if not await self.replay.trouble(file, error):
-                raise
-        self.backlog.remove(file)
 
     def _committed(self, events: int) -> None:
         if not self._recovered:
@@ -431,7 +417,7 @@ class Buffer:
                 "%d events wait in %d files; %s: serving in failover mode",
                 total,
                 len(self.backlog.files),
-                "maintenance is on" if self.maintenance.push else "the database is down",
+                "maintenance is on" if self.maintenance.modes.push else "the database is down",
             )
             return
         began = time.monotonic()
@@ -442,7 +428,8 @@ class Buffer:
                     waiting = self.backlog.of(kind)
                     self.recovering = Progress(TITLES[kind], sum(file.events for file in waiting))
                     for file in waiting:
-                        await self._replay(file)
+                        await self.replay.file(file, self._committed)
+                        self.backlog.remove(file)
         except (Unavailable, TimeoutError, StorageError) as error:
             log.warning(
                 "Recovery stopped after %.1f s (%s): it resumes while we serve",
@@ -483,9 +470,9 @@ class Buffer:
             )
             self._wake.set()
             if self._worker and self._scan is None:
-                self._scan = asyncio.create_task(self._look_into_files())
+                self._scan = asyncio.create_task(self._scan_files())
 
-    async def _look_into_files(self) -> None:
+    async def _scan_files(self) -> None:
         """Find out which partitions the adopted files hold, so that the others need not wait."""
         try:
             for file in list(self.backlog.files):

@@ -6,7 +6,7 @@ Strings never hold a raw newline.
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -15,8 +15,6 @@ from penstock.protocol import buffer_lines
 from penstock.protocol.buffer_lines import Event
 from penstock.protocol.headers import decode as decode_headers
 from penstock.queues.types import Item
-
-Encode = Callable[[Iterable[Item]], list[bytes]]  # `encode`, of items as they may lie on a disk
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
@@ -92,7 +90,3 @@ def _unquoted(text: bytes) -> bytes:
         return b64decode(msgspec.json.decode(text, type=str), validate=True)
     except ValueError as error:  # binascii.Error and ValidationError are
         raise msgspec.DecodeError(f"what is sealed is no base64: {error}") from None
-
-
-def size_of(lines: Sequence[bytes]) -> int:
-    return sum(map(len, lines))

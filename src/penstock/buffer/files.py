@@ -41,9 +41,9 @@ _LOCK = re.compile(r"owner_([0-9a-f]{8})\.lock")
 _MILLISECOND = 1 << 80  # in a UUID of version 7
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Name:
-    """A buffer file's name, taken apart. Sorts by time within a kind."""
+    """A buffer file's name, taken apart."""
 
     kind: Kind
     id: str
@@ -133,10 +133,10 @@ class OwnerLock:
 
     def _still_there(self, fd: int) -> bool:
         try:
-            there = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return False
-        return os.fstat(fd).st_ino == there.st_ino
+        return os.fstat(fd).st_ino == status.st_ino
 
     def release(self, *, remove: bool) -> None:
         """Give the tag up; `remove` when no file of it is left."""

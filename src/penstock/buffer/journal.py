@@ -19,7 +19,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.events import size_of
 from penstock.buffer.files import Namer
 from penstock.buffer.storage import Storage
 from penstock.errors import PenstockError, StorageError, StorageFailed, StorageFull, Unavailable
@@ -57,7 +56,7 @@ class Journal:
         self._per_file = storage.settings.events_per_file
         self._active: Active | None = None
         self._waiting: deque[Submission] = deque()
-        self._unwritten = 0
+        self.unwritten = 0  # events that are on their way to a file
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._closed = False
@@ -76,7 +75,7 @@ class Journal:
     @property
     def events(self) -> int:
         """Events in `files` and on their way to them: never too few."""
-        return self._unwritten + sum(file.events for file in self.files)
+        return self.unwritten + sum(file.events for file in self.files)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
         """Queue events; the future is done when they are durable. Holds their partitions."""
@@ -86,7 +85,7 @@ class Journal:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._backlog.hold(keys)
         self._waiting.append(Submission(lines, keys, done))
-        self._unwritten += len(lines)
+        self.unwritten += len(lines)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
         return done
@@ -117,12 +116,15 @@ class Journal:
                     except StorageError as error:
                         self._refuse(batch, error)
                     else:
-                        self._accept(batch, file)
-                    self._unwritten -= sum(len(submission.lines) for submission in batch)
+                        for submission in batch:
+                            self._backlog.transfer(submission.keys, file)
+                            if not submission.done.done():
+                                submission.done.set_result(None)
+                    self.unwritten -= sum(len(submission.lines) for submission in batch)
                     self._hand_over()
         finally:
             self._writing = None
-            self._unwritten = 0
+            self.unwritten = 0
             # Only when we are cancelled or broken: nobody is left waiting.
             for submission in self._waiting:
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
@@ -135,12 +137,6 @@ class Journal:
             batch.append(self._waiting.popleft())
             events += len(batch[-1].lines)
         return batch
-
-    def _accept(self, batch: list[Submission], file: BufferFile) -> None:
-        for submission in batch:
-            self._backlog.transfer(submission.keys, file)
-            if not submission.done.done():
-                submission.done.set_result(None)
 
     def _refuse(self, batch: list[Submission], error: PenstockError) -> None:
         for submission in batch:
@@ -158,7 +154,7 @@ class Journal:
 
     def _commit(self, batch: list[Submission]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]
-        self._storage.reserve(size_of(lines))
+        self._storage.reserve(sum(map(len, lines)))
         if self._active and self._active.file.events + len(lines) > self._per_file:
             self._complete()
         try:

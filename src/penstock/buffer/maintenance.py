@@ -18,6 +18,7 @@ import msgspec
 from penstock.database import Database
 from penstock.errors import StorageError, Unavailable
 from penstock.log.fs import Fs
+from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.buffer")
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class PopGate:
 
 
 class Maintenance:
-    """The modes as they are now: `push`, `pop`. `changed` is called whenever they change."""
+    """The `modes` as they are now. `changed` is called whenever they change."""
 
     def __init__(
         self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]
@@ -95,31 +96,23 @@ class Maintenance:
         self._unsaved = False  # switched while the database was down
         self._switches = 0  # begun and ended here; a read that overlaps one may be older than it
         self._switching = 0  # under way
-        self._stale = False  # told of a change since the last read began
+        self._stale = False  # notified of a change since the last read began
         self._reading: asyncio.Task[None] | None = None
 
-    @property
-    def push(self) -> bool:
-        return self.modes.push
-
-    @property
-    def pop(self) -> bool:
-        return self.modes.pop
-
     async def start(self) -> None:
-        self._recall()
+        self._load()
         self._stale = True
         await self._follow()
         await self._database.listen(CHANNEL, self.settings_changed)
 
     async def stop(self) -> None:
-        if self._reading:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        await cancelled(self._reading)
 
     async def switch(self, *, push: bool | None = None, pop: bool | None = None) -> None:
         """Set one or both modes, here at once and everywhere as soon as the database knows."""
-        modes = Modes(self.push if push is None else push, self.pop if pop is None else pop)
+        modes = Modes(
+            self.modes.push if push is None else push, self.modes.pop if pop is None else pop
+        )
         self._switches += 1
         self._switching += 1
         self._apply(modes)
@@ -184,7 +177,7 @@ class Maintenance:
             log.error("the maintenance mode cannot be remembered: %s", error)
         self._changed()
 
-    def _recall(self) -> None:
+    def _load(self) -> None:
         if self._fs.exists(self._path):
             try:
                 self.modes = msgspec.json.decode(self._fs.read(self._path), type=Modes)

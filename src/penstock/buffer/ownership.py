@@ -36,9 +36,9 @@ class Ownership:
 
     def adopt(self) -> list[BufferFile]:
         """The files of processes that died since the last look, in the order of their replay."""
-        there = self._fs.list_dir(self._directory)
-        tags = {name.tag for name in map(files.parse, there) if name}
-        tags |= {tag for tag in map(files.tag_of_lock, there) if tag} | self._failed.tags()
+        entries = self._fs.list_dir(self._directory)
+        tags = {name.tag for name in map(files.parse, entries) if name}
+        tags |= {tag for tag in map(files.tag_of_lock, entries) if tag} | self._failed.tags()
         taken = set()
         for tag in tags - self._locks.keys():
             lock = OwnerLock(self._directory, tag)
@@ -81,19 +81,16 @@ class Ownership:
         self, remaining: Iterable[BufferFile], among: Iterable[str] | None = None
     ) -> None:
         """Give up the tags of the dead (or those `among` them) that have no file left."""
-        used = self._used(remaining)
+        used = {file.name.tag for file in self._failed.files.values()}
+        used |= {file.name.tag for file in remaining}
         for tag in list(self._locks if among is None else among):
             if tag not in used and tag != self._own:
                 self._locks.pop(tag).release(remove=True)
 
     def release_all(self, remaining: Iterable[BufferFile]) -> None:
         """Give up everything: whoever comes next adopts what is left."""
-        used = self._used(remaining)
-        for tag, lock in self._locks.items():
-            lock.release(remove=tag not in used)
+        self._own = ""
+        self.release_unused(remaining)
+        for lock in self._locks.values():
+            lock.release(remove=False)
         self._locks.clear()
-
-    def _used(self, remaining: Iterable[BufferFile]) -> set[str]:
-        return {file.name.tag for file in remaining} | {
-            file.name.tag for file in self._failed.files.values()
-        }

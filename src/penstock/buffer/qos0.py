@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.events import size_of
 from penstock.buffer.failed import Refusal
 from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
@@ -74,7 +73,7 @@ class Qos0:
         self._growing: Batch | None = None
         self._flushing: Batch | None = None
         self._task: asyncio.Task[None] | None = None
-        self._hurry = False
+        self._flush_wanted = False
 
     @property
     def busy(self) -> bool:
@@ -83,6 +82,10 @@ class Qos0:
     @property
     def batches(self) -> list[Batch]:
         return [batch for batch in (self._flushing, self._growing) if batch]
+
+    @property
+    def files(self) -> list[BufferFile]:
+        return [batch.file for batch in self.batches]
 
     def holds(self, items: list[Item]) -> bool:
         """Whether any of these items would overtake an event that waits here."""
@@ -101,7 +104,7 @@ class Qos0:
             await asyncio.wait([self._growing.done])
             return False
         lines = self._storage.encode(items)
-        self._storage.reserve(size_of(lines))
+        self._storage.reserve(sum(map(len, lines)))
         batch = self._growing or self._open()
         try:
             batch.handle.append(lines)
@@ -123,14 +126,14 @@ class Qos0:
         """Commit (or move to the failover file) everything that waits here now."""
         last = self._growing or self._flushing
         if last:
-            self._hurry = True
+            self._flush_wanted = True
             self._start()
             await asyncio.wait([last.done])
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Begin to commit now, without waiting for it."""
         if self._growing:
-            self._hurry = True
+            self._flush_wanted = True
             self._start()
 
     def _open(self) -> Batch:
@@ -195,12 +198,12 @@ class Qos0:
         finally:
             self._task = None
             if self._growing is None:
-                self._hurry = False
+                self._flush_wanted = False
                 self._idle()
 
     def _is_due(self, batch: Batch) -> bool:
         late = asyncio.get_running_loop().time() >= batch.due - 0.001
-        return bool(batch.items) and (self._hurry or late or len(batch.items) >= batch.most)
+        return bool(batch.items) and (self._flush_wanted or late or len(batch.items) >= batch.most)
 
     async def _commit(self, batch: Batch) -> None:
         file, refusals, done = batch.file, list[Refusal](), 0
@@ -247,4 +250,4 @@ class Qos0:
         except StorageError as error:
             if not batch.done.done():
                 log.error("%s: its events are committed at once", error)
-                batch.done.get_loop().call_soon_threadsafe(self.hurry)
+                batch.done.get_loop().call_soon_threadsafe(self.flush_soon)

@@ -25,7 +25,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Protocol
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
@@ -45,7 +44,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.metrics import Metrics
-from penstock.queues.merge import Pending
+from penstock.queues.engine import Queues
 from penstock.queues.retry import halving, retrying
 from penstock.queues.types import Item, Pushed
 
@@ -66,20 +65,6 @@ class GivenUp(Exception):
 
 # what says "this will not do" of an event's content
 REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, GivenUp)
-
-
-class Engine(Protocol):
-    """The part of the queue engine that the buffer stands in front of."""
-
-    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]: ...
-
-    async def sealable(self, items: list[Item]) -> None: ...
-
-    def check_keys(self, items: list[Item]) -> None: ...
-
-    def at_rest(self, item: Item) -> Item: ...
-
-    def opened(self, items: list[Item]) -> list[Item]: ...
 
 
 class Progress:
@@ -103,14 +88,14 @@ class Replay:
 
     def __init__(
         self,
-        engine: Engine,
+        queues: Queues,
         database: Database,
         storage: Storage,
         failed: Failed,
         metrics: Metrics,
         live: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._engine = engine
+        self._queues = queues
         self._database = database
         self._storage = storage
         self._settings = storage.settings
@@ -147,20 +132,27 @@ class Replay:
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events go in."""
+        """Replay one complete file and delete it; `committed(n)` as events go in. StorageFailed
+        until the disk has failed so often that the file is set aside.
+        """
         refusals: list[Refusal] = []
-        if not self._fs.exists(file.path):
-            log.error(
-                "the buffer file %s with %d events was deleted by somebody else",
-                file.name,
-                file.events,
-            )
-            return
-        async for events in self._insert_all(file, str(file.name.complete), refusals):
-            committed(events)
-            await self._throttle(events)
-        await self.finish(file, refusals)
-        log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
+        try:
+            async for events in self._insert_all(file, str(file.name.complete), refusals):
+                committed(events)
+                await self._throttle(events)
+            await self.finish(file, refusals)
+        except FileNotFoundError:
+            text = "the buffer file %s with %d events was deleted by somebody else"
+            log.error(text, file.name, file.events)
+        except StorageFailed as error:
+            file.disk_failures += 1
+            tries = f"{file.disk_failures} of {MAX_DISK_ATTEMPTS} tries"
+            log.error("replay of %s: %s (%s)", file.name, error, tries)
+            if file.disk_failures < MAX_DISK_ATTEMPTS:
+                raise
+            await self._set_aside(file)
+        else:
+            log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
 
     async def finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
         """All events of a file are stored but for the refused ones: set those aside, delete it."""
@@ -172,15 +164,11 @@ class Replay:
                 *(len(refusals), file.name, refusals[0].error),
             )
 
-    async def trouble(self, file: BufferFile, error: StorageFailed) -> bool:
-        """The disk failed during the replay of a file; whether to go on without it."""
-        file.troubles += 1
-        log.error(
-            "replay of %s: %s (%d of %d tries)", file.name, error, file.troubles, MAX_DISK_ATTEMPTS
-        )
-        if file.troubles < MAX_DISK_ATTEMPTS:
-            return False
-        await self._storage.in_pool(self._set_aside, file)
+    async def _set_aside(self, file: BufferFile) -> None:
+        quarantine = self._directory / QUARANTINE
+        await self._storage.in_pool(self._fs.make_dir, quarantine)
+        path = quarantine / str(file.name.complete)
+        await self._storage.in_pool(self._fs.rename, file.path, path)
         self.quarantined.add(file.events)
         log.error(
             "%s with %d events is in %s/ now: copy it back when it can be read",
@@ -188,7 +176,6 @@ class Replay:
             file.events,
             QUARANTINE,
         )
-        return True
 
     async def failed_file(self, file: FailedFile) -> None:
         """Try the events of a file in failed/ again."""
@@ -247,7 +234,7 @@ class Replay:
     async def _attempt(self, items: list[Item]) -> list[Pushed]:
         self.writes.add()
         try:
-            return await self._engine.push(self._engine.opened(items))
+            return await self._queues.push(self._queues.opened(items))
         except PenstockError:
             for item in items:
                 item.fresh = False  # from now on it may be stored
@@ -275,10 +262,6 @@ class Replay:
         if file.name.kind == "failover":
             # or a power cut brings the file back when its messages are long gone
             self._fs.sync_dir(self._directory)
-
-    def _set_aside(self, file: BufferFile) -> None:
-        self._fs.make_dir(self._directory / QUARANTINE)
-        self._fs.rename(file.path, self._directory / QUARANTINE / str(file.name.complete))
 
     def _quarantine(self, name: str, window: Window, bad: list[bytes]) -> None:
         directory = self._directory / QUARANTINE

@@ -2,20 +2,17 @@
 
 import os
 import time
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.buffer.backlog import Backlog, BufferFile
-from penstock.buffer.failed import Failed, FailedFile
+from penstock.buffer.backlog import BufferFile
+from penstock.buffer.failed import FailedFile
 from penstock.buffer.files import KINDS, Kind
-from penstock.buffer.journal import Journal
-from penstock.buffer.maintenance import Maintenance
-from penstock.buffer.qos0 import Qos0
-from penstock.buffer.replay import Progress, Replay
-from penstock.database import Database
 from penstock.metrics import Merge, Metrics
+
+if TYPE_CHECKING:
+    from penstock.buffer.buffer import Buffer
 
 MAX_FILES = 200  # that a status names
 
@@ -76,24 +73,11 @@ class FileBuffer(msgspec.Struct):
     db_healthy: bool
 
 
-class Parts(Protocol):
-    """What a buffer consists of, as far as its numbers go."""
-
-    directory: Path
-    backlog: Backlog
-    failed: Failed
-    journal: Journal
-    maintenance: Maintenance
-    qos0: Qos0
-    recovering: Progress | None
-    replay: Replay
-
-
 class Status:
     """Reads the numbers of one buffer; keeps none."""
 
-    def __init__(self, buffer: Parts, database: Database, metrics: Metrics) -> None:
-        self._buffer, self._database = buffer, database
+    def __init__(self, buffer: "Buffer", metrics: Metrics) -> None:
+        self._buffer = buffer
 
         def by_kind(name: str, meaning: str, field: str, merge: Merge = "sum") -> None:
             def read() -> dict[tuple[str, ...], float]:
@@ -142,38 +126,28 @@ class Status:
     def bytes(self) -> int:
         """On disk, in files of this process."""
         buffer = self._buffer
-        total = buffer.backlog.bytes() + buffer.failed.size
-        total += sum(file.size for file in buffer.journal.files)
-        return total + sum(batch.file.size for batch in buffer.qos0.batches)
+        files = [*buffer.journal.files, *buffer.qos0.files, *buffer.backlog.files]
+        return sum(file.size for file in files) + buffer.failed.size
 
     def kind(self, kind: Kind) -> KindStatus:
         buffer = self._buffer
-        backlog = buffer.backlog.of(kind)
-        pending = buffer.backlog.events(kind)
-        if kind == "failover":
-            pending += buffer.journal.events
-            backlog += buffer.journal.files
-        else:
-            growing = [batch.file for batch in buffer.qos0.batches]
-            pending += sum(file.events for file in growing)
-            backlog += growing
-        oldest = min(
-            (file.name.created_at for file in backlog if file.name.created_at), default=None
-        )
+        growing = buffer.journal if kind == "failover" else buffer.qos0
+        files = buffer.backlog.of(kind) + growing.files
+        unwritten = buffer.journal.unwritten if kind == "failover" else 0
+        oldest = min((file.name.created_at for file in files if file.name.created_at), default=None)
         return KindStatus(
-            pending=pending,
-            files=len(backlog),
-            bytes=sum(file.size for file in backlog),
+            pending=unwritten + sum(file.events - file.done for file in files),
+            files=len(files),
+            bytes=sum(file.size for file in files),
             oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
             flushed=int(buffer.replay.flushed.value(kind)),
         )
 
     def files(self) -> list[FileStatus]:
         buffer = self._buffer
-        growing = [batch.file for batch in buffer.qos0.batches] + buffer.journal.files
         files = [_file(file, "failed", file.reason) for file in buffer.failed.files.values()]
         files += [_file(file, "waiting") for file in buffer.backlog.files[:MAX_FILES]]
-        files += [_file(file, "growing") for file in growing]
+        files += [_file(file, "growing") for file in buffer.qos0.files + buffer.journal.files]
         return sorted(files, key=lambda file: -(file.age or 0.0))[:MAX_FILES]
 
     def _drain_seconds(self) -> float | None:
@@ -187,10 +161,10 @@ class Status:
         return BufferStatus(
             pending=self.pending,
             failed=buffer.failed.events,
-            db_healthy=self._database.healthy,
+            db_healthy=buffer.healthy,
             worker=os.getpid(),
-            maintenance_mode=buffer.maintenance.push,
-            pop_maintenance_mode=buffer.maintenance.pop,
+            maintenance_mode=buffer.maintenance.modes.push,
+            pop_maintenance_mode=buffer.maintenance.modes.pop,
             held_partitions=buffer.backlog.held,
             replay_rate=round(buffer.replay.rate, 1),
             quarantined=int(buffer.replay.quarantined.value()),

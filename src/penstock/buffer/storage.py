@@ -2,40 +2,50 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.buffer.events import Encode
+from penstock.buffer.events import encode
 from penstock.config import schema
 from penstock.errors import StorageFull
 from penstock.log.fs import Fs
+from penstock.queues.types import Item
 
 T = TypeVar("T")
 SPACE_CHECK_SECONDS = 0.05  # how long a look at the free space is good for
 
 
 class Storage:
-    """`encode` makes lines of events: sealed, if they must not lie on a disk in clear."""
+    """`at_rest`: an item as it may lie on a disk, which is sealed if its queue is encrypted."""
 
     def __init__(
-        self, directory: Path, fs: Fs, pool: Executor, settings: schema.Buffer, encode: Encode
+        self,
+        directory: Path,
+        fs: Fs,
+        pool: Executor,
+        settings: schema.Buffer,
+        at_rest: Callable[[Item], Item],
     ) -> None:
         self.directory = directory
         self.fs = fs
         self.pool = pool
         self.settings = settings
-        self.encode = encode
+        self._at_rest = at_rest
         self.used: Callable[[], int] = lambda: 0  # bytes in files of this process
         self._room = 0  # bytes that may be written before we look again,
-        self._look_at = 0.0  # or at this time
+        self._check_at = 0.0  # or at this time
+
+    def encode(self, items: Iterable[Item]) -> list[bytes]:
+        """Lines for a file."""
+        return encode(map(self._at_rest, items))
 
     def reserve(self, more: int) -> None:
         """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
         now = time.monotonic()
         # asking for each push would cost more than writing it
-        if now > self._look_at or self._room < more:
+        if now > self._check_at or self._room < more:
             settings = self.settings
             used, free = self.used(), self.fs.free_bytes(self.directory)
             if used + more > settings.max_bytes:
@@ -45,7 +55,7 @@ class Storage:
             if free - more < settings.free_space_reserve:
                 raise StorageFull("the disk of the buffer is full")
             self._room = min(settings.max_bytes - used, free - settings.free_space_reserve)
-            self._look_at = now + SPACE_CHECK_SECONDS
+            self._check_at = now + SPACE_CHECK_SECONDS
         self._room -= more
 
     async def in_pool(self, work: Callable[..., T], *args: object) -> T:

@@ -49,8 +49,8 @@ from penstock.cli.tables import (
 )
 from penstock.config import load
 from penstock.errors import PenstockError
-from penstock.export.manager import routes_directory
-from penstock.export.sendqueue import inspect as files
+from penstock.export import inspection
+from penstock.export.sendqueue import repair as repair_queue
 from penstock.net.http import CannotConnect
 
 commands = Commands("Create, monitor, control and check export routes.", app, name="export")
@@ -261,7 +261,7 @@ class RouteFiles:
         directory = self.directory
         if directory is None:
             flags = {"data_directory": self.data_dir} if self.data_dir else {}
-            directory = routes_directory(load(self.config, flags=flags).config) / self.route
+            directory = load(self.config, flags=flags).config.routes_directory / self.route
         if not directory.is_dir():
             raise PenstockError(f"there is no send queue at {directory}")
         return directory
@@ -289,11 +289,11 @@ class Inspected(RouteFiles):
         path = self._path()
         if path is None:
             return dict(self._get("inspect"))
-        return {"directory": str(path), **to_builtins(files.examine(path))}
+        return {"directory": str(path), **to_builtins(inspection.examine(path))}
 
     def dead_letters(self) -> Iterator[bytes]:
         if path := self._path():
-            yield from files.dead_letters(path)
+            yield from inspection.dead_letters(path)
             return
         offset: int | None = 0
         while offset is not None:
@@ -305,7 +305,7 @@ class Inspected(RouteFiles):
 
     def records(self, limit: int) -> Iterator[bytes]:
         if path := self._path():
-            yield from (record for _, _, record in islice(files.waiting_records(path), limit))
+            yield from (record for _, _, record in islice(inspection.waiting_records(path), limit))
             return
         for one in self._get("records", limit=min(limit, PAGE_RECORDS))["records"]:
             yield (
@@ -397,7 +397,7 @@ def repair(route: RouteFiles, json: Json = False) -> None:
 
     Example: `penstock export repair lake --data-dir /var/lib/penstock`
     """
-    report = asyncio.run(files.repair(route.path()))
+    report = asyncio.run(repair_queue(route.path()))
     if json:
         print_json(to_builtins(report))
         return

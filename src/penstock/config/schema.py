@@ -566,3 +566,12 @@ class Config:
         topic name).
         """
         return self.data_directory / ".penstock"
+
+    @property
+    def buffers_directory(self) -> Path:
+        return self.buffer.dir or self.private_directory / "buffers"
+
+    @property
+    def routes_directory(self) -> Path:
+        """Where each route has the directory of its name."""
+        return self.exporter.queue.path or self.private_directory / "routes"

@@ -6,9 +6,8 @@ when it is back.
     half open  to closed when the probe succeeds, to open when it fails
 
 Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer,
-and an answer is health. A worker asks for a `Permit` before it takes anything from the queue; in
-half open there is exactly one. A permit is a context manager: whatever happens to its holder, the
-probe slot comes back.
+and an answer is health. A worker asks for a permit before it takes anything from the queue, and
+releases it whatever happens: in half open there is exactly one, the probe's.
 """
 
 import asyncio
@@ -20,37 +19,6 @@ from penstock.export.clock import Clock
 
 log = logging.getLogger("penstock.export")
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
-
-
-class Permit:
-    """Leave to send one batch. Leaving without `success` or `failure` says nothing of health."""
-
-    __slots__ = ("_breaker", "_open", "_probe")
-
-    def __init__(self, breaker: "Breaker", probe: bool) -> None:
-        self._breaker = breaker
-        self._probe = probe
-        self._open = True  # nothing was said yet
-
-    def success(self) -> None:
-        self._report(self._breaker.succeeded)
-
-    def failure(self) -> None:
-        self._report(self._breaker.failed)
-
-    def release(self) -> None:
-        self._report(self._breaker.released)
-
-    def _report(self, outcome: Callable[[bool], None]) -> None:
-        if self._open:
-            self._open = False
-            outcome(self._probe)
-
-    def __enter__(self) -> "Permit":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 class Breaker:
@@ -70,24 +38,26 @@ class Breaker:
         self.state = CLOSED
         self.failures = 0  # in a row
         self._opened_at = 0.0
-        self._probing = False
+        self._probes = 0  # that were admitted, ever
+        self._probe: int | None = None  # the number of the one that is on its way
         self._changed = asyncio.Event()  # replaced whenever it is set
 
-    async def admit(self) -> Permit:
-        """Wait until a batch may be sent."""
+    async def admit(self) -> int:
+        """Wait until a batch may be sent; the permit: the number of the probe, 0 when closed."""
         rejected = False
         while self.state != CLOSED:
             wait = self._seconds_open()
             if wait is not None and wait <= 0:
                 self._enter(HALF_OPEN)
-            if self.state == HALF_OPEN and not self._probing:
-                self._probing = True
-                return Permit(self, probe=True)
+            if self.state == HALF_OPEN and self._probe is None:
+                self._probes += 1
+                self._probe = self._probes
+                return self._probe
             if not rejected:
                 rejected = True
                 self._on_reject()
             await self._clock.wait(self._changed, wait)
-        return Permit(self, probe=False)
+        return 0
 
     async def not_open(self) -> None:
         """Wait while nothing may be taken: for preparers, who need no permit."""
@@ -100,33 +70,30 @@ class Breaker:
             return None
         return self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
 
-    def succeeded(self, probe: bool) -> None:
+    def succeeded(self, permit: int) -> None:
         if self.state == CLOSED:
             self.failures = 0
-        elif probe:
-            self._probing = False
+        elif permit == self._probe:
+            self._probe = None
             self.failures = 0
             self._enter(CLOSED)
 
-    def failed(self, probe: bool) -> None:
+    def failed(self, permit: int) -> None:
         if not self._settings.enabled:
             return
         self.failures += 1
-        if probe:
-            self._probing = False
-            self._open()
-        elif self.state == CLOSED and self.failures >= self._settings.threshold:
-            self._open()
+        probe = permit == self._probe
+        if probe or (self.state == CLOSED and self.failures >= self._settings.threshold):
+            self._probe = None
+            self._opened_at = self._clock.monotonic()
+            self._enter(OPEN)
+            self._on_open()
 
-    def released(self, probe: bool) -> None:
-        if probe:
-            self._probing = False
+    def release(self, permit: int) -> None:
+        """Its holder is done. Without `succeeded` or `failed` this says nothing of health."""
+        if permit == self._probe:
+            self._probe = None
             self._notify()
-
-    def _open(self) -> None:
-        self._opened_at = self._clock.monotonic()
-        self._enter(OPEN)
-        self._on_open()
 
     def _enter(self, state: str) -> None:
         if state != self.state:

@@ -13,14 +13,11 @@ would take those for seen and drop them.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import crc32c
 
 from penstock.errors import StorageError
-from penstock.export.backoff import Backoff
-from penstock.export.breaker import Permit
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.destinations import Batch, Denied, Destination, Refused, Retry, TooBig
@@ -39,107 +36,93 @@ class Delivery:
         queue: SendQueue,
         destination: Destination,
         dead_letters: DeadLetters,
-        backoff: Backoff,
         state: RouteState,
         context: RouteContext,
         metrics: RouteMetrics,
-        *,
-        on_denied: Callable[[str], None],
     ) -> None:
         self._route = queue.name
         self._settings = queue.settings
         self._queue = queue
         self._destination = destination
         self._dead_letters = dead_letters
-        self._backoff = backoff
         self._state = state
         self._context = context
         self._clock = context.clock
         self._metrics = metrics
-        self._on_denied = on_denied
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
         self.throttled = 0  # answers that asked for less (429, time-outs), ever
         self.last_error: str | None = None
         self.failing_since: float | None = None  # wall time of the first error after a success
 
-    async def prepare(self, block: Block) -> Prepared:
-        """The whole block as a batch and what the destination makes of it."""
-        batch = _batch_of(self.key_of(block), block)
-        return batch, await self._prepared(batch)
-
-    def key_of(self, block: Block) -> str:
-        """The same at every attempt, in this process and the next."""
-        return (
-            f"{self._route}-{block.sequence}-{self._state.life:08x}{crc32c.crc32c(block.body):08x}"
-        )
-
     async def try_prepare(self, block: Block) -> Prepared | None:
-        """The same, or None when it fails: whoever sends it handles the error."""
+        """The whole block as a batch and what the destination makes of it, or None when that fails:
+        whoever sends it handles the error."""
         try:
-            return await self.prepare(block)
+            batch = self._batch(block)
+            return batch, await self._prepare(batch)
         except Exception as error:  # noqa: BLE001 a destination's own fault
             text = "route %s: batch %d cannot be prepared: %r"
             log.warning(text, self._route, block.sequence, error)
             return None
 
-    async def _prepared(self, batch: Batch) -> Any:
+    def _batch(self, block: Block) -> Batch:
+        """Its key is the same at every attempt, in this process and the next."""
+        tag = f"{self._state.life:08x}{crc32c.crc32c(block.body):08x}"
+        key = f"{self._route}-{block.sequence}-{tag}"
+        return Batch(key, block.body, block.records, block.encoding, block.compression)
+
+    async def _prepare(self, batch: Batch) -> Any:
         if self._destination.is_cheap(batch):
             return self._destination.prepare(batch)
         return await self._context.in_pool(self._destination.prepare, batch)
 
-    async def deliver(self, block: Block, permit: Permit, prepared: Prepared | None = None) -> bool:
-        """Send the block and complete it, or give it back; False when the destination refused for a
-        reason that is not the block's. Never raises for what a destination or a disk does."""
+    async def deliver(self, block: Block, prepared: Prepared | None = None) -> None:
+        """Send the block and complete it. Raises Retry or Denied of the destination, StorageError
+        when the dead letters could not be written; the block is given back then, or dead."""
         retried = block.attempts > 0
         if retried:
             self._metrics.add("queue_retry_total")
         try:
-            if self._settings.max_age and self._age(block) > self._settings.max_age:
-                detail = f"older than {self._settings.max_age:g} s"
-                await self._bury(block, self._remaining(block), "expired", detail)
+            age, max_age = self._clock.steady() - block.enqueued / 1e6, self._settings.max_age
+            if max_age and age > max_age:
+                await self._dead_letter(block, "expired", f"older than {max_age:g} s")
             else:
                 await self._send_all(block, prepared)
             self._queue.ack(block, block.dead)
-            permit.success()
-            self._backoff.succeeded()
             self.last_error = self.failing_since = None
             if retried:
                 self._metrics.add("queue_retry_success_total")
         except Retry as error:
-            await self._failed(block, permit, error)
+            await self._failed(block, error)
+            raise
         except Denied as error:
             self._metrics.add("queue_retry_failure_total", 1, error.kind)
             self._remember(str(error))
             self._queue.give_back(block, attempted=False)  # it says nothing about the batch
-            permit.release()
-            self._on_denied(str(error))
-            return False
-        except StorageError as error:  # the dead letters could not be written
+            raise
+        except StorageError as error:
             self._queue.give_back(block, attempted=False)
-            permit.release()
             self._note(f"a dead letter cannot be written: {error}", "storage")
-            self._backoff.failed()
+            raise
         except asyncio.CancelledError:
             self._queue.give_back(block, attempted=False)
             raise
         except Exception as error:  # a destination's own fault must not stop the route in silence
             text = "route %s: sending batch %d failed unexpectedly"
             log.exception(text, self._route, block.sequence)
-            await self._failed(block, permit, Retry("internal", repr(error)))
-        return True
+            failure = Retry("internal", repr(error))
+            await self._failed(block, failure)
+            raise failure from error
 
-    async def _failed(self, block: Block, permit: Permit, error: Retry) -> None:
+    async def _failed(self, block: Block, error: Retry) -> None:
         self._note(str(error), error.kind)
         if error.kind in ("rate_limit", "timeout"):
             self.throttled += 1
-        permit.failure()
-        self._backoff.failed(error.retry_after)
         limit = self._settings.max_attempts
         if limit and block.attempts + 1 >= limit:
             try:
-                detail = f"{limit} attempts, the last: {error}"
-                await self._bury(block, self._remaining(block), "attempts", detail)
+                await self._dead_letter(block, "attempts", f"{limit} attempts, the last: {error}")
             except StorageError as failure:
                 log.error("route %s: a dead letter cannot be written: %s", self._route, failure)
             else:
@@ -158,46 +141,37 @@ class Delivery:
         if self.failing_since is None:
             self.failing_since = self._clock.wall()
 
-    def _age(self, block: Block) -> float:
-        return self._clock.steady() - block.enqueued / 1e6
-
-    @staticmethod
-    def _remaining(block: Block) -> list[tuple[int, int]]:
-        return [(0, block.records)] if block.todo is None else list(block.todo)
-
     async def _send_all(self, block: Block, prepared: Prepared | None) -> None:
-        if block.todo is None:
-            batch, ready = prepared or await self.prepare(block)
+        whole = prepared[0] if prepared else self._batch(block)
+        if block.remaining is None:
             try:
-                await self._send(batch, ready)
+                await self._send(whole, prepared[1] if prepared else await self._prepare(whole))
                 return
             except (Refused, TooBig) as error:
                 await self._cut(block, 0, block.records, error)
-        whole = _batch_of("", block)
-        while block.todo:
-            start, stop = block.todo[-1]
-            key = f"{self.key_of(block)}-{start}-{stop - 1}"
-            batch = await self._context.in_pool(whole.part, start, stop, key)
+        while block.remaining:
+            start, stop = block.remaining[-1]
+            batch = await self._context.in_pool(whole.part, start, stop)
             try:
-                await self._send(batch, await self._prepared(batch))
-                block.todo.pop()
+                await self._send(batch, await self._prepare(batch))
+                block.remaining.pop()
             except (Refused, TooBig) as error:
-                block.todo.pop()
+                block.remaining.pop()
                 try:
                     await self._cut(block, start, stop, error)
                 except StorageError:
-                    block.todo.append((start, stop))
+                    block.remaining.append((start, stop))
                     raise
 
     async def _cut(self, block: Block, start: int, stop: int, error: Refused | TooBig) -> None:
-        """Replace the range by its halves, or bury the one record that remains."""
+        """Replace the range by its halves, or make a dead letter of the one record that it is."""
         if stop - start == 1:
             reason = "refused" if isinstance(error, Refused) else "too_large"
-            await self._bury(block, [(start, stop)], reason, str(error))
-            block.todo = block.todo or []
+            await self._dead_letter(block, reason, str(error), [(start, stop)])
+            block.remaining = block.remaining or []
             return
         middle = (start + stop) // 2
-        block.todo = [*(block.todo or []), (middle, stop), (start, middle)]
+        block.remaining = [*(block.remaining or []), (middle, stop), (start, middle)]
 
     async def _send(self, batch: Batch, prepared: Any) -> None:
         async with self._context.limit:
@@ -212,11 +186,14 @@ class Delivery:
         self._metrics.add("batches_total")
         self._metrics.add("bytes_total", len(batch.body))
 
-    async def _bury(
-        self, block: Block, ranges: list[tuple[int, int]], reason: str, detail: str
+    async def _dead_letter(
+        self, block: Block, reason: str, detail: str, ranges: list[tuple[int, int]] | None = None
     ) -> None:
-        """Put records into the dead letters, durably; they count when the block is completed."""
-        records = await self._context.in_pool(_batch_of("", block).split)
+        """Put the records in these ranges, or all that are still to be sent, into the dead letters,
+        durably; they count when the block is completed."""
+        if ranges is None:
+            ranges = [(0, block.records)] if block.remaining is None else block.remaining
+        records = await self._context.in_pool(self._batch(block).split)
         letters = [
             DeadLetter(
                 sequence=block.sequence,
@@ -235,7 +212,3 @@ class Delivery:
         block.dead += len(letters)
         text = "route %s: %d records of batch %d are dead letters: %s"
         log.warning(text, self._route, len(letters), block.sequence, detail)
-
-
-def _batch_of(key: str, block: Block) -> Batch:
-    return Batch(key, block.body, block.records, block.encoding, block.compression)

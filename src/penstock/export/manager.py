@@ -25,10 +25,11 @@ from penstock.errors import (
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
+from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routes import Route
 from penstock.export.routestate import read_state
-from penstock.export.sendqueue.inspect import examine, first_records, waiting_records
+from penstock.export.sendqueue import STREAM_END
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
@@ -57,7 +58,7 @@ class Exports:
         clock: Clock | None = None,
     ) -> None:
         self._settings = config.exporter.queue
-        self.directory = routes_directory(config)
+        self.directory = config.routes_directory
         self._certificates = (
             config.exporter.certificates or config.private_directory / "certificates"
         )
@@ -73,7 +74,9 @@ class Exports:
         )
         self._routes: dict[str, Route] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
-        self._metrics = ExportMetrics(metrics, lambda: list(self._routes.values()))
+        self._metrics = ExportMetrics(
+            metrics, lambda: {name: route.gauges() for name, route in self._routes.items()}
+        )
         self._configured = parse_routes(config)
         self._changing = asyncio.Lock()
         self._inspecting = asyncio.Lock()
@@ -171,19 +174,19 @@ class Exports:
 
     async def inspect(self, name: str) -> Inspection:
         """Every block of a route's files read and checked; also of a route that could not start."""
-        return await self._look_into(name, examine)
+        return await self._inspect(name, examine)
 
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
         """(sequence, index, record) of what waits, oldest first; about `size` bytes at most."""
-        return await self._look_into(
+        return await self._inspect(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
 
-    async def _look_into(self, name: str, look: Callable[[Path, Fs, int | None], T]) -> T:
+    async def _inspect(self, name: str, read: Callable[[Path, Fs, int], T]) -> T:
         """In a thread of its own: it may take minutes, and the pool is for those who send."""
-        end = None
+        end = STREAM_END
         if name not in self.failed:
             queue = self.get(name).queue
             if queue.in_memory:
@@ -192,7 +195,7 @@ class Exports:
                 )
             end = await queue.write_out()
         async with self._inspecting:
-            return await asyncio.to_thread(look, self.directory / name, self._context.fs, end)
+            return await asyncio.to_thread(read, self.directory / name, self._context.fs, end)
 
     async def create(self, name: str, definition: dict[str, Any]) -> Route:
         async with self._changing:
@@ -246,8 +249,3 @@ def _refuse_loss(route: Route) -> None:
         raise Conflict(
             f"route {route.name} still holds {dead} dead letters: replay them, or delete with force"
         )
-
-
-def routes_directory(config: Config) -> Path:
-    """Where each route has the directory of its name."""
-    return config.exporter.queue.path or config.private_directory / "routes"

@@ -28,10 +28,6 @@ class Pause:
         self._prober: asyncio.Task[None] | None = None
         self.next_probe: float | None = None  # when (monotonic), while denied
 
-    @property
-    def active(self) -> bool:
-        return self.reason is not None
-
     def begin(self, reason: str, *, denied: bool) -> None:
         self.reason = reason
         self.denied = denied
@@ -52,7 +48,7 @@ class Pause:
 
     async def wait(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
         """Until one may send; True for the probe, unless `leave_probe` leaves it to others."""
-        while self.active:
+        while self.reason is not None:
             if self._probe_due and not leave_probe():
                 self._probe_due = False
                 return True

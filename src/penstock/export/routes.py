@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import Backoff
-from penstock.export.breaker import Breaker
+from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
@@ -22,7 +22,7 @@ from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
-from penstock.export.telemetry import BREAKER_STATES, RouteMetrics
+from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
 from penstock.log.pool import cancelled
 
@@ -76,14 +76,18 @@ class Route:
             self.queue,
             self.destination,
             self.dead_letters,
-            self.backoff,
             self._state,
             context,
             metrics,
-            on_denied=self._denied,
         )
         self.workers = Workers(
-            self.queue, self.delivery, self._pause, self.breaker, self.backoff, clock
+            self.queue,
+            self.delivery,
+            self._pause,
+            self.breaker,
+            self.backoff,
+            clock,
+            on_denied=self._denied,
         )
         self._source: Source | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -96,7 +100,6 @@ class Route:
         try:
             await self._state.start(new_life=self.queue.in_memory)
             await self._context.in_pool(self.dead_letters.open)
-            await self.destination.start()
             self._source = self._make_source()
         except BaseException:
             self._pause.stop_probing()
@@ -282,7 +285,7 @@ class Route:
             failing_since=self.delivery.failing_since,
         )
 
-    def gauges(self) -> Mapping[str, float | Mapping[str, float]]:
+    def gauges(self) -> Gauges:
         workers = self.workers
         lag = self._source.lag() if self._source is not None else 0
         return {
@@ -291,13 +294,13 @@ class Route:
             "queue_workers_active": workers.active,
             "queue_workers_total": workers.total,
             "queue_preparers_active": workers.preparing,
-            "queue_senders_active": workers.active if workers.split else 0,
+            "queue_senders_active": workers.active if workers.preparers else 0,
             "queue_sends_inflight": self.delivery.inflight,
             "queue_export_latency_ewma_seconds": self.delivery.latency,
             "queue_backoff_seconds": self.backoff.remaining,
             "route_paused": float(self.paused is not None),
             "dead_letters": self.dead_letters.count,
             "circuit_breaker_state": {
-                state: float(state == self.breaker.state) for state in BREAKER_STATES
+                state: float(state == self.breaker.state) for state in (CLOSED, OPEN, HALF_OPEN)
             },
         }

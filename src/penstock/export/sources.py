@@ -141,7 +141,7 @@ class TopicSource(Source):
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
         read = self._read
-        if read is None and (position := self._queue.position) >= 0:
+        if read is None and (position := self._queue.books.position) >= 0:
             read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
         return None if topic is None or read is None else max(0, topic.next_offset - read)
 
@@ -160,7 +160,7 @@ class TopicSource(Source):
 
     async def _read_topic(self, topic: Topic) -> None:
         generation = await self._state.generation_of(topic.incarnation)
-        position = self._queue.position
+        position = self._queue.books.position
         if position >= 0 and position >> GENERATION_BITS == generation:
             offset = position & OFFSET_MASK
         else:

@@ -5,22 +5,16 @@ All carry the label `route`. Gauges read the routes when someone asks; counters 
 batch.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
+from penstock.export.clock import Clock
 from penstock.metrics import Counter, Metrics
 
-
-class Observed(Protocol):
-    """What a route shows: gauge (without prefix) to value, or to values by label."""
-
-    name: str
-
-    def gauges(self) -> Mapping[str, float | Mapping[str, float]]: ...
-
-
+# What a route shows: gauge (without prefix) to value, or to values by label.
+Gauges = Mapping[str, float | Mapping[str, float]]
 GAUGES = {
     "queue_size": "Batches in the send queue",
     "queue_bytes": "Bytes of the send queue, on disk and in memory only",
@@ -82,16 +76,16 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
+RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
-BREAKER_STATES = ("closed", "open", "half_open")
 
 
 class ExportMetrics:
     """Registered once per process; the routes come and go."""
 
-    def __init__(self, metrics: Metrics, routes: Callable[[], Iterable[Observed]]) -> None:
-        self._routes = routes
-        self._shown: dict[str, Mapping[str, float | Mapping[str, float]]] = {}
+    def __init__(self, metrics: Metrics, show: Callable[[], Mapping[str, Gauges]]) -> None:
+        self._show = show  # the gauges of all routes, by name
+        self._shown: Mapping[str, Gauges] = {}
         self._shown_at = -GAUGES_SECONDS
         self._counters = {
             name: metrics.counter(f"penstock_export_{name}", text, "route")
@@ -106,17 +100,13 @@ class ExportMetrics:
             read = partial(self._read, name)
             metrics.gauge(f"penstock_export_{name}", text, *labels, read=read)
 
-    def _show(self) -> dict[str, Mapping[str, float | Mapping[str, float]]]:
-        """What the routes show: a scrape reads two dozen gauges and asks the routes once."""
+    def _read(self, name: str) -> dict[tuple[str, ...], float]:
+        """One gauge of all routes. A scrape reads two dozen of them and asks the routes once."""
         now = time.monotonic()
         if now - self._shown_at > GAUGES_SECONDS:
-            self._shown = {route.name: route.gauges() for route in self._routes()}
-            self._shown_at = now
-        return self._shown
-
-    def _read(self, name: str) -> dict[tuple[str, ...], float]:
+            self._shown, self._shown_at = self._show(), now
         values: dict[tuple[str, ...], float] = {}
-        for route, gauges in self._show().items():
+        for route, gauges in self._shown.items():
             value = gauges.get(name)
             if isinstance(value, Mapping):
                 values |= {(route, label): float(each) for label, each in value.items()}
@@ -151,3 +141,21 @@ class RouteMetrics:
             self.add(EVENTS[name], amount)
         elif name.startswith("dropped_"):
             self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
+
+
+class Rate:
+    """A moving average of events per second, fed with a running total."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.value = 0.0
+        self._clock = clock
+        self._at = clock.monotonic()
+        self._total = 0.0
+
+    def update(self, total: float) -> None:
+        now = self._clock.monotonic()
+        passed = now - self._at
+        if passed > 0:
+            weight = 1 - math.exp(-passed / RATE_SECONDS)
+            self.value += weight * ((total - self._total) / passed - self.value)
+            self._at, self._total = now, total

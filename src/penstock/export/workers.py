@@ -18,10 +18,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from penstock.errors import StorageError
 from penstock.export.backoff import Backoff
-from penstock.export.breaker import Breaker, Permit
+from penstock.export.breaker import Breaker
 from penstock.export.clock import Clock
 from penstock.export.delivery import Delivery, Prepared
+from penstock.export.destinations import Denied, Retry
 from penstock.export.pause import Pause
 from penstock.export.sendqueue import Block, SendQueue
 
@@ -59,6 +61,8 @@ class Workers:
         breaker: Breaker,
         backoff: Backoff,
         clock: Clock,
+        *,
+        on_denied: Callable[[str], None],
     ) -> None:
         settings = queue.settings
         self._queue = queue
@@ -67,6 +71,7 @@ class Workers:
         self._breaker = breaker
         self._backoff = backoff
         self._clock = clock
+        self._on_denied = on_denied
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
         # Prepared batches; the last word says that it is the probe of a paused route.
@@ -99,10 +104,6 @@ class Workers:
     @property
     def total(self) -> int:
         return len(self._tasks)
-
-    @property
-    def split(self) -> bool:
-        return self._split.enabled
 
     def start(self) -> None:
         for _ in range(self.preparers):
@@ -168,13 +169,15 @@ class Workers:
         if not await self._queue.available():
             return
         probing = await self._may_send()
-        with await self._breaker.admit() as permit:
-            if not probing and (self._pause.active or self._backoff.remaining > 0):
+        permit = await self._breaker.admit()
+        try:
+            if not probing and (self._pause.reason is not None or self._backoff.remaining > 0):
                 return  # paused while we waited for the breaker
             block = await self._queue.take()
-            if block is None:
-                return
-            await self._deliver(block, permit, probing)
+            if block is not None:
+                await self._deliver(block, permit, probing)
+        finally:
+            self._breaker.release(permit)
 
     async def _prepare(self) -> None:
         while not self._stopping:
@@ -188,7 +191,9 @@ class Workers:
             self.preparing += 1
             try:
                 # A block that was cut already, or cannot be prepared, is left to whoever sends it.
-                prepared = await self._delivery.try_prepare(block) if block.todo is None else None
+                prepared = (
+                    await self._delivery.try_prepare(block) if block.remaining is None else None
+                )
                 self._prepared[block.sequence] = block
                 await self._channel.put((block, prepared, probing))
             except BaseException:
@@ -210,21 +215,35 @@ class Workers:
         finally:
             self._holding -= 1
             self._prepared.pop(block.sequence, None)
-        with permit:
+        try:
             if self._queue.is_leased(block):  # and was not purged while it waited
                 await self._deliver(block, permit, probing, prepared)
+        finally:
+            self._breaker.release(permit)
 
     async def _deliver(
-        self, block: Block, permit: Permit, probing: bool, prepared: Prepared | None = None
+        self, block: Block, permit: int, probing: bool, prepared: Prepared | None = None
     ) -> None:
+        """What becomes of the block says whether others may follow."""
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)
         try:
-            if await self._delivery.deliver(block, permit, prepared) and probing:
-                self._pause.probe_succeeded()
+            await self._delivery.deliver(block, prepared)
+            self._breaker.succeeded(permit)
+            self._backoff.succeeded()
+        except Denied as error:
+            self._on_denied(str(error))
+            return
+        except Retry as error:
+            self._breaker.failed(permit)
+            self._backoff.failed(error.retry_after)
+        except StorageError:  # ours: it says nothing about the destination
+            self._backoff.failed()
         finally:
             self._sending.discard(task)
+        if probing:
+            self._pause.probe_succeeded()
 
     async def _adapt(self) -> None:
         throttled_before = self._delivery.throttled

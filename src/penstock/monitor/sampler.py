@@ -432,15 +432,19 @@ class Sampler:
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:
-    report = broker.buffer.status.report()
+    buffer = broker.buffer
+    kinds = [buffer.status.kind("failover"), buffer.status.kind("qos0")]
     mode = (
-        "maintenance" if report.maintenance_mode else "direct" if report.db_healthy else "failover"
+        "maintenance"
+        if buffer.maintenance.modes.push
+        else "direct"
+        if buffer.healthy
+        else "failover"
     )
-    ages = [kind.oldest_age for kind in (report.failover, report.qos0) if kind.files]
     return {
-        "pending": report.pending,
-        "oldest": max(ages, default=None),
-        "failed": report.failed,
+        "pending": sum(kind.pending for kind in kinds),
+        "oldest": max((kind.oldest_age for kind in kinds if kind.files), default=None),
+        "failed": buffer.failed.events,
         "mode": mode,
     }
 

@@ -17,12 +17,15 @@ remembers what was asked for; the commit does it. docs/how-to/outbox.md has the 
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.outbox import calls
-from penstock.outbox.calls import LeasedMessage
-from penstock.outbox.drivers import LeaseLost, fetch, is_lease_lost
+import msgspec
+
+from penstock.errors import InvalidRequest
+from penstock.outbox.drivers import Argument, LeaseLost, fetch, is_lease_lost
+from penstock.protocol.headers import encode
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.payload import check_payload
 
 __all__ = [
     "LeaseLost",
@@ -35,6 +38,19 @@ __all__ = [
     "push_many",
     "retry",
 ]
+
+
+class LeasedMessage(Protocol):
+    """The fields of a message that an acknowledgement needs; `penstock.Message` has them."""
+
+    @property
+    def transaction_id(self) -> str: ...
+    @property
+    def partition_id(self) -> str: ...
+    @property
+    def lease_id(self) -> str: ...
+    @property
+    def consumer_group(self) -> str: ...
 
 
 class Outbox:
@@ -60,14 +76,23 @@ class Outbox:
 
         The commit fails if the queue is full by then (`maxSize`, SQLSTATE PQ002).
         """
-        call = calls.push(
-            queue,
-            payload,
-            partition,
-            transaction_id,
-            calls.Extras(headers, delay, deliver_at, trace_id),
+        if delay is not None and deliver_at is not None:
+            raise InvalidRequest("give delay or deliver_at, not both")
+        if deliver_at is not None and deliver_at.tzinfo is None:
+            raise InvalidRequest("deliver_at needs a time zone, such as datetime.now(UTC) has")
+        answer = await self._call(
+            connection,
+            "outbox_push",
+            ("text", queue),
+            ("json", _json(payload)),
+            ("text", partition),
+            ("text", transaction_id),
+            ("jsonb", _headers(headers)),
+            ("double precision", None if delay is None else repr(float(delay))),
+            ("timestamptz", deliver_at.isoformat() if deliver_at else None),
+            ("uuid", trace_id),
         )
-        return str(await self._fetch(connection, call))
+        return str(answer)
 
     async def push_many(
         self,
@@ -79,8 +104,15 @@ class Outbox:
         headers: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Push messages, in order, when the transaction commits. Returns their transaction ids."""
-        call = calls.push_many(queue, payloads, partition, headers)
-        return list(await self._fetch(connection, call))
+        answer = await self._call(
+            connection,
+            "outbox_push_many",
+            ("text", queue),
+            ("json", f"[{','.join(map(_json, payloads))}]"),
+            ("text", partition),
+            ("jsonb", _headers(headers)),
+        )
+        return list(answer)
 
     async def ack(self, connection: Any, message: LeasedMessage) -> None:
         """Acknowledge a message when the transaction commits.
@@ -89,24 +121,50 @@ class Outbox:
         is lost between this call and the commit, the commit fails; `is_lease_lost` recognises the
         error.
         """
-        await self._answer(connection, calls.ack(message, "completed"), message)
+        await self._ack(connection, message, "completed")
 
     async def retry(
         self, connection: Any, message: LeasedMessage, error: str | None = None
     ) -> None:
         """Have a message delivered again when the transaction commits. No attempt is counted."""
-        await self._answer(connection, calls.ack(message, "retry", error), message)
+        await self._ack(connection, message, "retry", error)
 
     async def dead_letter(self, connection: Any, message: LeasedMessage, error: str) -> None:
         """Move a message to the dead letters when the transaction commits."""
-        await self._answer(connection, calls.ack(message, "dlq", error), message)
+        await self._ack(connection, message, "dlq", error)
 
-    async def _answer(self, connection: Any, call: calls.Call, message: LeasedMessage) -> None:
-        await self._fetch(connection, call)
-        calls.staged(message)
+    async def _ack(
+        self, connection: Any, message: LeasedMessage, status: str, error: str | None = None
+    ) -> None:
+        if not message.lease_id:
+            raise InvalidRequest("this message has no lease: it was taken with auto_ack")
+        await self._call(
+            connection,
+            "outbox_ack",
+            ("uuid", message.partition_id),
+            ("text", message.transaction_id),
+            ("uuid", message.lease_id),
+            ("text", message.consumer_group),
+            ("text", status),
+            ("text", error),
+        )
+        # whoever extends the message's lease may end that
+        notify = getattr(message, "answered_elsewhere", None)
+        if notify is not None:
+            notify()
 
-    async def _fetch(self, connection: Any, call: calls.Call) -> Any:
-        return await fetch(connection, self.schema, call)
+    async def _call(self, connection: Any, function: str, *arguments: Argument) -> Any:
+        return await fetch(connection, self.schema, function, arguments)
+
+
+def _json(payload: Any) -> str:
+    check_payload(payload)
+    return msgspec.json.encode(payload).decode()
+
+
+def _headers(headers: Mapping[str, str] | None) -> str | None:
+    encoded = encode(headers) if headers else None
+    return None if encoded is None else encoded.decode()
 
 
 _outbox = Outbox()

@@ -1,16 +1,19 @@
-"""Runs a call on whatever connection the application has.
+"""Calls an SQL function on whatever connection the application has.
 
-A connection is recognised by the package its class comes from; no driver is imported that the
+Every argument travels as text and is cast in the statement, so that all drivers send the same. A
+connection is recognised by the package its class comes from; no driver is imported that the
 application has not imported itself.
 """
 
 import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import Conflict, Full, InvalidRequest, PenstockError
-from penstock.outbox.calls import Call
 
-DRIVERS = ("asyncpg", "psycopg", "sqlalchemy")
+Argument = tuple[str, str | None]  # the type in SQL, and the value as text
+MARKS = {"asyncpg": "${}", "psycopg": "%s", "sqlalchemy": ":a{}"}  # of an argument, by driver
 IDLE = 0  # psycopg's TransactionStatus: no transaction is open
 NO_TRANSACTION = (
     "the outbox needs an open transaction: without one the message would be committed alone "
@@ -36,65 +39,47 @@ def is_lease_lost(error: BaseException) -> bool:
     return isinstance(error, LeaseLost) or _sqlstate(error) == "PQ001"
 
 
-async def fetch(connection: Any, schema: str, call: Call) -> Any:
-    """The answer of a call on an asynchronous connection."""
-    driver = _driver(connection)
-    if driver != "asyncpg" and not _is_async(connection):
-        raise InvalidRequest(
-            f"{type(connection).__name__} is a blocking connection: use penstock.outbox.sync"
-        )
-    _check_transaction(driver, connection)
-    try:
+async def fetch(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
+    """The answer of a function on an asynchronous connection."""
+    driver = _driver(connection, blocking=False)
+    sql, values = _statement(driver, schema, function, arguments)
+    with _errors():
         if driver == "asyncpg":
-            sql, values = _statement(schema, call, "${}")
             return await connection.fetchval(sql, *values)
         if driver == "psycopg":
-            sql, values = _statement(schema, call, "%s")
             async with connection.cursor(row_factory=_tuples()) as cursor:
                 await cursor.execute(sql, values)
                 return (await cursor.fetchone())[0]
-        return (await connection.execute(*_text(schema, call))).scalar_one()
-    except Exception as error:
-        _raise_known(error)
-        raise
+        return (await connection.execute(*_text(sql, values))).scalar_one()
 
 
-def fetch_sync(connection: Any, schema: str, call: Call) -> Any:
-    """The answer of a call on a blocking connection."""
-    driver = _driver(connection)
-    if driver == "asyncpg" or _is_async(connection):
-        raise InvalidRequest(
-            f"{type(connection).__name__} is an asynchronous connection: use penstock.outbox"
-        )
-    _check_transaction(driver, connection)
-    try:
+def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
+    """The answer of a function on a blocking connection."""
+    driver = _driver(connection, blocking=True)
+    sql, values = _statement(driver, schema, function, arguments)
+    with _errors():
         if driver == "psycopg":
-            sql, values = _statement(schema, call, "%s")
             with connection.cursor(row_factory=_tuples()) as cursor:
                 cursor.execute(sql, values)
                 return cursor.fetchone()[0]
-        return connection.execute(*_text(schema, call)).scalar_one()
-    except Exception as error:
-        _raise_known(error)
-        raise
+        return connection.execute(*_text(sql, values)).scalar_one()
 
 
-def _driver(connection: Any) -> str:
-    for kind in type(connection).__mro__:
-        package = kind.__module__.partition(".")[0]
-        if package in DRIVERS:
-            return package
-    raise InvalidRequest(
-        f"{type(connection).__name__} is no connection of asyncpg, psycopg or SQLAlchemy: "
-        "call the SQL function outbox_push or outbox_ack yourself"
-    )
-
-
-def _is_async(connection: Any) -> bool:
-    return inspect.iscoroutinefunction(type(connection).execute)
-
-
-def _check_transaction(driver: str, connection: Any) -> None:
+def _driver(connection: Any, *, blocking: bool) -> str:
+    """The package of a connection that is of this kind and in a transaction."""
+    name = type(connection).__name__
+    packages = (kind.__module__.partition(".")[0] for kind in type(connection).__mro__)
+    driver = next((package for package in packages if package in MARKS), None)
+    if driver is None:
+        raise InvalidRequest(
+            f"{name} is no connection of asyncpg, psycopg or SQLAlchemy: "
+            "call the SQL function outbox_push or outbox_ack yourself"
+        )
+    waits = driver == "asyncpg" or inspect.iscoroutinefunction(type(connection).execute)
+    if blocking and waits:
+        raise InvalidRequest(f"{name} is an asynchronous connection: use penstock.outbox")
+    if not blocking and not waits:
+        raise InvalidRequest(f"{name} is a blocking connection: use penstock.outbox.sync")
     if driver == "asyncpg":
         alone = not connection.is_in_transaction()
     elif driver == "psycopg":
@@ -103,28 +88,28 @@ def _check_transaction(driver: str, connection: Any) -> None:
         alone = False  # SQLAlchemy begins one with the statement
     if alone:
         raise InvalidRequest(NO_TRANSACTION)
+    return driver
 
 
-def _statement(schema: str, call: Call, mark: str) -> tuple[str, list[str | None]]:
+def _statement(
+    driver: str, schema: str, function: str, arguments: Sequence[Argument]
+) -> tuple[str, list[str | None]]:
     marks = [
-        f"{mark.format(number)}::text::{kind}" for number, (kind, _) in enumerate(call.arguments, 1)
+        f"CAST(CAST({MARKS[driver].format(number)} AS text) AS {kind})"
+        for number, (kind, _) in enumerate(arguments, 1)
     ]
-    name = _quoted(schema).replace("%", "%%") if mark == "%s" else _quoted(schema)
-    sql = f"SELECT {name}.{call.function}({', '.join(marks)})"
-    return sql, [value for _, value in call.arguments]
+    name = '"' + schema.replace('"', '""') + '"'
+    if driver == "psycopg":
+        name = name.replace("%", "%%")
+    elif driver == "sqlalchemy":
+        name = name.replace(":", "\\:")
+    return f"SELECT {name}.{function}({', '.join(marks)})", [value for _, value in arguments]
 
 
-def _text(schema: str, call: Call) -> tuple[Any, dict[str, str | None]]:
+def _text(sql: str, values: list[str | None]) -> tuple[Any, dict[str, str | None]]:
     from sqlalchemy import text
 
-    marks = [
-        f"CAST(CAST(:a{number} AS text) AS {kind})"
-        for number, (kind, _) in enumerate(call.arguments)
-    ]
-    name = _quoted(schema).replace(":", "\\:")
-    return text(f"SELECT {name}.{call.function}({', '.join(marks)})"), {
-        f"a{number}": value for number, (_, value) in enumerate(call.arguments)
-    }
+    return text(sql), {f"a{number}": value for number, value in enumerate(values, 1)}
 
 
 def _tuples() -> Any:
@@ -134,13 +119,15 @@ def _tuples() -> Any:
     return tuple_row
 
 
-def _quoted(schema: str) -> str:
-    return '"' + schema.replace('"', '""') + '"'
-
-
-def _raise_known(error: Exception) -> None:
-    kind = ERRORS.get(_sqlstate(error) or "")
-    if kind is not None:
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Errors of the outbox's functions as ours."""
+    try:
+        yield
+    except Exception as error:
+        kind = ERRORS.get(_sqlstate(error) or "")
+        if kind is None:
+            raise
         cause = getattr(error, "orig", None) or error
         raise kind(str(cause).strip()) from error
 

@@ -12,9 +12,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from penstock.outbox import Outbox
-from penstock.outbox.calls import Call, LeasedMessage
-from penstock.outbox.drivers import LeaseLost, fetch_sync, is_lease_lost
+from penstock.outbox import LeasedMessage, Outbox
+from penstock.outbox.drivers import Argument, LeaseLost, fetch_sync, is_lease_lost
 
 __all__ = [
     "LeaseLost",
@@ -36,8 +35,8 @@ T = TypeVar("T")
 class _BlockingOutbox(Outbox):
     """Its methods never wait for an event loop: they end when they are begun."""
 
-    async def _fetch(self, connection: Any, call: Call) -> Any:
-        return fetch_sync(connection, self.schema, call)
+    async def _call(self, connection: Any, function: str, *arguments: Argument) -> Any:
+        return fetch_sync(connection, self.schema, function, arguments)
 
 
 def _blocking(

@@ -69,18 +69,10 @@ class Batch:
     def split(self) -> list[bytes]:
         return split(self.plain(), self.encoding)
 
-    def compressed_as(self, compression: int) -> bytes:
-        """The body in this compression: as stored if it is stored so."""
-        if compression == self.compression:
-            return self.body
-        return compress(self.plain(), compression)
-
-    def part(self, start: int, stop: int, key: str) -> "Batch":
-        records = self.split()[start:stop]
-        body = join(records, self.encoding)
-        return Batch(
-            key, compress(body, self.compression), stop - start, self.encoding, self.compression
-        )
+    def part(self, start: int, stop: int) -> "Batch":
+        body = compress(join(self.split()[start:stop], self.encoding), self.compression)
+        key = f"{self.key}-{start}-{stop - 1}"
+        return Batch(key, body, stop - start, self.encoding, self.compression)
 
 
 CHEAP_BYTES = 16 << 10
@@ -89,12 +81,8 @@ CHEAP_BYTES = 16 << 10
 class Destination(Protocol):
     encoding: int = FRAMES  # how records lie in a batch (`payload`)
 
-    async def start(self) -> None:
-        """Before the first `send`; the destination may be down."""
-        return
-
     async def stop(self) -> None:
-        """After the last one."""
+        """After the last `send`. There is no start: the destination may be down then."""
         return
 
     def prepare(self, batch: Batch) -> Any:

@@ -1,10 +1,5 @@
 """A topic on another broker: mirroring.
 
-    type: broker
-    url: http://other:6632
-    topic: orders
-    token: "..."        sent as a bearer token
-
 Records arrive byte for byte and in the order they are sent; with one worker that is the order of
 the source.
 
@@ -27,13 +22,7 @@ import msgspec
 
 from penstock.config.schema import Seconds, Secret, key
 from penstock.export.context import RouteContext
-from penstock.export.destinations import (
-    Batch,
-    Destination,
-    Retry,
-    Target,
-    destination,
-)
+from penstock.export.destinations import Batch, Destination, Retry, Target, destination
 from penstock.export.destinations.checks import (
     ca_context,
     ca_from_api,
@@ -119,7 +108,7 @@ class BrokerDestination(Destination):
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
         # Held by whoever looks for a batch, which waits until nothing of ours is on its way.
-        self._looking = asyncio.Lock()
+        self._searching = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()
 
@@ -139,7 +128,7 @@ class BrokerDestination(Destination):
             answer = await self._ask("GET", "/next_offset")
             if self._floor is None:  # another worker may have asked too
                 self._floor = msgspec.json.decode(answer.body, type=NextOffset).next_offset
-        async with self._looking:
+        async with self._searching:
             if batch.key in self._doubtful and await self._has_arrived(batch):
                 self._doubtful.discard(batch.key)
                 return

@@ -1,16 +1,7 @@
 """HTTP(S): each batch is one request, its records as NDJSON, a JSON array, or raw.
 
-    type: http
-    url: https://collector.example/ingest
-    format: ndjson | json | raw                  (default ndjson)
-    method: POST
-    headers: {Authorization: "Bearer ..."}
-    header_prefix: X-Message-                    format raw, source.envelope: a message's headers
-                                                 become those of its request, its payload the body
-    compression: none | gzip | zstd | snappy     what the server takes (default none)
-    timeout: 30s
-    connections: 64
-    ca: /path/to/ca.pem                          trust this instead of the system's
+With `header_prefix` (format raw, source.envelope) a message's headers become those of its request,
+and its payload the body.
 
 Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a
 batch was cut), the same at every attempt. 2xx is success; 401 and 403, redirects, and what says
@@ -135,11 +126,13 @@ class HttpDestination(Destination):
             compression = 0  # it was stored as it is because compressing gained nothing
         headers: list[tuple[str, str]] = []
         envelope = unwrap(batch.plain()) if self._prefix else None
-        if envelope is None:
-            body = batch.compressed_as(compression)
-        else:
+        if envelope is not None:
             body = compress(bytes(envelope.payload), compression)
             headers += http_headers(envelope, self._prefix)
+        elif compression == batch.compression:
+            body = batch.body
+        else:
+            body = compress(batch.plain(), compression)
         if compression:
             headers.append(("Content-Encoding", CONTENT_ENCODINGS[compression]))
         return body, headers
@@ -187,9 +180,9 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
             "address",
         )
     if 300 <= status < 400:
-        there = headers.get("location", "...")
+        location = headers.get("location", "...")
         raise Denied(
-            f"{text} (redirects are not followed: change the address to {there})", "address"
+            f"{text} (redirects are not followed: change the address to {location})", "address"
         )
     if status == 413:
         raise TooBig(text)

@@ -1,9 +1,5 @@
 """A topic or a queue of this broker.
 
-    type: topic                   type: queue
-    topic: enriched               queue: orders
-                                  partition: Default
-
 A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's
 key and its place), so redelivery changes nothing there. Messages that come from a queue keep their
 headers. A topic may hold a batch twice after a crash; its records have no headers.

@@ -1,20 +1,10 @@
 """A PostgreSQL table, filled with COPY.
 
-    type: postgres
-    url: postgres://user:password@host/database
-    table: events                 or schema.events
-    column: payload               each record whole into this column (text, json, jsonb or bytea)
-    columns: true                 instead: records are JSON objects whose keys are columns; what a
-                                  record does not name gets the column's default
-    strict: true                  a record with a key that is no column is bad (default);
-                                  false = the key is left out
-    once: true                    remember batch keys in table penstock_exported, in the same
-                                  transaction (default)
-    timeout: 30s
-
-With `once` a batch that is sent again after a lost answer changes nothing: each record is in the
-table exactly once. Keys older than a week are forgotten. A record the table refuses (constraint,
-type) is isolated like any bad record.
+Each record goes whole into one column (text, json, jsonb or bytea), or with `columns` its keys are
+columns, and what it does not name gets the column's default. With `once` the keys of batches are
+remembered in table penstock_exported, in the same transaction: a batch that is sent again after a
+lost answer changes nothing, and each record is in the table exactly once. Keys older than a week
+are forgotten. A record the table refuses (constraint, type) is isolated like any bad record.
 """
 
 import asyncio
@@ -41,11 +31,7 @@ from penstock.export.destinations import (
     TooBig,
     destination,
 )
-from penstock.export.destinations.checks import (
-    character_problems,
-    limit_problems,
-    url_problems,
-)
+from penstock.export.destinations.checks import character_problems, limit_problems, url_problems
 
 KEYS_TABLE = "penstock_exported"
 KEYS_INTERVAL = "7 days"  # for which keys are remembered
@@ -120,9 +106,8 @@ class PostgresDestination(Destination):
         self._target = target
         schema, _, self._table = target.table.rpartition(".")
         self._schema = schema or None
-        self._table_columns: frozenset[str] = frozenset()  # as last seen
+        self._columns: dict[str, str] = {}  # of the table as last seen, with their types
         self._pool: Any = None
-        self._column_type = ""  # of `column`
         self._prepared_tables = False
         self._forgot_at = time.monotonic()
         self._starting = asyncio.Lock()
@@ -171,7 +156,7 @@ class PostgresDestination(Destination):
                 )
             if not self._prepared_tables:
                 async with self._pool.acquire() as connection:
-                    await self._look_at_table(connection)
+                    await self._inspect_table(connection)
                 self._prepared_tables = True
             if self._target.once and time.monotonic() - self._forgot_at > FORGET_SECONDS:
                 self._forgot_at = time.monotonic()
@@ -179,27 +164,23 @@ class PostgresDestination(Destination):
                     f"DELETE FROM {KEYS_TABLE} WHERE at < now() - interval '{KEYS_INTERVAL}'"
                 )
 
-    async def _look_at_table(self, connection: Any) -> None:
+    async def _inspect_table(self, connection: Any) -> None:
         if self._target.once:
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {KEYS_TABLE} (key text PRIMARY KEY, "
                 "at timestamptz NOT NULL DEFAULT now())"
             )
-        kinds = await self._columns_of(connection)
-        if not self._target.columns:
-            if self._target.column not in kinds:
-                raise Denied(f"table {self._quoted} has no column {self._target.column}", "address")
-            self._column_type = kinds[self._target.column]
+        await self._read_columns(connection)
+        if not self._target.columns and self._target.column not in self._columns:
+            raise Denied(f"table {self._quoted} has no column {self._target.column}", "address")
 
-    async def _columns_of(self, connection: Any) -> dict[str, str]:
+    async def _read_columns(self, connection: Any) -> None:
         rows = await connection.fetch(
             "SELECT attname, format_type(atttypid, NULL) AS kind FROM pg_attribute "
             "WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped",
             self._quoted,
         )
-        kinds = {row["attname"]: row["kind"] for row in rows}
-        self._table_columns = frozenset(kinds)
-        return kinds
+        self._columns = {row["attname"]: row["kind"] for row in rows}
 
     @property
     def _quoted(self) -> str:
@@ -215,14 +196,14 @@ class PostgresDestination(Destination):
         """One COPY, then one INSERT per shape: columns that a shape lacks get their defaults."""
         if rows.bad is not None:
             raise Refused(rows.bad)
-        if not all(map(self._table_columns.issuperset, rows.shapes)):
-            await self._columns_of(connection)  # perhaps it has them by now
+        if not all(name in self._columns for shape in rows.shapes for name in shape):
+            await self._read_columns(connection)  # perhaps it has them by now
         columns = [
-            [_quote(name) for name in shape if name in self._table_columns] for shape in rows.shapes
+            [_quote(name) for name in shape if name in self._columns] for shape in rows.shapes
         ]
         for shape, names in zip(rows.shapes, columns, strict=True):
             if not names or (self._target.strict and len(names) < len(shape)):
-                missing = ", ".join(name for name in shape if name not in self._table_columns)
+                missing = ", ".join(name for name in shape if name not in self._columns)
                 raise Refused(f"table {self._quoted} has no column {missing}")
         await connection.execute(
             "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) "
@@ -242,7 +223,9 @@ class PostgresDestination(Destination):
 
     async def _write(self, connection: Any, records: list[bytes]) -> None:
         values: list[Any] = (
-            records if self._column_type == "bytea" else [record.decode() for record in records]
+            records
+            if self._columns.get(self._target.column) == "bytea"
+            else [record.decode() for record in records]
         )
         await connection.copy_records_to_table(
             self._table,

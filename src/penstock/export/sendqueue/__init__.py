@@ -1,27 +1,34 @@
 """The send queue of a route. What is outside of this package uses the names below, and no other.
 
 queue      limits, what happens at them, and waiting: `SendQueue`, the one door
-limits     how large it may be, and how much memory there is
-fastqueue  blocks in two layers, leased and completed; the one job that writes
-layers     blocks in memory, and the backlog on disk
+fastqueue  blocks leased from two layers and completed
+layers     blocks in memory, the backlog on disk, and the one job that writes
 store      what survives, and the order in which it reaches the disk
 chunks     the stream of blocks in files
 journal    what became of each block: entries, books, file
 blocks     the format of a block, and reading chunk files
-inspect    looking into a queue's files from outside
 """
 
-from penstock.export.sendqueue.blocks import Block, records_of
-from penstock.export.sendqueue.journal import DAMAGED, NEWEST, REASONS, SOURCE_GAP
+from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of
+from penstock.export.sendqueue.fastqueue import repair
+from penstock.export.sendqueue.journal import DAMAGED, JOURNAL, NEWEST, SOURCE_GAP, Books, Journal
 from penstock.export.sendqueue.queue import Pushed, SendQueue
+from penstock.export.sendqueue.store import META
 
 __all__ = [
     "DAMAGED",
+    "JOURNAL",
+    "META",
     "NEWEST",
-    "REASONS",
     "SOURCE_GAP",
+    "STREAM_END",
     "Block",
+    "Books",
+    "ChunkReader",
+    "Journal",
     "Pushed",
     "SendQueue",
+    "chunk_files",
     "records_of",
+    "repair",
 ]

@@ -32,10 +32,12 @@ which is how a start finds its way through millions of blocks. What is no block 
 byte by byte if need be, and reported to whoever asked.
 """
 
+import re
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 
@@ -57,7 +59,9 @@ LENGTH_MASK = (1 << 62) - 1
 SNAPPY_BIT = 1 << 63
 SNAPPY = 1
 READ_BYTES = 1 << 20  # read at a time
+STREAM_END = 1 << 62  # behind every place
 INDEX_STEP_BYTES = 256 << 10  # between two entries of a chunk's index, at least
+_CHUNK_NAME = re.compile("[0-9a-f]{16}")
 _body, _records = attrgetter("body"), attrgetter("records")
 
 
@@ -81,7 +85,7 @@ class Block(msgspec.Struct, gc=False):
     attempts: int = 0
     offset: int = -1
     # Ranges of records still to be sent, last one first; None = all as one.
-    todo: list[tuple[int, int]] | None = None
+    remaining: list[tuple[int, int]] | None = None
     dead: int = 0  # records of this block already in the dead letters
 
     @property
@@ -119,15 +123,14 @@ def encode_header(block: Block) -> bytes:
     length = HEADER_SIZE - 8 + len(block.body)
     if block.compression == SNAPPY:
         length |= SNAPPY_BIT
-    return HEAD.pack(length, MAGIC, _checksum(block, fields)) + fields
-
-
-def _checksum(block: Block, fields: bytes) -> int:
-    return crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
+    checksum = crc32c.crc32c(block.body, crc32c.crc32c(fields, block.offset & _PLACE))
+    return HEAD.pack(length, MAGIC, checksum) + fields
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
     """The whole length of the block whose header is at `at`; raises when it cannot be one."""
+    if len(data) - at < HEADER_SIZE:
+        raise Damaged("no whole block header")
     length, magic, _ = HEAD.unpack_from(data, at)
     length &= LENGTH_MASK
     if magic != MAGIC or length < HEADER_SIZE - 8:
@@ -153,16 +156,16 @@ def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -
     return Block(body, records, *source, sequence, enqueued, before, attempts, offset)
 
 
-def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
+def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
     """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not
     made.
 
-    `at` in `data` is `place` in the stream. Returns where it ended, and sequence number and start
-    of the last block it passed (-1, -1 when there was none).
+    `data` begins at `place` of the stream. Returns where it ended, and sequence number and start of
+    the last block it passed (-1, -1 when there was none).
     """
-    view, size, shift = memoryview(data), len(data), place - at
+    view, size = memoryview(data), len(data)
     checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from
-    last, last_at = -1, -1
+    at, last, last_at = 0, -1, -1
     while at + HEADER_SIZE <= size:
         length, magic, checksum, sequence = unpack(data, at)
         stop = at + (length & LENGTH_MASK) + 8
@@ -170,7 +173,7 @@ def pass_blocks(data: bytes, at: int, place: int, below: int = NO_SEQUENCE) -> t
             magic != MAGIC
             or not at + HEADER_SIZE <= stop <= size
             or sequence >= below
-            or checksum_of(view[at + 16 : stop], at + shift & _PLACE) != checksum
+            or checksum_of(view[at + 16 : stop], at + place & _PLACE) != checksum
         ):
             break
         last, last_at, at = sequence, at, stop
@@ -207,8 +210,12 @@ class Chunk:
         return self.index[at][1] if at >= 0 else self.start
 
 
-def is_chunk_name(name: str) -> bool:
-    return len(name) == 16 and all(letter in "0123456789abcdef" for letter in name)
+def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[Chunk]:
+    """The chunks up to the place `end` of the stream; what is in them, nobody has looked."""
+    starts = [int(name, 16) for name in fs.list_dir(directory) if _CHUNK_NAME.fullmatch(name)]
+    for start, following in pairwise([*(start for start in starts if start < end), end]):
+        path = directory / f"{start:016x}"
+        yield Chunk(start, path, min(fs.size(path), following - start), 0, 0)
 
 
 class ChunkReader:
@@ -217,7 +224,7 @@ class ChunkReader:
     def __init__(self, fs: Fs) -> None:
         self._fs = fs
         self._open: tuple[Chunk, File] | None = None
-        self.readable = 1 << 62  # the stream up to here is written
+        self.readable = STREAM_END  # the stream up to here is written
 
     def read_at(self, chunk: Chunk, place: int, length: int) -> bytes:
         """Bytes of the stream, from one chunk."""
@@ -244,8 +251,8 @@ class ChunkReader:
                     0,
                 )
             try:
-                length = block_length(data, at) if len(data) - at >= HEADER_SIZE else 0
-                if not HEADER_SIZE <= length <= end - place:
+                length = block_length(data, at)
+                if length > end - place:
                     raise Damaged("the length leads out of the chunk")
                 if len(data) - at < length:
                     size = max(length, min(READ_BYTES, end - place))
@@ -279,24 +286,21 @@ class ChunkReader:
         Returns where it stopped and where the last block it passed begins (-1: it passed none).
         Marks places on its way in the chunk's index.
         """
-        end, last = self._end(chunk), -1
+        end, last, window = self._end(chunk), -1, READ_BYTES
         while place < end:
-            data = self.read_at(chunk, place, min(READ_BYTES, end - place))
-            passed, sequence, last_at = pass_blocks(data, 0, place, below)
-            if not passed:
-                try:  # perhaps a block longer than the window
-                    length = block_length(data, 0) if len(data) >= HEADER_SIZE else 0
-                except Damaged:
-                    break
-                if not len(data) < length <= end - place:
-                    break
-                data = self.read_at(chunk, place, length)
-                passed, sequence, last_at = pass_blocks(data, 0, place, below)
-                if not passed:
-                    break
-            last = place + last_at
-            chunk.mark(sequence, last)
-            place += passed
+            data = self.read_at(chunk, place, min(window, end - place))
+            passed, sequence, last_at = pass_blocks(data, place, below)
+            if passed:
+                last = place + last_at
+                chunk.mark(sequence, last)
+                place, window = place + passed, READ_BYTES
+                continue
+            try:  # perhaps a block longer than the window
+                window = block_length(data, 0)
+            except Damaged:
+                break
+            if not len(data) < window <= end - place:
+                break
         return place, last
 
     def seek(self, chunk: Chunk, sequence: int) -> int:

@@ -32,9 +32,9 @@ from penstock.export.sendqueue.blocks import (
     Block,
     Chunk,
     ChunkReader,
+    chunk_files,
     decode_block,
     encode_header,
-    is_chunk_name,
 )
 from penstock.log.fs import Bytes, File, Fs
 
@@ -349,12 +349,7 @@ class Chunks:
         """Find the chunks, cut a torn tail, and correct the `end`: it comes from the metadata and
         is not trusted further than it fits. `table` is what `table` gave at a clean stop.
         """
-        names = [name for name in self._fs.list_dir(self._directory) if is_chunk_name(name)]
-        for name in names:
-            path = self._directory / name
-            self.chunks.append(Chunk(int(name, 16), path, self._fs.size(path), 0, 0))
-        for chunk, following in zip(self.chunks, self.chunks[1:], strict=False):
-            chunk.size = min(chunk.size, following.start - chunk.start)
+        self.chunks = list(chunk_files(self._fs, self._directory))
         if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [
             (e[0], e[1]) for e in table
         ]:

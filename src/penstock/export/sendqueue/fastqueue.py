@@ -19,29 +19,20 @@ What must survive, and the order in which it reaches the disk, is the `Store`'s 
 and `MemoryLayer` hold what waits.
 """
 
-import asyncio
 import heapq
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from penstock.errors import StorageError, StorageFailed, Unavailable
+from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
-from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of, records_of
+from penstock.export.sendqueue.blocks import Block, records_of
 from penstock.export.sendqueue.journal import Books, Entry, Kind
-from penstock.export.sendqueue.layers import Backlog, MemoryLayer
+from penstock.export.sendqueue.layers import Backlog, MemoryLayer, Writer
 from penstock.export.sendqueue.store import Options, Store
-from penstock.log.fs import Fs
-
-MAX_WRITE_BYTES = 32 << 20  # that one job takes
-MAX_SPILL_BLOCKS = 4096  # that one part of a spill has
-MAX_SPILL_BYTES = 4 << 20  # small, so that one part is compressed while another is written
-
-
-def ignore_event(_name: str, _amount: int) -> None:
-    """The default for whoever keeps no metrics."""
+from penstock.export.status import Repaired
+from penstock.log.fs import DISK, Fs
 
 
 class FastQueue:
@@ -54,7 +45,7 @@ class FastQueue:
         options: Options,
         pool: Executor,
         clock: Clock | None = None,
-        on_event: Callable[[str, int], None] = ignore_event,
+        on_event: Callable[[str, int], None] = lambda _name, _amount: None,
     ) -> None:
         self.options = options
         self.books = Books()
@@ -66,6 +57,7 @@ class FastQueue:
         self.store: Store | None = None
         if directory is not None:
             self.store = Store(fs, directory, pool, options, self.books, on_event, self._hints)
+        self._book = self.books.apply if self.store is None else self.store.book
         self._backlog = Backlog(self.store)
         self._writer = Writer(
             options, self.books, self.memory, self._backlog, self.store, self._clock, on_event
@@ -133,19 +125,18 @@ class FastQueue:
         """
         if self.store is not None:
             self.store.flush()
-        block = await self._next()
+        block = None
+        if self._returned:
+            block = heapq.heappop(self._returned)[1]
+        else:
+            newest = self._wants_newest()
+            if self._backlog and not (newest and self.memory):
+                block = await self._backlog.take(newest=newest)
+            if block is None and self.memory:
+                block = self.memory.take(newest=newest)
         if block is not None:
             self._leased[block.sequence] = block
         return block
-
-    async def _next(self) -> Block | None:
-        if self._returned:
-            return heapq.heappop(self._returned)[1]
-        newest = self._wants_newest()
-        block = None
-        if self._backlog and not (newest and self.memory):
-            block = await self._backlog.take(newest=newest)
-        return self.memory.take(newest=newest) if block is None and self.memory else block
 
     def _wants_newest(self) -> bool:
         order = self.options.drain_order
@@ -197,29 +188,22 @@ class FastQueue:
         self.refuse(records, reason)
         self._book(Entry(Kind.POSITION, value=position))
 
-    def _book(self, entry: Entry) -> None:
-        if self.store is None:
-            self.books.apply(entry)
-        else:
-            self.store.book(entry)
-            self.store.flush_soon()
-
     # Making room
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
         """Drop up to `blocks` of the oldest that nobody holds; how many blocks and records."""
-        gone, records = 0, 0
-        while gone < blocks and (self._returned or self._backlog or self.memory):
+        dropped, records = 0, 0
+        while dropped < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
             if block is None and self._backlog:
-                more_blocks, more_records = await self._backlog.drop(blocks - gone, reason)
+                more_blocks, more_records = await self._backlog.drop(blocks - dropped, reason)
             else:
                 block = block or self.memory.take(newest=False)
                 self.drop(block, reason)
                 more_blocks, more_records = 1, block.records
-            gone += more_blocks
+            dropped += more_blocks
             records += more_records
-        return gone, records
+        return dropped, records
 
     def _oldest_returned(self) -> Block | None:
         """The block that waits for its next attempt, if it is the oldest of all."""
@@ -248,11 +232,6 @@ class FastQueue:
         """Shrink or grow the memory layer (adaptive sizing)."""
         self.memory.limit = max(1, min(blocks, self.options.inmemory_blocks))
         self._writer.make_room()
-
-    async def scrub(self) -> None:
-        """Read every block there is, right after opening, and book what is damaged."""
-        if self.store is not None:
-            await self._backlog.scrub()
 
     # Upkeep
 
@@ -324,208 +303,18 @@ class FastQueue:
             self.store.abandon()
 
 
-class Writer:
-    """How blocks get in: numbered, put into memory, written to the chunks, one job after the other.
+async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
+    """Put a queue that nobody runs in order: read every block there is, set damaged places aside
+    and book their records as dropped, shorten the journal, leave metadata that spares the next
+    start a scan. The books afterwards."""
+    events: Counter[str] = Counter()
 
-    Write-through: pushes compress side by side, then wait in line; one job writes, and perhaps
-    syncs, everything that came in while the last one was at work. Otherwise blocks go to memory at
-    once, and a spill writes all of it out when there is too much; pushes that are faster than the
-    disk wait for a spill to end, and the next one begins at once. `store` None: everything stays in
-    memory.
-    """
+    def count(name: str, amount: int) -> None:
+        events[name] += amount
 
-    def __init__(
-        self,
-        options: Options,
-        books: Books,
-        memory: MemoryLayer,
-        backlog: Backlog,
-        store: Store | None,
-        clock: Clock,
-        on_event: Callable[[str, int], None],
-    ) -> None:
-        self._options = options
-        self._books = books
-        self._memory = memory
-        self._backlog = backlog
-        self._store = store
-        self._clock = clock
-        self._on_event = on_event
-        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
-        self._task: asyncio.Task[None] | None = None  # the one job there is
-        self._spill_wanted = False
-        self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
-        self.closed = False
-
-    async def put(self, blocks: list[Block]) -> None:
-        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
-        if not blocks:
-            return
-        if self._store is None or not self._options.write_through:
-            self._put_in_memory(blocks)
-            if (
-                len(self._memory) > 2 * self._memory.limit
-                and self._task is not None
-                and not self._task.done()
-            ):
-                self._spill_wanted = True  # the disk is slower than the pushes: they wait for it
-                await self._spilled.wait()
-            return
-        await self._store.compress(blocks)  # pushes do this side by side while the writer writes
-        if self.closed:
-            raise Unavailable("the send queue is closed")
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append((blocks, waiter))
-        self._start()
-        await waiter
-
-    def _put_in_memory(self, blocks: list[Block]) -> None:
-        if self.closed:
-            raise Unavailable("the send queue is closed")
-        self._number(blocks)
-        self._memory.add(blocks, written=False)
-        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
-        if self._store is not None:
-            # what a kill loses is counted, and its numbers are not used again
-            self._store.accepted()
-            if self._memory.full:
-                self.spill_soon()
-
-    def _number(self, blocks: list[Block]) -> None:
-        now, books = int(self._clock.steady() * 1e6), self._books
-        before, position = books.numbered, books.position
-        for sequence, block in enumerate(blocks, books.next_sequence):
-            block.sequence, block.before, block.enqueued = sequence, before, now
-            before += block.records
-            if block.position != NO_POSITION:
-                position = block.position
-            elif position >= 0:
-                block.position = position  # the last block says how far the source was read
-
-    def _start(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._write())
-
-    def spill_soon(self) -> None:
-        self._spill_wanted = True
-        self._start()
-
-    async def idle(self) -> None:
-        """Wait until there is nothing to write, or the disk takes nothing."""
-        if self._task is not None:
-            await self._task
-
-    async def _write(self) -> None:
-        """One job after the other, each with everything that came in meanwhile."""
-        assert self._store is not None
-        while self._pending or self._spill_wanted:
-            async with self._store.writing:
-                if self._spill_wanted:
-                    self._spill_wanted = False
-                    try:
-                        if not await self._spill(self._store):
-                            return  # the next tick tries again
-                    finally:
-                        self._spilled.set()
-                        self._spilled = asyncio.Event()
-                else:
-                    await self._write_pending(self._store)
-
-    async def _write_pending(self, store: Store) -> None:
-        taken, size = 0, 0
-        for blocks, _ in self._pending:
-            taken += 1
-            size += bytes_of(blocks)
-            if size > MAX_WRITE_BYTES:
-                break
-        jobs, self._pending = self._pending[:taken], self._pending[taken:]
-        blocks = [block for batch, _ in jobs for block in batch]
-        self._number(blocks)
-        try:
-            await store.in_pool(lambda: store.append(blocks, sync=self._options.fsync == "always"))
-        except BaseException as error:
-            if isinstance(error, StorageError):
-                store.failed(error)
-            for _, waiter in jobs:
-                if not waiter.done():
-                    waiter.set_exception(error)
-            if isinstance(error, StorageError):
-                return
-            raise
-        store.appended(blocks[-1])
-        self._memory.add(blocks, written=True)
-        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
-        if self._memory.full:
-            self._evict()
-        for _, waiter in jobs:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _evict(self) -> None:
-        """Forget the oldest cached blocks: they are on disk."""
-        self._backlog.unread_back()
-        for block in self._memory.evict():
-            self._backlog.add(block)
-
-    def make_room(self) -> None:
-        """The memory layer may hold less than it does."""
-        if self._store is None or not self._memory.full:
-            return
-        if self._options.write_through:
-            self._evict()
-        else:
-            self.spill_soon()
-
-    async def spill(self) -> bool:
-        """Write out everything that is in memory only; False when the disk refused."""
-        if self._store is None:
-            return True
-        async with self._store.writing:
-            return await self._spill(self._store)
-
-    async def _spill(self, store: Store) -> bool:
-        """Leased blocks too. They stay untouched: a worker may be sending one of them.
-
-        A part is compressed while the part before it is written.
-        """
-        parts = self._parts(self._memory.unwritten.values())
-        if not parts:
-            return True
-        compressing = asyncio.ensure_future(self._compressed(store, parts[0]))
-        try:
-            for following in [*parts[1:], []]:
-                part, copies = await compressing
-                compressing = asyncio.ensure_future(self._compressed(store, following))
-                if part:
-                    await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
-                    store.appended(copies[-1])
-                    self._backlog.unread_back()
-                    for block in self._memory.written(part, copies):
-                        self._backlog.add(block)
-        except StorageError as error:
-            store.failed(error)
-            return False
-        finally:
-            compressing.cancel()
-        self._on_event("flush", 1)
-        return True
-
-    @staticmethod
-    def _parts(blocks: Iterable[Block]) -> list[list[Block]]:
-        """What one job of a spill takes, one after the other."""
-        parts: list[list[Block]] = []
-        size = MAX_SPILL_BYTES
-        for block in blocks:
-            if size >= MAX_SPILL_BYTES or len(parts[-1]) >= MAX_SPILL_BLOCKS:
-                parts.append([])
-                size = 0
-            parts[-1].append(block)
-            size += block.size
-        return parts
-
-    async def _compressed(self, store: Store, part: list[Block]) -> tuple[list[Block], list[Block]]:
-        """Those of `part` that are still open, and compressed copies of them."""
-        part = [block for block in part if block.sequence in self._memory.unwritten]
-        copies = [replace(block) for block in part]
-        await store.compress(copies)
-        return part, copies
+    with ThreadPoolExecutor(1) as pool:
+        queue = FastQueue(fs, directory, Options(inmemory_blocks=1), pool, on_event=count)
+        await queue.open()
+        await queue._backlog.scrub()
+        await queue.close()
+    return Repaired(queue.books.accounting(), queue.count, events)

@@ -38,11 +38,12 @@ lost.
 import enum
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import crc32c
 
@@ -52,6 +53,7 @@ from penstock.log.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
 SIZE = ENTRY.size + 4  # 32
+JOURNAL = "fastqueue.log"
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
 # Numbers of the counters in a snapshot; a drop's is 16 + reason.
@@ -109,15 +111,15 @@ class Completed:
     themselves are gone.
     """
 
-    __slots__ = ("_spans", "total")
+    __slots__ = ("spans", "total")
 
     def __init__(self) -> None:
         self.total = 0  # sequence numbers in all ranges
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
 
     def add(self, start: int, end: int, before: int, through: int) -> bool:
         """Put [start, end) in; False if it was there already. Ranges never overlap in part."""
-        spans, at = self._spans, self._at(start)
+        spans, at = self.spans, self._at(start)
         if at >= 0 and spans[at][1] >= end:
             return False
         self.total += end - start
@@ -131,26 +133,19 @@ class Completed:
 
     def _at(self, sequence: int) -> int:
         """The last range that begins at `sequence` or before it; -1: none does."""
-        return bisect_right(self._spans, sequence, key=_start) - 1
+        return bisect_right(self.spans, sequence, key=_start) - 1
 
     def __contains__(self, sequence: int) -> bool:
         return self.covers(sequence, sequence + 1)
 
-    def __len__(self) -> int:
-        """The number of ranges."""
-        return len(self._spans)
-
     def covers(self, start: int, end: int) -> bool:
         at = self._at(start)
-        return at >= 0 and end <= self._spans[at][1]
-
-    def spans(self) -> list[Span]:
-        return self._spans
+        return at >= 0 and end <= self.spans[at][1]
 
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         """What of [start, end) is not completed."""
         gaps = []
-        for first, stop, *_ in islice(self._spans, max(0, self._at(start)), None):
+        for first, stop, *_ in islice(self.spans, max(0, self._at(start)), None):
             if start >= end or first >= end:
                 break
             if first > start:
@@ -160,15 +155,12 @@ class Completed:
             gaps.append((start, end))
         return gaps
 
-    def edge_before(self, sequence: int) -> int | None:
-        """Records accepted through the block just in front of `sequence`, if a range ends there."""
-        at = self._at(sequence - 1)
-        return self._spans[at][3] if at >= 0 and self._spans[at][1] == sequence else None
-
-    def edge_after(self, sequence: int) -> int | None:
-        """Records accepted before the block `sequence`, if a range begins there."""
+    def records_at(self, sequence: int) -> int | None:
+        """Records accepted before the block `sequence`, if a range begins or ends there."""
         at = self._at(sequence)
-        return self._spans[at][2] if at >= 0 and self._spans[at][0] == sequence else None
+        if at >= 0 and self.spans[at][0] == sequence:
+            return self.spans[at][2]
+        return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
 
 @dataclass(slots=True)
@@ -211,6 +203,8 @@ class Books:
                 return False
             self.delivered += entry.a
             self.dead += entry.b
+        elif kind == Kind.ACCEPTED:
+            self.advance(entry.sequence, entry.value)
         elif kind == Kind.DROPPED:
             if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
                 return False
@@ -222,8 +216,6 @@ class Books:
             self.dropped[entry.reason] += entry.a
         elif kind == Kind.POSITION:
             self.position = max(self.position, entry.value)
-        elif kind == Kind.ACCEPTED:
-            self.advance(entry.sequence, entry.value)
         elif kind == Kind.COUNTER:
             self._load_counter(entry.reason, entry.value)
         return True
@@ -270,16 +262,19 @@ class Books:
             for reason, n in enumerate(self.dropped)
             if n
         ]
-        for start, end, before, through in self.completed.spans():
+        for start, end, before, through in self.completed.spans:
             entries.append(Entry(Kind.SPAN_START, sequence=start, value=before))
             entries.append(Entry(Kind.SPAN_END, sequence=end, value=through))
         entries += [
             Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()
         ]
-        if self.position >= 0:
-            entries.append(Entry(Kind.POSITION, value=self.position))
-        entries.append(Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered))
-        return entries
+        return entries + self.progress()
+
+    def progress(self) -> list[Entry]:
+        """How much was accepted, and how far the source was read."""
+        position = [Entry(Kind.POSITION, value=self.position)] if self.position >= 0 else []
+        accepted = Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered)
+        return [*position, accepted]
 
     def replay(self, entries: Iterable[Entry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""
@@ -303,20 +298,13 @@ class Books:
 
 
 class Journal:
-    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them.
+    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them."""
 
-    A restart has two steps, so that no completion is ever only in memory: `prepare_restart` (slow,
-    in a pool) writes and syncs the snapshot beside the journal while entries go on into the old
-    file; `commit_restart` (fast, where entries are added) puts the entries since the snapshot
-    behind it and renames it into place.
-    """
-
-    def __init__(self, fs: Fs, path: Path) -> None:
+    def __init__(self, fs: Fs, directory: Path) -> None:
         self._fs = fs
-        self._path = path
-        self._next_path = path.with_name(path.name + ".next")
+        self._path = directory / JOURNAL
+        self._next_path = directory / f"{JOURNAL}.next"
         self._file: File | None = None
-        self._next: File | None = None
         self._pending: list[bytes] = []
         self._since: list[bytes] | None = None  # entries since the snapshot of a restart under way
         self.dirty = False  # something is written but not synced
@@ -366,33 +354,40 @@ class Journal:
                 self.dirty = self.broken = True  # unsynced pages may be gone: only a restart helps
                 raise
 
-    def begin_restart(self) -> None:
-        """Call together with taking the snapshot: from here on entries are kept for its end."""
+    async def restart(self, snapshot: list[Entry], in_pool: Callable[..., Awaitable[Any]]) -> None:
+        """Begin again with a snapshot that was taken just now.
+
+        No completion is ever only in memory: the snapshot is written and synced beside the journal,
+        in the pool, while entries go on into the old file. Then, where entries are added, those
+        since the snapshot are put behind it and it is renamed into place.
+        """
         self._since = []
-
-    def prepare_restart(self, snapshot: list[Entry]) -> None:
-        self._fs.remove(self._next_path)
-        self._next = self._fs.open(self._next_path, create=True)
-        self._next.append([entry.encode() for entry in snapshot])
-        self._next.sync()
-
-    def commit_restart(self) -> None:
-        assert self._next is not None
-        assert self._since is not None
-        if self._since:
-            self._next.append(self._since)
-        self._fs.rename(self._next_path, self._path)
-        if self._file is not None:
-            self._file.close()
-        self._file, self._next = self._next, None
-        self._pending, self._since = [], None  # the snapshot and what followed it hold them all
+        try:
+            file: File = await in_pool(self._write_snapshot, snapshot)
+            try:
+                if self._since:
+                    file.append(self._since)
+                self._fs.rename(self._next_path, self._path)
+            except StorageError:
+                file.close()
+                raise
+        finally:
+            self._since = None
+        self.close()
+        self._file, self._pending = file, []  # the snapshot and what followed it hold them all
         self.dirty, self.broken = True, False
+        await in_pool(self._fs.sync_dir, self._path.parent)
 
-    def abandon_restart(self) -> None:
-        self._since = None
-        if self._next is not None:
-            self._next.close()
-            self._next = None
+    def _write_snapshot(self, snapshot: list[Entry]) -> File:
+        self._fs.remove(self._next_path)
+        file = self._fs.open(self._next_path, create=True)
+        try:
+            file.append([entry.encode() for entry in snapshot])
+            file.sync()
+        except StorageError:
+            file.close()
+            raise
+        return file
 
     def close(self) -> None:
         if self._file is not None:

@@ -16,7 +16,6 @@ raises too. Nothing accepted is lost by it, and the next tick tries the disk aga
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,24 +23,47 @@ from pathlib import Path
 
 from penstock.config.schema import SendQueue as Settings
 from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
-from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
+from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
-from penstock.export.sendqueue.limits import Sizes, adapt, memory_limit, memory_used, sizes
 from penstock.export.sendqueue.store import Options
 from penstock.export.status import SendQueueStatus
-from penstock.export.telemetry import RouteMetrics
+from penstock.export.telemetry import Rate, RouteMetrics
 from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
 ROOM_POLL_SECONDS = 1.0  # between two looks at the disk of those who wait for room
 PUSH_POLL_SECONDS = 5.0
-RATE_SECONDS = 30.0  # over which rates are averaged
-NO_RESERVE = -(1 << 62)
+DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
+CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    max_bytes: int
+    inmemory_bytes: int
+    chunk_size: int
+
+
+def sizes(config: Settings, limit: int) -> Sizes:
+    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
+    ours = limit * config.memory_limit_ratio
+    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
+    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
+    return Sizes(
+        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
+    )
+
+
+def adapt(blocks: int, used: int, target: float) -> int:
+    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
+    if used > target:
+        return blocks // 2
+    return blocks + max(1, blocks // 4) if used < 0.9 * target else blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +72,6 @@ class Pushed:
 
     accepted: int
     dropped: int  # by drop_newest; the older ones that gave way are not in it
-
-
-class Rate:
-    """A moving average of events per second, fed with a running total."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.value = 0.0
-        self._clock = clock
-        self._at = clock.monotonic()
-        self._total = 0.0
-
-    def update(self, total: float) -> None:
-        now = self._clock.monotonic()
-        passed = now - self._at
-        if passed > 0:
-            weight = 1 - math.exp(-passed / RATE_SECONDS)
-            self.value += weight * ((total - self._total) / passed - self.value)
-            self._at, self._total = now, total
 
 
 class SendQueue:
@@ -186,7 +190,7 @@ class SendQueue:
                 self._check_disk(size)
                 return True
             if settings.full_behavior == "drop_oldest":
-                if await self._drop_for(count, size, OLDEST):
+                if await self._drop_for(count, size):
                     continue
             elif settings.full_behavior == "block" or wait:
                 remaining = deadline - self._clock.monotonic()
@@ -202,16 +206,15 @@ class SendQueue:
 
     async def room(self, size: int) -> None:
         """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""
-        while not self._stopping and not (
-            self._fits(1, size) and self._free_bytes - size >= self._reserve
-        ):
+        while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
             self._update_free_bytes()
 
-    @property
-    def _reserve(self) -> int:
-        return self.settings.free_space_reserve if self._fast.store is not None else NO_RESERVE
+    def _disk_takes(self, size: int) -> bool:
+        """Whether so many bytes leave the reserve alone, which is for writing down what happens."""
+        reserve = self.settings.free_space_reserve
+        return self._fast.store is None or self._free_bytes - size >= reserve
 
     def _fits(self, count: int, size: int) -> bool:
         return (
@@ -219,31 +222,34 @@ class SendQueue:
             and self._fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
         )
 
-    async def _drop_for(self, count: int, size: int, reason: int) -> bool:
+    async def _drop_for(self, count: int, size: int) -> bool:
         """Drop old blocks for new ones; False when there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
-        dropped, records = await self._fast.drop_oldest(over, reason) if over > 0 else (0, 0)
-        freed = 0
+        dropped, _ = await self._drop_oldest(over, OLDEST)
         if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
             one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
-            more = await self._fast.drop_oldest(on_disk or one, reason)
-            dropped, records = dropped + more[0], records + more[1]
+            more, _ = await self._drop_oldest(on_disk or one, OLDEST)
+            dropped += more
             if self._fast.store is not None:
-                freed = await self._fast.store.remove_completed_chunks(whole=True)
-        if records:
-            self._metrics.add("queue_dropped_total", records, REASONS[reason])
-        return bool(dropped or freed)
+                dropped += await self._fast.store.remove_completed_chunks(whole=True)
+        return dropped > 0
+
+    async def _drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
+        """Up to so many; the number of blocks and records."""
+        dropped, records = await self._fast.drop_oldest(blocks, reason)
+        self._metrics.add("queue_dropped_total", records, REASONS[reason])
+        return dropped, records
 
     def _check_disk(self, size: int) -> None:
-        """Refuse before the disk is full: the reserve is for writing down what happens."""
+        """Refuse before the disk is full."""
         store = self._fast.store
         if store is None:
             return
         self._free_bytes -= size
         if self._free_bytes < self.settings.free_space_reserve:
             self._update_free_bytes()
-            if self._free_bytes - size < self.settings.free_space_reserve:
+            if not self._disk_takes(size):
                 self._metrics.add("queue_disk_full_total")
                 raise StorageFull(
                     f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
@@ -350,8 +356,7 @@ class SendQueue:
         """
         self._purged_before = self.books.next_sequence
         before = self._purged
-        _, records = await self._fast.drop_oldest(1 << 62, PURGED)
-        self._metrics.add("queue_dropped_total", records, "purged")
+        _, records = await self._drop_oldest(1 << 62, PURGED)
         for block in waiting:
             if self._fast.is_leased(block):
                 self._drop_purged(block)
@@ -385,26 +390,15 @@ class SendQueue:
         settings, fast = self.settings, self._fast
         await fast.tick()
         self._update_free_bytes()
-        if (
-            settings.full_behavior == "drop_oldest"
-            and fast.store is not None
-            and self._free_bytes < settings.free_space_reserve
-        ):
-            blocks = fast.oldest_chunk_blocks()
-            if blocks and len(fast.store.chunks.chunks) > 1:
-                _, records = await fast.drop_oldest(blocks, DISK_FULL)
-                self._metrics.add("queue_dropped_total", records, "disk_full")
-                await fast.store.remove_completed_chunks()
-        if settings.adaptive_enabled and fast.store is not None:
-            fast.limit_memory(
-                adapt(
-                    fast.memory.limit,
-                    settings.inmemory_blocks,
-                    memory_used(),
-                    self._memory_bytes_limit,
-                    settings.target_utilization,
-                )
-            )
+        if fast.store is not None:
+            if settings.full_behavior == "drop_oldest" and not self._disk_takes(0):
+                blocks = fast.oldest_chunk_blocks()
+                if blocks and len(fast.store.chunks.chunks) > 1:
+                    await self._drop_oldest(blocks, DISK_FULL)
+                    await fast.store.remove_completed_chunks()
+            if settings.adaptive_enabled:
+                target = settings.target_utilization * self._memory_bytes_limit
+                fast.limit_memory(adapt(fast.memory.limit, memory_used(), target))
         self._in.update(self._pushed)
         self._out.update(self.books.completed.total)
         if self._fits(1, 0):
@@ -433,11 +427,6 @@ class SendQueue:
 
     def is_leased(self, block: Block) -> bool:
         return self._fast.is_leased(block)
-
-    @property
-    def position(self) -> int:
-        """How far the source was read; -1 when nobody did."""
-        return self.books.position
 
     @property
     def in_memory(self) -> bool:

@@ -28,21 +28,12 @@ from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
 from penstock.export.sendqueue.chunks import Chunks, Reading, StreamEnd
-from penstock.export.sendqueue.journal import (
-    CRASH,
-    DAMAGED,
-    REASONS,
-    Books,
-    Entry,
-    Journal,
-    Kind,
-)
+from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
 from penstock.log.fs import Fs
 from penstock.log.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 META = "fastqueue.meta"
-LOG = "fastqueue.log"
 MAX_JOURNAL_BYTES = 1 << 20  # then it is restarted
 MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory because they are not synced yet
 MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
@@ -93,7 +84,7 @@ class Store:
         self._sync_wanted = options.fsync != "never"
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
-        self._journal = Journal(fs, directory / LOG)
+        self._journal = Journal(fs, directory)
         self.chunks = Chunks(
             fs,
             directory,
@@ -105,7 +96,7 @@ class Store:
         self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
-        self._flush_scheduled = False
+        self._flush_scheduled = True  # until it is open
         self._dirty = False  # the metadata is behind
 
     @property
@@ -123,6 +114,7 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+        self.flush()
 
     def _recover(self) -> None:
         books = self.books
@@ -147,8 +139,7 @@ class Store:
         last = chunks[-1].stop if chunks else books.next_sequence
         gaps = books.completed.gaps
         for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
-            before, through = self.records_before(start), self.records_in_front_of(stop)
-            self._lose(start, stop, before, through, CRASH)
+            self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta["reader_offset"])
         self._dirty = True
@@ -177,25 +168,19 @@ class Store:
         return hints
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted before `sequence`, whose predecessor is completed or on disk."""
+        """Records accepted before a block, if it or its predecessor is completed or on disk, or if
+        it is not there yet."""
         if sequence <= 1:
             return 0
-        edge = self.books.completed.edge_before(sequence)
+        edge = self.books.completed.records_at(sequence)
         if edge is not None:
             return edge
-        for block in self.chunks.read(sequence - 1, self.books.next_sequence, max_blocks=1).blocks:
-            return block.through if block.sequence < sequence else block.before
-        return self.books.numbered
-
-    def records_in_front_of(self, sequence: int) -> int:
-        """Records accepted before a block, which is completed, on disk or not there yet."""
-        if sequence >= self.books.next_sequence:
-            return self.books.numbered
-        edge = self.books.completed.edge_after(sequence)
-        if edge is not None:
-            return edge
-        for block in self.chunks.read(sequence, self.books.next_sequence, max_blocks=1).blocks:
-            return block.before
+        at, stop = sequence - 1, self.books.next_sequence
+        while at < stop:
+            reading = self.chunks.read(at, stop, max_blocks=1)
+            for block in reading.blocks:
+                return block.through if block.sequence < sequence else block.before
+            at = reading.next_sequence  # the chunk has no more
         return self.books.numbered
 
     # Data
@@ -236,7 +221,6 @@ class Store:
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
             self.on_event("quarantined", 1)
-        completed_before = self.books.completed.total
         expected = start
         before = (
             self.records_before(start)
@@ -248,10 +232,8 @@ class Store:
                 self._lose(expected, block.sequence, before, block.before, DAMAGED)
             expected, before = block.sequence + 1, block.through
         if expected < reading.next_sequence:
-            following = self.records_in_front_of(reading.next_sequence)
+            following = self.records_before(reading.next_sequence)
             self._lose(expected, reading.next_sequence, before, following, DAMAGED)
-        if self.books.completed.total != completed_before:
-            self.flush_soon()
 
     def _lose(self, start: int, stop: int, before: int, through: int, reason: int) -> None:
         records, why = max(0, through - before), REASONS[reason]
@@ -269,26 +251,14 @@ class Store:
 
     # Books
 
-    def book(self, entry: Entry) -> bool:
-        if not self.books.apply(entry):
-            return False
-        self._journal.add(entry)
-        self._dirty = True
-        return True
-
-    def accepted(self) -> None:
-        """Write down how many were accepted, for blocks that are in memory only."""
-        self._journal.add(
-            Entry(Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered)
-        )
-        self._dirty = True
-        self.flush_soon()
-
-    def flush_soon(self) -> None:
-        """Have booked entries in the page cache at the end of this turn of the event loop."""
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+    def book(self, entry: Entry) -> None:
+        """It is in the page cache at the end of this turn of the event loop."""
+        if self.books.apply(entry):
+            self._journal.add(entry)
+            self._dirty = True
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         """Have booked entries in the page cache now."""
@@ -303,7 +273,7 @@ class Store:
         """Sync, shorten the journal, remove completed chunks, write metadata; or raise."""
         async with self.writing:
             if self._journal.broken or self._journal.size > MAX_JOURNAL_BYTES:
-                await self._restart_journal()
+                await self._journal.restart(self.books.snapshot(), self.in_pool)
             self._journal.flush()
             if self._sync_wanted:
                 await self.in_pool(self._sync)
@@ -321,16 +291,6 @@ class Store:
         if self.chunks.unsynced_bytes:
             self.chunks.sync()
         self._journal.sync()
-
-    async def _restart_journal(self) -> None:
-        self._journal.begin_restart()
-        try:
-            await self.in_pool(self._journal.prepare_restart, self.books.snapshot())
-            self._journal.commit_restart()
-            await self.in_pool(self._fs.sync_dir, self.directory)
-        except BaseException:
-            self._journal.abandon_restart()
-            raise
 
     async def _write_meta(self, *, clean: bool) -> None:
         self._dirty = False
@@ -364,13 +324,8 @@ class Store:
                 # Or power loss might keep what is said here and forget the blocks it speaks of.
                 if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
-                if self.books.position >= 0:
-                    self._journal.add(Entry(Kind.POSITION, value=self.books.position))
-                self._journal.add(
-                    Entry(
-                        Kind.ACCEPTED, sequence=self.books.next_sequence, value=self.books.numbered
-                    )
-                )
+                for entry in self.books.progress():
+                    self._journal.add(entry)
                 self._journal.flush()
                 await self.in_pool(self._remove, chunk)
                 removed += 1
@@ -395,7 +350,7 @@ class Store:
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
-                await self._restart_journal()
+                await self._journal.restart(self.books.snapshot(), self.in_pool)
                 await self._write_meta(clean=True)
         finally:
             self.abandon()

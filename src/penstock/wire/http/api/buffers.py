@@ -97,7 +97,7 @@ class BuffersApi:
     @route("GET", f"{MAINTENANCE}/pop", role=Role.ADMIN)
     def pop_maintenance(self) -> PopMaintenanceAnswer:
         """Whether pop maintenance mode is on."""
-        on = self._maintenance.pop
+        on = self._maintenance.modes.pop
         text = "on: pops find nothing" if on else "off"
         return PopMaintenanceAnswer(on, f"Pop maintenance mode is {text}")
 
@@ -143,8 +143,8 @@ class BuffersApi:
         report, failed = self._buffer.status.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
         return MaintenanceAnswer(
-            maintenance_mode=self._maintenance.push,
-            pop_maintenance_mode=self._maintenance.pop,
+            maintenance_mode=self._maintenance.modes.push,
+            pop_maintenance_mode=self._maintenance.modes.pop,
             buffered_messages=report.pending,
             buffer_healthy=report.db_healthy,
             buffer_stats=BufferStats(

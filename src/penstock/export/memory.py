@@ -1,18 +1,12 @@
-"""How large a send queue may be, and how much memory there is.
+"""How much memory there is.
 
-The limit of memory that matters is the smallest one that applies: the cgroup's (version 2 or 1, our
-own group or one above it), or the machine's memory. A container sized by the host's memory would be
-killed long before it is full.
+The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group
+or one above it), or the machine's memory. A container sized by the host's memory would be killed
+long before it is full.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-
-from penstock.config.schema import SendQueue as Settings
-
-DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
-CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
 def memory_limit(root: Path = Path("/")) -> int:
@@ -52,8 +46,8 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        here = top / path.lstrip("/")
-        for directory in (here, *here.parents):
+        group = top / path.lstrip("/")
+        for directory in (group, *group.parents):
             if not directory.is_relative_to(top):
                 break
             limit = _number(directory / names[0])
@@ -68,29 +62,3 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None  # "max" is no limit
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    max_bytes: int
-    inmemory_bytes: int
-    chunk_size: int
-
-
-def sizes(config: Settings, limit: int) -> Sizes:
-    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
-    ours = limit * config.memory_limit_ratio
-    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
-    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
-    return Sizes(
-        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
-    )
-
-
-def adapt(current: int, most: int, used: int, limit: int, target: float) -> int:
-    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
-    if used > target * limit:
-        return max(1, current // 2)
-    if used < 0.9 * target * limit:
-        return min(most, current + max(1, current // 4))
-    return current
