@@ -38,7 +38,6 @@ from penstock.protocol.frames import (
     Bytes,
     Command,
 )
-from penstock.protocol.names import check_name
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
@@ -265,7 +264,7 @@ class Commands:
     # Reads
 
     def consume(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
-        topic = self._find(body.name())
+        topic = self._topics.find(body.name())
         start, most = body.take(CONSUME_REQUEST)
         body.end()
         if topic is None or most == 0 or start >= topic.next_offset:
@@ -290,13 +289,10 @@ class Commands:
         return await topic.read_through(lambda: _fetched(topic, start, most, extras))
 
     def next_offset(self, _: Connection, body: Body) -> Pieces:
-        topic = self._find(body.name())
+        topic = self._topics.find(body.name())
         body.end()
-        return [
-            frames.answer(
-                Command.NEXT_OFFSET, U64.pack(topic.next_offset if topic is not None else 0)
-            )
-        ]
+        packed = U64.pack(topic.next_offset if topic is not None else 0)
+        return [frames.answer(Command.NEXT_OFFSET, packed)]
 
     def offset_at(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
@@ -323,18 +319,11 @@ class Commands:
         more = INFO_MORE.pack(topic.records, archived, frames.POLICIES.index(topic.policy))
         return [frames.answer(Command.TOPIC_INFO, fixed + more + U32.pack(len(topic.damage)))]
 
-    def _find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
-        topic = self._topics.get(name)
-        if topic is None:
-            check_name(name)
-        return topic
-
     # Topics
 
     def list_topics(self, _: Connection, body: Body) -> Pieces:
         body.end()
-        return [frames.names(sorted(self._topics.names()))]
+        return [frames.names(self._topics.names())]
 
     async def create_topic(self, connection: Connection, body: Body) -> Pieces:
         name = body.name()
@@ -357,26 +346,18 @@ class Commands:
     # Groups
 
     async def group_lease(self, _: Connection, body: Body) -> Pieces:
-        topic, group, member = (
-            self._topics.require(body.name()),
-            body.name("group"),
-            body.name("member"),
-        )
+        topic = self._topics.require(body.name())
+        group, member = body.name("group"), body.name("member")
         most, wait_ms = body.take(LEASE_REQUEST)
         body.end()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_ms / 1000, MAX_WAIT)
-        while True:
-            lease = self._groups.lease(group, topic.name, member, most)
-            if lease is not None:
-                lease_id = bytes.fromhex(lease.lease_id)
-                packed = LEASE_ANSWER.pack(
-                    lease_id, lease.start, lease.end, _milliseconds_left(lease)
-                )
-                return [frames.answer(Command.GROUP_LEASE, packed)]
-            if loop.time() >= deadline:
-                return [frames.answer(Command.GROUP_LEASE, LEASE_ANSWER.pack(EMPTY, 0, 0, 0))]
-            await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
+        seconds = min(wait_ms / 1000, MAX_WAIT)
+        lease = await self._groups.lease_within(seconds, group, topic.name, member, most)
+        if lease is None:
+            packed = LEASE_ANSWER.pack(EMPTY, 0, 0, 0)
+        else:
+            lease_id, remaining = bytes.fromhex(lease.lease_id), _milliseconds_left(lease)
+            packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, remaining)
+        return [frames.answer(Command.GROUP_LEASE, packed)]
 
     async def group_complete(self, _: Connection, body: Body) -> Pieces:
         committed = await self._groups.complete(self._lease_id(body))
@@ -409,17 +390,11 @@ class Commands:
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
     def group_leave(self, _: Connection, body: Body) -> Pieces:
-        topic, group, member = (
-            self._topics.require(body.name()),
-            body.name("group"),
-            body.name("member"),
-        )
+        topic = self._topics.require(body.name())
+        group, member = body.name("group"), body.name("member")
         body.end()
-        return [
-            frames.answer(
-                Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member))
-            )
-        ]
+        packed = U32.pack(self._groups.leave(group, topic.name, member))
+        return [frames.answer(Command.GROUP_LEAVE, packed)]
 
     # Exactly-once sinks
 

@@ -8,7 +8,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
-from penstock.protocol.names import check_name
 from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
@@ -162,7 +161,7 @@ class TopicsApi:
     def names(self, args: TopicsQuery) -> list[str] | TopicPage:
         """List topic names, or with `details=true` topics with their sizes and rates."""
         if not args.details:
-            return sorted(self._topics.names())
+            return self._topics.names()
         self._rates.look()
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
         return TopicPage(*page_of(rows, args))
@@ -276,7 +275,7 @@ class TopicsApi:
         """Read records from an offset."""
         query: ConsumeQuery = request.args
         name = request.params["topic"]
-        topic = self._find(name)
+        topic = self._topics.find(name)
         most = min(query.max_messages, MAX_MESSAGES)
         if query.offset >= 1 << 64:
             raise InvalidRequest(
@@ -295,15 +294,8 @@ class TopicsApi:
     @route("GET", "/topics/{topic}/next_offset")
     def next_offset(self, topic: str) -> NextOffset:
         """The offset that the next record will get."""
-        log = self._find(topic)
+        log = self._topics.find(topic)
         return NextOffset(topic, log.next_offset if log is not None else 0)
-
-    def _find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
-        topic = self._topics.get(name)
-        if topic is None:
-            check_name(name)
-        return topic
 
     @route("GET", "/topics/{topic}/offset")
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
