@@ -10,16 +10,13 @@ its `nbf` has come.
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from penstock.config.schema import Auth as Settings
 from penstock.errors import Unauthorized
 from penstock.metrics import Metrics
 from penstock.wire.auth.identity import Identity, identity_of
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("penstock.auth")
 

@@ -198,8 +198,6 @@ def width_of(since: datetime, until: datetime) -> int:
 
 
 class ClusterApi:
-    """The processes that serve these queues."""
-
     tag = "analytics"
 
     def __init__(self, queues: Queues, presence: Presence) -> None:

@@ -362,9 +362,21 @@ class MessagesApi:
         return pending.then(write)
 
     async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
-        popped = await self._popped(request, acks)
+        args: PopQuery = request.args
+        if "queue" not in request.params and not (args.namespace or args.task):
+            raise InvalidRequest("Name a queue in the path, or a namespace or task")
+        timeout = self._queues.settings.default_timeout_ms if args.timeout is None else args.timeout
+        popped: Popped | None = None
+        if not self._pops.closed or (args.wait and await self._pops.opened(_seconds(timeout))):
+            popping = self._queues.pop(self._wanted(request), acks)
+            task = asyncio.current_task()
+            if args.wait and task is not None:
+                request.on_disconnect(task.cancel)
+                popped = await self._pops.through(popping)
+            else:
+                popped = await popping
         if popped is None:  # pops are closed, and nothing was done yet
-            popped = Popped(request.args.consumer_group or QUEUE_MODE)
+            popped = Popped(args.consumer_group or QUEUE_MODE)
             popped.acked = await self._queues.ack(acks)
         if popped.queue is not None:
             await self._queues.catalog.queue(popped.queue)  # from now on we know it
@@ -388,23 +400,6 @@ class MessagesApi:
         if popped.reason == "unknown":
             return NO_QUEUE if lease_time is None else NO_PARTITION
         return _lease_headers(lease_time) if popped.lease_id else ()
-
-    async def _popped(self, request: Request, acks: list[Ack]) -> Popped | None:
-        """None: pops are closed for maintenance."""
-        args: PopQuery = request.args
-        if "queue" not in request.params and not (args.namespace or args.task):
-            raise InvalidRequest("Name a queue in the path, or a namespace or task")
-        settings = self._queues.settings
-        timeout = settings.default_timeout_ms if args.timeout is None else args.timeout
-        if self._pops.closed and not (args.wait and await self._pops.opened(_seconds(timeout))):
-            return None
-        wanted = self._wanted(request)
-        if not args.wait:
-            return await self._queues.pop(wanted, acks)
-        task = asyncio.current_task()
-        assert task is not None
-        request.on_disconnect(task.cancel)
-        return await self._pops.through(self._queues.pop(wanted, acks))
 
     def _wanted(self, request: Request) -> PopRequest:
         args: PopQuery = request.args

@@ -12,6 +12,7 @@ MOST_OFFSET = 10_000
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 
+Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Offset = Annotated[
     int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MOST_OFFSET}")
 ]
