@@ -19,7 +19,9 @@ import asyncpg
 import msgspec
 
 from penstock.database import Database
+from penstock.database.rows import struct_of
 from penstock.errors import PenstockError
+from penstock.protocol.times import epoch_millis
 
 log = logging.getLogger("penstock.audit")
 
@@ -107,12 +109,8 @@ class Audit:
         await self._write()
         rows = await self._database.browse(PAGE, before, words, limit)
         entries = [
-            Entry(
-                at=row["at"].timestamp() * 1000,
-                who=row["who"],
-                action=row["action"],
-                object=row["object"],
-                detail=msgspec.json.decode(row["detail"]),
+            struct_of(
+                Entry, row, at=epoch_millis(row["at"]), detail=msgspec.json.decode(row["detail"])
             )
             for row in rows
         ]

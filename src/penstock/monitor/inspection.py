@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
@@ -139,14 +140,12 @@ class Inspection:
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
         partitions = [
-            Partition(
-                name=row["name"],
+            struct_of(
+                Partition,
+                row,
                 id=self._catalog.partition_uuid(row["id"]),
-                stored=row["stored"],
-                lag=row["lag"],
                 oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
                 newest=_age(row["newest"], row["now"]),
-                leased=row["leased"],
                 lease=str(row["lease_id"]) if row["leased"] else None,
                 lease_ends_at=_millis(row["next_expiry"]) if row["leased"] else None,
             )
@@ -162,13 +161,11 @@ class Inspection:
         if not rows:
             raise NotFound("Message not found")
         return [
-            Event(
+            struct_of(
+                Event,
+                row,
                 at=_millis(row["at"]),
-                kind=row["kind"],
                 group="" if row["group_name"] == QUEUE_MODE else row["group_name"],
-                who=row["who"],
-                why=row["why"],
-                attempts=row["attempts"],
                 until=_millis(row["until"]),
             )
             for row in rows
@@ -218,13 +215,12 @@ class Inspection:
         return bool(matches(payload))
 
     def _hit(self, row: Any) -> Hit:
-        return Hit(
-            row["partition"],
-            self._catalog.partition_uuid(row["partition_id"]),
-            row["transaction_id"],
-            row["created_at"].timestamp() * 1000,
-            row["producer"],
-            row["size"],
+        return struct_of(
+            Hit,
+            row,
+            partition_id=self._catalog.partition_uuid(row["partition_id"]),
+            created_at=epoch_millis(row["created_at"]),
+            producer_sub=row["producer"],
         )
 
     async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
@@ -238,14 +234,13 @@ class Inspection:
             for at in row["times"]:
                 history[min(BUCKETS - 1, max(0, int((at - begin) / width)))] += 1
             groups.append(
-                ErrorGroup(
-                    error=row["error"],
-                    queue=row["queue"],
+                struct_of(
+                    ErrorGroup,
+                    row,
                     group=row["group_name"],
-                    count=row["count"],
-                    first=row["first"].timestamp() * 1000,
-                    last=row["last"].timestamp() * 1000,
-                    oldest=row["oldest"].timestamp() * 1000,
+                    first=epoch_millis(row["first"]),
+                    last=epoch_millis(row["last"]),
+                    oldest=epoch_millis(row["oldest"]),
                     history=history,
                 )
             )

@@ -23,6 +23,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.protocol.times import epoch_millis
@@ -219,17 +220,12 @@ class Tasks:
 
 
 def _task(row: Any) -> Task:
-    return Task(
+    return struct_of(
+        Task,
+        row,
         id=str(row["id"]),
-        kind=row["kind"],
-        what=row["what"],
-        who=row["who"],
-        total=row["total"],
-        exact=row["exact"],
         started_at=epoch_millis(row["started_at"]),
-        done=row["done"],
         state=row["state"] if row["state"] in get_args(State) else "failed",
-        error=row["error"],
         ended_at=epoch_millis(row["ended_at"]) if row["ended_at"] else None,
     )
 
