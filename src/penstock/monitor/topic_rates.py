@@ -45,8 +45,3 @@ class TopicRates:
 
     def line(self, topic: str) -> list[float]:
         return list(self._rates.get(topic, ()))
-
-    @property
-    def total(self) -> float | None:
-        """Of all topics."""
-        return sum(rates[-1] for rates in self._rates.values()) if self._rates else None
