@@ -10,9 +10,9 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageDetail, MessageFilter, MessageGroup, StoredMessage
 from penstock.queues.traces import Trace, TraceName
-from penstock.wire.http.answers import Body, Pagination, answer, of
+from penstock.wire.http.answers import Body, Pagination, of, plain
 from penstock.wire.http.api.queries import Limit, Offset, Paged, TimesQuery, check_offset
-from penstock.wire.http.messages import Response
+from penstock.wire.http.messages import Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
@@ -242,7 +242,8 @@ class StoredApi:
         if deleted:
             return Deleted(True, partition, transaction, "Message deleted successfully")
         missing = "Message not found"
-        return answer(Deleted(False, partition, transaction, missing, error=missing), 404)
+        body = Deleted(False, partition, transaction, missing, error=missing)
+        return json_response(plain(body), 404)
 
     @route("POST", f"{ONE}/retry", audit=Audited("message.retry"))
     async def retry(self, partition: str, transaction: str, args: GroupQuery) -> Retried:

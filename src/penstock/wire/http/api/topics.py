@@ -18,8 +18,9 @@ from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, page_of
+from penstock.wire.http.api.listing import ListQuery, Row, page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
+from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Audited, route
 from penstock.wire.sse import stream_response
@@ -68,10 +69,9 @@ class TopicsQuery(ListQuery):
     details: bool = False
 
 
-class TopicRow(Struct, rename="camel"):
+class TopicRow(Row, rename="camel"):
     """A topic in a list."""
 
-    name: str
     records: int
     bytes: int
     first_offset: int
@@ -145,7 +145,7 @@ class OffsetAt(Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_produce = msgspec.json.Decoder(Produce).decode
+read_produce = body_decoder(Produce)
 
 
 class TopicsApi:
@@ -316,12 +316,7 @@ def _payloads(request: Request) -> tuple[list[bytes], bool]:
     kind = request.header("content-type")
     if kind is not None and kind.partition(";")[0].strip().lower() == OCTETS:
         return [request.body], False
-    try:
-        body = _decode_produce(request.body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"Invalid body: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"Invalid JSON: {error}") from None
+    body = read_produce(request.body)
     if isinstance(body.payload, str) and body.payloads is UNSET:
         return [payload_bytes(body.payload, body.encoding)], False
     if isinstance(body.payloads, list) and body.payload is UNSET:
