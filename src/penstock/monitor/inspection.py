@@ -41,7 +41,7 @@ SELECT CASE WHEN $1::text IS NULL THEN (SELECT min(minute) FROM history)
             ELSE (SELECT created_at FROM queues WHERE name = $1 AND deleted_at IS NULL) END"""
 LATENCIES = """
 SELECT latency_buckets, latency_counts FROM history
- WHERE minute >= now() - make_interval(secs => $1) AND latency_buckets IS NOT NULL LIMIT 10000"""
+ WHERE minute >= now() - interval '3 minutes' AND latency_buckets IS NOT NULL LIMIT 10000"""
 
 LEAST_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
 MAX_PARTITIONS = 1000  # that are looked at for a page
@@ -281,10 +281,10 @@ class Inspection:
         )
 
 
-async def push_to_ack(queues: Queues, minutes: int = 3) -> Latencies:
+async def push_to_ack(queues: Queues) -> Latencies:
     """How long messages took from push to ack in the last minutes."""
     latencies = Latencies()
-    for row in await queues.database.browse(LATENCIES, minutes * 60.0):
+    for row in await queues.database.browse(LATENCIES):
         latencies.add(row["latency_buckets"], row["latency_counts"])
     return latencies
 
