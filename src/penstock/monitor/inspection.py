@@ -43,12 +43,12 @@ LATENCIES = """
 SELECT latency_buckets, latency_counts FROM history
  WHERE minute >= now() - interval '3 minutes' AND latency_buckets IS NOT NULL LIMIT 10000"""
 
-LEAST_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
-MAX_PARTITIONS = 1000  # that are looked at for a page
+MIN_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
+MAX_PARTITIONS = 1000  # that are searched at for a page
 SEARCHED = 2000  # messages of one search
-SEARCH_STEP = 250
+ROWS_PER_STEP = 250
 MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
-MAX_ID_PARTITIONS = 10_000  # in which a transaction id is looked for
+MAX_ID_PARTITIONS = 10_000  # in which a transaction id is searched for
 COUNTED_LETTERS = 20_000
 BUCKETS = 30  # of the counts over time
 START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before the newest message
@@ -57,7 +57,7 @@ RANGES = {  # seconds, seconds of a point
     "24h": (86_400, 900),
     "7d": (7 * 86_400, 7200),
 }
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
 class Partition(msgspec.Struct, rename="camel"):
@@ -186,17 +186,17 @@ class Inspection:
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
         await self._catalog.load_installation()
-        after, hits, looked = _place(cursor), [], 0
-        while looked < SEARCHED:
+        after, hits, searched = _place(cursor), [], 0
+        while searched < SEARCHED:
             rows = await self._database.browse(
-                WINDOW, queue, number, since, until, *after, SEARCH_STEP, MAX_SEARCHED_PAYLOAD
+                WINDOW, queue, number, since, until, *after, ROWS_PER_STEP, MAX_SEARCHED_PAYLOAD
             )
             hits += [self._hit(row) for row in rows if self._holds(row, matches)]
-            looked += len(rows)
-            if len(rows) < SEARCH_STEP:
-                return Hits(hits, looked, True, None)
+            searched += len(rows)
+            if len(rows) < ROWS_PER_STEP:
+                return Hits(hits, searched, True, None)
             after = rows[-1]["xid"], rows[-1]["seq"], rows[-1]["partition_id"]
-        return Hits(hits, looked, False, ".".join(map(str, after)))
+        return Hits(hits, searched, False, ".".join(map(str, after)))
 
     async def by_transaction(self, queue: str, transaction: str) -> Hits:
         await self._catalog.load_installation()
@@ -258,7 +258,7 @@ class Inspection:
         begun = await self._database.browse(BEGUN, queue)
         began = begun[0][0].timestamp() if begun[0][0] else time.time()
         running = time.time() - last * step  # seconds of the interval that has not ended
-        buckets = range(first, last + (running >= LEAST_RUNNING_SECONDS))
+        buckets = range(first, last + (running >= MIN_RUNNING_SECONDS))
 
         def rate(bucket: int, column: str) -> float | None:
             """None before there was anything to count."""
@@ -301,7 +301,9 @@ def matcher(wanted: str) -> Any:
     if not equals:
         needle = wanted.lower().encode()
         return lambda payload: needle in payload.lower()
-    steps = [name or int(index) for name, index in _STEP.findall(path.strip().removeprefix("$"))]
+    steps = [
+        name or int(index) for name, index in _PATH_PART.findall(path.strip().removeprefix("$"))
+    ]
     if not steps:
         raise InvalidRequest("search is text, or a path and a value such as order.id=7")
     value = value.strip().strip('"')

@@ -33,7 +33,7 @@ from penstock.wire.tls import Certificates
 
 log = logging.getLogger("penstock.broker")
 
-USAGE, AT_ONCE = 2, 130
+USAGE, INTERRUPTED = 2, 130
 EXIT_CODES = {ConfigError: USAGE, Locked: 3, Unavailable: 4, AddressUnavailable: 5}
 
 
@@ -117,7 +117,7 @@ def _on_signals() -> asyncio.Event:
     def on_signal() -> None:
         if asked.is_set():
             log.warning("stopped at once by a second signal")
-            os._exit(AT_ONCE)
+            os._exit(INTERRUPTED)
         asked.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

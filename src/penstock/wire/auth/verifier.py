@@ -8,7 +8,6 @@ its `nbf` has come.
 """
 
 import logging
-import math
 import time
 from typing import Any
 from urllib.parse import parse_qs
@@ -156,10 +155,6 @@ class Verifier:
 def verifier_of(settings: Settings, metrics: Metrics) -> Verifier | None:
     """None when authentication is off: then nothing of it is on any path."""
     return Verifier(settings, metrics) if settings.enabled else None
-
-
-def seconds_left(identity: Identity) -> float:
-    return max(0.0, identity.expires - time.time()) if identity.expires != math.inf else math.inf
 
 
 def bearer(header: str | None, query: str = "") -> str:

@@ -149,10 +149,10 @@ def parameter_example(path: str, parameter: str) -> str:
     return NAMES.get(parameter, parameter)
 
 
-def example_of(schema: dict[str, Any], components: dict[str, Any], known: Any = None) -> Any:
-    """A value that fits a schema: made of one that is `known`, as far as that goes."""
+def example_of(schema: dict[str, Any], components: dict[str, Any], example: Any = None) -> Any:
+    """A value that fits a schema: made of an `example`, as far as that goes."""
     maker = _Maker(components)
-    return maker.of(schema, "") if known is None else maker.fitted(schema, known, "")
+    return maker.of(schema, "") if example is None else maker.fitted(schema, example, "")
 
 
 class _Maker:

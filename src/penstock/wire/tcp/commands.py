@@ -355,7 +355,7 @@ class Commands:
         if lease is None:
             packed = LEASE_ANSWER.pack(EMPTY, 0, 0, 0)
         else:
-            lease_id, remaining = bytes.fromhex(lease.lease_id), _milliseconds_left(lease)
+            lease_id, remaining = bytes.fromhex(lease.lease_id), _remaining_ms(lease)
             packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, remaining)
         return [frames.answer(Command.GROUP_LEASE, packed)]
 
@@ -365,7 +365,7 @@ class Commands:
 
     def group_renew(self, _: Connection, body: Body) -> Pieces:
         lease = self._groups.renew(self._lease_id(body))
-        return [frames.answer(Command.GROUP_RENEW, U32.pack(_milliseconds_left(lease)))]
+        return [frames.answer(Command.GROUP_RENEW, U32.pack(_remaining_ms(lease)))]
 
     def _lease_id(self, body: Body) -> str:
         self._topics.require(body.name())
@@ -414,7 +414,7 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _milliseconds_left(lease: Range) -> int:
+def _remaining_ms(lease: Range) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 

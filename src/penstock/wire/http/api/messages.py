@@ -37,8 +37,8 @@ from penstock.wire.http.routes import route
 NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
-LONGEST_BUFFERING = 3_600_000
-LONGEST_DELAY_SECONDS = 315_360_000  # ten years
+MAX_BUFFER_MS = 3_600_000
+MAX_DELAY_SECONDS = 315_360_000  # ten years
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
@@ -132,7 +132,7 @@ class ExtendBody(msgspec.Struct):
     texts: ClassVar = {"seconds": "seconds must be a whole number"}
 
 
-LONGEST_WAIT_MS = 1 << 31
+MAX_WAIT_MS = 1 << 31
 read_push = body_decoder(PushBody)
 read_ack = body_decoder(AckBody)
 read_acks = body_decoder(AckBatchBody)
@@ -140,7 +140,7 @@ read_acks = body_decoder(AckBatchBody)
 
 def _seconds(milliseconds: int) -> float:
     """How long to wait: not less than not at all, and a number of any length is just long."""
-    return min(max(0, milliseconds), LONGEST_WAIT_MS) / 1000
+    return min(max(0, milliseconds), MAX_WAIT_MS) / 1000
 
 
 class Queued(msgspec.Struct, gc=False):
@@ -478,8 +478,8 @@ def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | No
         return None if deliver_at is None else time_field(deliver_at, "deliverAt")
     if deliver_at is not None:
         raise InvalidRequest("give delay or deliverAt, not both")
-    if not 0 <= delay <= LONGEST_DELAY_SECONDS:
-        raise InvalidRequest(f"delay must be between 0 and {LONGEST_DELAY_SECONDS} seconds")
+    if not 0 <= delay <= MAX_DELAY_SECONDS:
+        raise InvalidRequest(f"delay must be between 0 and {MAX_DELAY_SECONDS} seconds")
     return delay or None
 
 
@@ -509,8 +509,8 @@ async def ack_many(queues: Queues, body: AckBatchBody, by: str) -> Response:
 
 async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
-    if body.buffer_ms is not None and not 0 <= body.buffer_ms <= LONGEST_BUFFERING:
-        raise InvalidRequest(f"bufferMs must be between 0 and {LONGEST_BUFFERING}")
+    if body.buffer_ms is not None and not 0 <= body.buffer_ms <= MAX_BUFFER_MS:
+        raise InvalidRequest(f"bufferMs must be between 0 and {MAX_BUFFER_MS}")
     if body.buffer_max is not None and body.buffer_max < 1:
         raise InvalidRequest("bufferMax must be at least 1")
     results = await buffer.push(items, body.buffer_ms, body.buffer_max)
