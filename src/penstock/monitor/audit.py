@@ -12,6 +12,7 @@ oldest that are beyond that, so nothing has to run for it.
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,8 @@ from penstock.errors import PenstockError
 from penstock.protocol.times import epoch_millis
 
 log = logging.getLogger("penstock.audit")
+
+Record = Callable[[str, str, str, dict[str, Any]], Awaitable[None]]  # who, action, object, detail
 
 KEPT_DAYS = 365
 KEPT_ENTRIES = 200_000

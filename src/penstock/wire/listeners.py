@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from penstock.broker import Broker
@@ -35,7 +35,7 @@ from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
-from penstock.wire.http.audit import AuditTrail
+from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
@@ -233,15 +233,16 @@ class Listeners:
 
     def _router(self) -> Router:
         guard = TokenGuard(self._verifier) if self._verifier else None
-        trail = AuditTrail(self._audit)
+        protect = guard.protect if guard else None
+        trail = partial(recording, self._audit.record)
         if self._worker:
             assert self.sockets is not None
             # The owner asks for the token, and where it comes from, itself: the headers come along
             # with the request.
             handler = forward_to(self.sockets.owner)
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
-            return Router([*self._queue_routes(), rest], guard, trail)
-        router = Router(self._owner_routes(), guard, trail)
+            return Router([*self._queue_routes(), rest], protect, trail)
+        router = Router(self._owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 

@@ -215,16 +215,8 @@ def _part(name: str) -> Callable[[Request], Any]:
     return lambda request: request.params.get(name)
 
 
-class Guard(Protocol):
-    """What stands in front of routes when authentication is on (`guard.py`)."""
-
-    def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]: ...
-
-
-class Trail(Protocol):
-    """What records changes (`audit.py`)."""
-
-    def watch(self, audited: Audited, call: Handler) -> Handler: ...
+Protect = Callable[[Route, Handler], tuple[Handler, Precheck | None]]  # see `guard.py`
+Trail = Callable[[Audited, Handler], Handler]  # see `audit.py`
 
 
 class Endpoint:
@@ -236,7 +228,7 @@ class Endpoint:
     )  # fmt: skip
 
     def __init__(
-        self, route: Route, guard: Guard | None = None, trail: Trail | None = None
+        self, route: Route, protect: Protect | None = None, trail: Trail | None = None
     ) -> None:
         self.route = route
         self.method = route.method
@@ -254,10 +246,10 @@ class Endpoint:
         decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if decodes else route.handler
         if trail is not None and route.audit is not None:
-            self.call = trail.watch(route.audit, self.call)
+            self.call = trail(route.audit, self.call)
         self.precheck: Precheck | None = None  # asked before a long body is received
-        if guard is not None:
-            self.call, self.precheck = guard.protect(route, self.call)
+        if protect is not None:
+            self.call, self.precheck = protect(route, self.call)
 
     def _decode_and_call(self, request: Request) -> Answer | Awaitable[Answer]:
         if self._args is not None:
@@ -295,10 +287,10 @@ class Router:
     def __init__(
         self,
         routes: Iterable[Route] = (),
-        guard: Guard | None = None,
+        protect: Protect | None = None,
         trail: Trail | None = None,
     ) -> None:
-        self._guard = guard  # None: authentication is off
+        self._protect = protect  # None: authentication is off
         self._trail = trail  # None: changes are not recorded
         self._root = _Node()  # of all paths
         self._endpoints: list[Endpoint] = []  # in the order they were added
@@ -322,7 +314,7 @@ class Router:
                 node = node.literal.setdefault(segment, _Node())
         if route.method in node.methods:
             raise ValueError(f"{route.method} {route.path} is routed twice")
-        endpoint = Endpoint(route, self._guard, self._trail)
+        endpoint = Endpoint(route, self._protect, self._trail)
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
 

@@ -9,7 +9,7 @@ order by itself (the appends).
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.errors import InvalidRequest, PenstockError, TooLarge
 from penstock.log.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
+from penstock.monitor.audit import Record
 from penstock.protocol import frames
 from penstock.protocol.frames import (
     ANSWER,
@@ -50,7 +51,6 @@ from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failu
 
 T = TypeVar("T")
 Handler = Callable[[Connection, Body], Answer]
-Record = Callable[[str, str, str, dict[str, Any]], Awaitable[None]]  # who, action, object, detail
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 FETCH_BYTES = (
