@@ -133,10 +133,11 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
     return declare
 
 
-def routes_of(api: Api) -> list[Route]:
-    """The routes that the methods of an API declare, in the order of its class."""
+def routes_of(*apis: Api) -> list[Route]:
+    """The routes that the methods of APIs declare, in the order of their classes."""
     return [
         replace(declared, handler=_bound(declared, getattr(api, name)), tag=declared.tag or api.tag)
+        for api in apis
         for name, method in vars(type(api)).items()
         for declared in getattr(method, "routes", ())
     ]
