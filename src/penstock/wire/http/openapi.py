@@ -147,7 +147,8 @@ def _add_example(content: dict[str, Any], example: Any, components: dict[str, An
     """To a body or an answer in JSON: the one that was recorded, or one made from its schema."""
     about = content.get("application/json")
     if about is not None and "schema" in about:
-        about["example"] = example_of(about["schema"], components, example)
+        made = example_of(about["schema"], components) if example is None else example
+        about["example"] = made
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
