@@ -149,7 +149,7 @@ class Listeners:
     async def start(self) -> None:
         freeze_gc()
         if self._verifier:
-            await self._verifier.start()
+            await self._verifier.keys.start()
         broker, config = self._broker, self._broker.config
         if not self._worker:
             self._tasks.tasks.claim_abandoned()
@@ -227,7 +227,7 @@ class Listeners:
             await self._private.stop(patience)
         await self._tasks.tasks.stop()
         if self._verifier:
-            await self._verifier.stop()
+            await self._verifier.keys.stop()
         if self.sockets and not self._worker:
             shutil.rmtree(self.sockets.directory, ignore_errors=True)
 

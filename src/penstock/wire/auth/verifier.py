@@ -62,12 +62,6 @@ class Verifier:
             },
         }
 
-    async def start(self) -> None:
-        await self.keys.start()
-
-    async def stop(self) -> None:
-        await self.keys.stop()
-
     def identify(self, token: str) -> Identity:
         """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be
         asked first.

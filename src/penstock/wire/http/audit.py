@@ -6,7 +6,7 @@ something: those that were answered, and those that failed on our side, for thes
 part of it. What was refused changed nothing.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.monitor.audit import Record
 from penstock.protocol.status import status_of
-from penstock.wire.http.messages import Answer, Handler, Request, Response
+from penstock.wire.http.messages import Answer, Handler, Request, Response, finished
 from penstock.wire.http.routes import Audited
 
 _NOT_RECORDED = ("access_token",)
@@ -26,8 +26,7 @@ def recording(record: Record, audited: Audited, call: Handler) -> Handler:
 
     async def recorded(request: Request) -> Answer:
         try:
-            answer = call(request)
-            answer = await answer if isinstance(answer, Awaitable) else answer
+            answer = await finished(call(request))
         except Exception as error:
             if status_of(error).http >= 500:
                 await record(*_described(audited, request, {"error": str(error)}))

@@ -31,6 +31,7 @@ from penstock.wire.http.messages import (
     Request,
     Stream,
     StreamResponse,
+    finished,
 )
 from penstock.wire.http.routes import Route
 
@@ -98,8 +99,7 @@ class TokenGuard:
         self, request: Request, token: str, role: Role, call: Handler
     ) -> Answer:
         self._authorize(request, await self._verifier.learn(token), role)
-        answer = call(request)
-        return answer if isinstance(answer, Answer) else await answer
+        return await finished(call(request))
 
     def _authorize(self, request: Request, identity: Identity, role: Role) -> None:
         try:

@@ -192,6 +192,11 @@ Precheck = Callable[[Head], Refused | None]  # a refusal, from the head alone
 EMPTY = Response(204)
 
 
+async def finished(answer: Answer | Awaitable[Answer]) -> Answer:
+    """What a handler answers, at once or later."""
+    return answer if isinstance(answer, Answer) else await answer
+
+
 def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Response:
     return Response(status, _encode(value), JSON, headers)
 
