@@ -338,6 +338,7 @@ class MessagesApi:
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
         if len(body.acknowledgments) > SLICE:
+            self._limit.check(len(body.acknowledgments))
             return self._exchange_many(request, body.acknowledgments, group)
         by, write = _who(request), self._exchange_answer
         acks = [_ack(item, group, by) for item in body.acknowledgments]
