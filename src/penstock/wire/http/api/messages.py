@@ -39,6 +39,7 @@ DEFAULT_EXTENSION = 60  # seconds
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 MAX_BUFFER_MS = 3_600_000
 MAX_DELAY_SECONDS = 315_360_000  # ten years
+MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
 # A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
@@ -132,7 +133,6 @@ class ExtendBody(msgspec.Struct):
     texts: ClassVar = {"seconds": "seconds must be a whole number"}
 
 
-MAX_WAIT_MS = 1 << 31
 read_push = body_decoder(PushBody)
 read_ack = body_decoder(AckBody)
 read_acks = body_decoder(AckBatchBody)
@@ -363,6 +363,7 @@ class MessagesApi:
         return pending.then(write)
 
     async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
+        """Any other pop, in a task of its own."""
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
