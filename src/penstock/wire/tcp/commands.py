@@ -69,7 +69,7 @@ class Produced(Slot):
     __slots__ = ("connection", "count")
 
     def __init__(self, connection: Connection, count: int, weight: int) -> None:
-        self.data = None
+        self.data = None  # as in `Slot`, whose __init__ would be a call more for each append
         self.weight = weight
         self.connection = connection
         self.count = count
