@@ -10,7 +10,8 @@ def filled() -> Metrics:
     metrics.gauge("penstock_up", "Up", read=lambda: 1, merge="max")
     histogram = metrics.histogram("penstock_wait_seconds", "Wait", bounds=(0.1, 1.0))
     histogram.observe(0.05)
-    histogram.observe(0.5, count=2)
+    histogram.observe(0.5)
+    histogram.observe(0.5)
     histogram.observe(5.0)
     return metrics
 

@@ -92,7 +92,6 @@ class Broker:
         self.owner = owner
         self.draining = False  # about to stop: whoever asks whether to send requests here hears no
         self.metrics = Metrics(config.metrics.max_series)
-        self.started_at = time.time()
         self._began = time.monotonic()
         self.pool = ThreadPoolExecutor(
             config.thread_pool_size or os.cpu_count() or 1, thread_name_prefix="penstock"

@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -49,13 +49,10 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def set_up(level: str, style: str, stream: TextIO | None = None) -> None:
-    """Send everything under `penstock` (and warnings of libraries) to `stream`, by default standard
-    error.
-    """
-    stream = stream or sys.stderr
-    terminal = stream.isatty()
-    handler = logging.StreamHandler(stream)
+def set_up(level: str, style: str) -> None:
+    """Send everything under `penstock` (and warnings of libraries) to standard error."""
+    terminal = sys.stderr.isatty()
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         TextLines(colour=terminal)
         if style == "text" or (style == "auto" and terminal)

@@ -123,12 +123,12 @@ class Histogram:
         # Counts per bucket, the overflow bucket, the sum.
         self.values: dict[Labels, list[float]] = {}
 
-    def observe(self, value: float, *label_values: str, count: int = 1) -> None:
+    def observe(self, value: float, *label_values: str) -> None:
         row = self.values.get(label_values)
         if row is None:
             row = self.values[label_values] = [0.0] * (len(self.bounds) + 2)
-        row[bisect_left(self.bounds, value)] += count
-        row[-1] += value * count
+        row[bisect_left(self.bounds, value)] += 1
+        row[-1] += value
 
     def combine(self, one: list[float], other: list[float]) -> list[float]:
         return [a + b for a, b in zip(one, other, strict=True)]

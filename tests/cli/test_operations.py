@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock.cli import GROUPS, app, ask, tables
+from penstock.cli import GROUPS, Api, app, tables
 from penstock.cli.tables import Line, View
 from penstock.config.schema import Auth
 from penstock.errors import Unavailable
@@ -47,7 +47,8 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
     shell.run("export", "create", name, "-", given=json.dumps(route))
     try:
         shell.run("queue", "push", name, "1")
-        ask(shell.env["PENSTOCK_URL"], "", "POST", f"/api/v1/routes/{name}/push", {"records": [1]})
+        api = Api(shell.env["PENSTOCK_URL"])
+        api.post("/api/v1/routes", name, "push", body={"records": [1]})
         until(lambda: "lastError" in shell.lines("export", "status", name, "--json")[0], 30)
         (about,) = shell.lines("status", "--json")
         problem = next(one for one in about["problems"] if name in one["text"])
@@ -73,7 +74,7 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
 
 
 def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
-    url = shell.env["PENSTOCK_URL"]
+    api = Api(shell.env["PENSTOCK_URL"])
 
     def commands() -> dict[str, str]:
         problems = shell.lines("status", "--json")[0]["problems"]
@@ -82,11 +83,11 @@ def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
     shell.run("queue", "push", name, "1")
     assert commands() == {}
     failed = {"state": "failed", "error": "no column\n  at Spark"}
-    ask(url, "", "PUT", f"/api/v1/pipelines/{name}", failed)
-    (taken,) = ask(url, "", "GET", f"/api/v1/pop/queue/{name}?consumerGroup=g")["messages"]
+    api.put("/api/v1/pipelines", name, body=failed)
+    (taken,) = api.get("/api/v1/pop/queue", name, consumerGroup="g")["messages"]
     lease = {key: taken[key] for key in ("transactionId", "partitionId", "leaseId")}
     body = {"acknowledgments": [lease | {"status": "dlq"}], "consumerGroup": "g"}
-    ask(url, "", "POST", "/api/v1/ack/batch", body)
+    api.post("/api/v1/ack/batch", body=body)
     expected = {
         f"pipeline {name} failed: no column": "penstock pipeline list",
         f"queue {name} has new dead letters": f"penstock queue dlq errors {name}",

@@ -6,7 +6,7 @@ import uuid
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import ask
+from penstock.cli import Api
 from penstock.cli.queue import commands
 from tests.cli.conftest import Shell
 
@@ -144,7 +144,7 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
 
 def test_messages_for_later_are_listed_and_cancelled(shell, queue, broker):
     item = {"queue": queue, "payload": 1, "transactionId": f"{queue}-1", "delay": 3600}
-    ask(broker.url, "", "POST", "/api/v1/push", {"items": [item]})
+    Api(broker.url).post("/api/v1/push", body={"items": [item]})
     (row,) = shell.rows("scheduled", queue)
     assert (row["partition"], row["transactionId"]) == ("Default", f"{queue}-1")
     shell.run("cancel", queue, "Default", f"{queue}-1")

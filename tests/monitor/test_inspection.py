@@ -40,7 +40,7 @@ def test_a_search_without_a_path_says_what_to_write():
 
 
 def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatch):
-    monkeypatch.setattr(module, "SEARCH_STEP", 4)
+    monkeypatch.setattr(module, "ROWS_PER_STEP", 4)
     monkeypatch.setattr(module, "SEARCHED", 8)
 
     async def body(queues: Queues) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import NotFound, Unavailable
 from penstock.monitor import tasks as task_module
-from penstock.monitor.tasks import STEP, Task, Tasks
+from penstock.monitor.tasks import ADVANCE, Task, Tasks
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues import dead as dead_letters
@@ -145,7 +145,7 @@ def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
             ended.append(task)
 
         await make_letters(queues)
-        fetch, lose = queues.database.fetch, {dead_letters.PURGE: [False, True], STEP: [True]}
+        fetch, lose = queues.database.fetch, {dead_letters.PURGE: [False, True], ADVANCE: [True]}
 
         async def lost(sql: str, *args: object):
             if lose.get(sql) and lose[sql].pop(0):

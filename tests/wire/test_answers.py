@@ -98,6 +98,24 @@ def test_every_answer_has_the_shape_that_is_documented(session):
             assert [f"{error.json_path}: {error.message[:200]}" for error in errors] == [], name
 
 
+def test_every_example_fits_its_schema(session):
+    document, _ = session
+    wrong = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for part in (operation.get("requestBody", {}), *operation["responses"].values()):
+                content = part.get("content", {}).get("application/json", {})
+                if "example" in content:
+                    schema = strict(content["schema"]) | strict(
+                        {"components": document["components"]}
+                    )
+                    errors = jsonschema.Draft202012Validator(schema).iter_errors(content["example"])
+                    wrong += [
+                        f"{method} {path} {one.json_path}: {one.message[:200]}" for one in errors
+                    ]
+    assert wrong == [], "run tools/api-examples again"
+
+
 def test_every_operation_is_played(session):
     document, played = session
     assert " ".join(sorted(answers(document).keys() - played.keys())) == ""

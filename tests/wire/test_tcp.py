@@ -209,8 +209,8 @@ def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
     over_tcp(tmp_path, body)
 
 
-def test_a_record_above_the_limit_is_refused_alone(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+def test_a_record_above_the_limit_is_refused_alone_and_counted_once(tmp_path: Path) -> None:
+    async def body(served: Served, wire: Wire) -> None:
         await wire.ask(CREATE, named("a"))
         for payload in (b"small", b"x" * 101, b"small"):
             wire.send(PRODUCE, produce_body("a", payload))
@@ -220,6 +220,7 @@ def test_a_record_above_the_limit_is_refused_alone(tmp_path: Path) -> None:
             OK,
         ]
         assert await wire.ask(NEXT, named("a")) == (0x83, OK, u64(2))
+        assert served.metrics.snapshot()['penstock_tcp_requests_total{command="produce"}'] == 3
 
     over_tcp(tmp_path, body, max_record=100)
 

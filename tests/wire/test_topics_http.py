@@ -158,6 +158,7 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         (produce("t", payload="!", encoding="base64"), 400),
         (produce("t", payload="x", encoding="rot13"), 400),
         (post("/topics/t/produce", b"{"), 400),
+        (post("/topics/t/produce", b'{"x":' + b"[" * 5000 + b"]" * 5000 + b"}"), 400),
         (post("/topics/t/produce", b""), 400),
         (produce("t", payload="x" * 2000), 413),
         (get("/topics/t/groups/none"), 404),

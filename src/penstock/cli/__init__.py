@@ -300,11 +300,6 @@ LIBRARIES = (
 )
 
 
-def ask(url: str, token: str, method: str, target: str, body: Any = None) -> Any:
-    """One request to a broker, and its decoded answer."""
-    return Api(url, token).ask(method, target, body=body)
-
-
 COMPLETED_NAMES = 200  # at most, where there may be thousands
 
 

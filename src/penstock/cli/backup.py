@@ -2,7 +2,7 @@
 store and back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -93,16 +93,10 @@ def _say(what: str, done: Manifest) -> None:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator["_Bar"]:
+def _bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as rows:
-        yield _Bar(rows)
-
-
-class _Bar:
-    def __init__(self, rows: Progress) -> None:
-        self._rows = rows
-        self._task = rows.add_task("", total=None)
-
-    def __call__(self, name: str, done: int, total: int) -> None:
-        self._rows.update(self._task, description=name[-40:], completed=done, total=total)
+        task = rows.add_task("", total=None)
+        yield lambda name, done, total: rows.update(
+            task, description=name[-40:], completed=done, total=total
+        )

@@ -5,13 +5,13 @@ JSON object per change. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. 
 the batch; a second one stops at once.
 """
 
-import dataclasses
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,20 +19,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import (
-    LOCAL_URL,
-    Commands,
-    Json,
-    Token,
-    Url,
-    Watch,
-    app,
-    ask,
-    completer,
-)
-from penstock.cli.tables import Column, Facts, View, count, print_json, rate, show, table
+from penstock.cli import Api, Commands, Token, app, completer
+from penstock.cli.tables import Column, Facts, View, count, rate, table
 from penstock.errors import PenstockError
-from penstock.net.addresses import resource
 
 commands = Commands("Create, check, run and monitor Spark pipelines.", app, name="pipeline")
 PIPELINES = "/api/v1/pipelines"
@@ -58,32 +47,41 @@ run_commands = Commands(
     cls=_FileOrJob,
 )
 
-File = Annotated[Path, typer.Argument(help="The pipeline file.")]
-Master = Annotated[
-    str,
-    typer.Option(
-        "--master", envvar="SPARK_MASTER", help="Spark master, or sc://host for Spark Connect."
-    ),
-]
-SparkLog = Annotated[
-    str,
-    typer.Option(
-        "--spark-log", envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log at this level and above."
-    ),
-]
-Broker = Annotated[
-    str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")
-]
-Database = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        envvar="DATABASE_URL",
-        help="PostgreSQL URL of the queues; default: that of the broker on this machine.",
-    ),
-]
-LOCAL, LOCAL_BROKER = "local[*]", "127.0.0.1:12345"
 
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """Where a pipeline runs."""
+
+    master: Annotated[
+        str,
+        typer.Option(
+            "--master", envvar="SPARK_MASTER", help="Spark master, or sc://host for Spark Connect."
+        ),
+    ] = "local[*]"
+
+    def session(self, name: str) -> Callable[[], Any]:
+        """Makes the session a job runs in, once the job has looked at its arguments."""
+        from penstock.pipeline.session import build
+
+        return partial(build, f"penstock-{name}", self.master)
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedSpark(Spark):
+    """The same, and what is seen of its log."""
+
+    spark_log: Annotated[
+        str,
+        typer.Option(envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log at this level and above."),
+    ] = ""
+
+    def show_log(self) -> None:
+        """That of the session that is made next."""
+        if self.spark_log:
+            os.environ["PENSTOCK_SPARK_LOG"] = self.spark_log
+
+
+File = Annotated[Path, typer.Argument(help="The pipeline file.")]
 BAR_CHARACTERS = 24
 
 TEMPLATE = """\
@@ -180,7 +178,7 @@ def validate(
 
             if not offline:
                 pipeline = resolve_routes(pipeline)
-            columns = verify(session("validate", "local[1]")(), pipeline)
+            columns = verify(Spark("local[1]").session("validate")(), pipeline)
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
         asked = no_spark or (offline and find_java())
@@ -194,9 +192,8 @@ def validate(
 @run_commands.command("file")
 def run_file(
     file: File,
-    master: Master = LOCAL,
+    spark: LoggedSpark,
     token: Token = "",
-    spark_log: SparkLog = "",
     no_check: Annotated[
         bool,
         typer.Option(
@@ -208,7 +205,7 @@ def run_file(
 
     Example: `penstock pipeline run file orders.yaml`, or short `penstock pipeline run orders.yaml`
     """
-    show_spark_log(spark_log)
+    spark.show_log()
     with reporting():
         from penstock.pipeline.report import Heartbeat
         from penstock.pipeline.runner import Runner
@@ -218,12 +215,12 @@ def run_file(
         if not no_check:
             check(pipeline)
         heartbeat = Heartbeat(pipeline.url, pipeline.name, pipeline.token)
-        runner = Runner(pipeline, master, [_Show(), heartbeat])
-        _stop_by_signal(runner.stop, "batch")
+        runner = Runner(pipeline, spark.master, [ShowReports(), heartbeat])
+        stop_by_signal(runner.stop, "batch")
         runner.run()
 
 
-def _stop_by_signal(stop: Callable[[], None], after: str) -> None:
+def stop_by_signal(stop: Callable[[], None], after: str) -> None:
     """Ctrl-C and SIGTERM call `stop`; a second Ctrl-C is as usual."""
 
     def handle(_signal: int, _frame: Any) -> None:
@@ -235,7 +232,7 @@ def _stop_by_signal(stop: Callable[[], None], after: str) -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
-class _Show:
+class ShowReports:
     """A live line on a terminal, JSON lines otherwise."""
 
     def __init__(self) -> None:
@@ -264,270 +261,6 @@ class _Show:
         sys.stderr.flush()
 
 
-@run_commands.command()
-def archive(
-    target: Annotated[
-        str,
-        typer.Argument(
-            envvar="PENSTOCK_ARCHIVE",
-            help="Location of the archives: a directory, or an s3://, gs:// or az:// address.",
-        ),
-    ],
-    topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
-    queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
-    file_mib: Annotated[
-        int, typer.Option("--file-mib", min=1, help="Approximate size of the files in MiB.")
-    ] = 128,
-    keep_days: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Delete archived days that are older than this many days. Default: keep all.",
-        ),
-    ] = None,
-    vacuum_hours: Annotated[
-        int, typer.Option(min=1, help="Old versions of the table can be read for this many hours.")
-    ] = 48,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            help="Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or "
-            "'infer' to detect them from the records. Default: the columns of the table."
-        ),
-    ] = None,
-    dead_letter: Annotated[
-        str | None, typer.Option(help="Topic for copies of records that do not match the columns.")
-    ] = None,
-    with_outcomes: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MINUTES",
-            min=0,
-            help="With --queue: archive messages older than this many minutes, with their outcome "
-            "in each consumer group.",
-        ),
-    ] = None,
-    watch: Annotated[
-        float | None,
-        typer.Option("--watch", min=1, help="Keep running, at most about so many seconds behind."),
-    ] = None,
-    convert: Annotated[
-        bool,
-        typer.Option(
-            "--convert", help="First convert an archive of an earlier release to a table."
-        ),
-    ] = False,
-    broker: Broker = LOCAL_BROKER,
-    url: Url = LOCAL_URL,
-    database: Database = None,
-    token: Token = "",
-    master: Master = LOCAL,
-) -> None:
-    """Archive everything added since the last run to a Delta table, each record once.
-
-    Example: `penstock pipeline run archive s3://lake --topic orders`
-    """
-    with reporting():
-        from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
-        from penstock.pipeline.jobs.archive import archive as job
-        from penstock.pipeline.lake.maintenance import Upkeep
-
-        origin = Origin(
-            topic=topic,
-            queue=queue,
-            broker=broker if topic or dead_letter else None,
-            database=database,
-            url=url,
-            token=token,
-        )
-        upkeep = Upkeep(file_mib << 20, keep_days, vacuum_hours)
-        payloads = Payloads(schema, dead_letter, with_outcomes)
-        spark = session("archive", master)
-        if watch is None:
-            done = job(spark, target, origin, upkeep, payloads, convert_old=convert, say=say)
-        else:
-            archiver = Archiver(target, origin, upkeep, payloads)
-            if convert:
-                archiver.convert()
-            _watch_archive(archiver, watch, spark)
-            return
-    print_json(done)
-
-
-def _watch_archive(archiver: Any, target_seconds: float, spark: Any) -> None:
-    """Until Ctrl-C, SIGTERM or `penstock pipeline stop`."""
-    from penstock.pipeline.jobs.archive_watch import ArchiveWatch
-    from penstock.pipeline.report import Heartbeat
-
-    name = f"archive-{archiver.origin.name}"
-    heartbeat = Heartbeat(archiver.origin.url, name, archiver.origin.token)
-    watch = ArchiveWatch(archiver, target_seconds, [_Show(), heartbeat])
-    _stop_by_signal(watch.stop, "run")
-    watch.run(spark)
-
-
-@run_commands.command()
-def replay(
-    topic: Annotated[str, typer.Argument(help="Topic to replay.")],
-    id: Annotated[
-        str,
-        typer.Option(
-            "--id", help="Name of this replay; another run with the same id adds no duplicates."
-        ),
-    ],
-    to_topic: Annotated[str | None, typer.Option(help="Write to this topic.")] = None,
-    to_queue: Annotated[str | None, typer.Option(help="Write to this queue.")] = None,
-    from_archive: Annotated[
-        str | None, typer.Option(help="Read from this archive instead of the topic.")
-    ] = None,
-    where: Annotated[
-        str | None, typer.Option(help="SQL condition over topic, offset, timestamp, payload.")
-    ] = None,
-    start: Annotated[int | None, typer.Option(help="First offset to replay.")] = None,
-    end: Annotated[int | None, typer.Option(help="Offset to stop before.")] = None,
-    rate: Annotated[float, typer.Option(help="Most records per second; 0 = no limit.")] = 0.0,
-    execute: Annotated[
-        bool,
-        typer.Option(
-            "--execute", help="Write the records. Without it, only the counts are printed."
-        ),
-    ] = False,
-    broker: Broker = LOCAL_BROKER,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    master: Master = LOCAL,
-) -> None:
-    """Copy records of a topic or its archive to a topic or a queue. This is a dry run unless you
-    use --execute.
-
-    Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
-    """
-    with reporting():
-        from penstock.pipeline.jobs.replay import ReplayOptions
-        from penstock.pipeline.jobs.replay import replay as job
-
-        options = ReplayOptions(
-            topic=topic,
-            id=id,
-            to_topic=to_topic,
-            to_queue=to_queue,
-            archive=from_archive,
-            broker=broker,
-            url=url,
-            token=token,
-            where=where,
-            start=start,
-            end=end,
-            rate=rate,
-            execute=execute,
-        )
-        done = job(session("replay", master), options, say)
-    print_json(done)
-
-
-@run_commands.command()
-def compact(
-    topic: Annotated[str, typer.Option(help="The topic to compact.")],
-    key: Annotated[
-        str | None, typer.Option(help="Key as a JSON path in the payload: '$.id'.")
-    ] = None,
-    key_sql: Annotated[
-        str | None,
-        typer.Option(help="Key as an SQL expression over topic, offset, timestamp, payload."),
-    ] = None,
-    to_topic: Annotated[
-        str | None, typer.Option(help="Append the latest records to this topic.")
-    ] = None,
-    to: Annotated[
-        str | None, typer.Option(help="Write a Parquet snapshot to this directory.")
-    ] = None,
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace the sealed segments of the topic itself.")
-    ] = False,
-    tombstone: Annotated[
-        str | None,
-        typer.Option(help="JSON path that is true in tombstones (records that delete a key)."),
-    ] = None,
-    tombstone_sql: Annotated[
-        str | None,
-        typer.Option(help="SQL condition that is true in tombstones. Default: an empty payload."),
-    ] = None,
-    tombstone_hours: Annotated[
-        float, typer.Option(min=0, help="With --in-place: hours to keep tombstones.")
-    ] = 24.0,
-    roll: Annotated[
-        bool, typer.Option("--roll", help="With --in-place: seal the active segment first.")
-    ] = False,
-    segment_mib: Annotated[
-        int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size in MiB.")
-    ] = 256,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
-    broker: Broker = LOCAL_BROKER,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    master: Master = LOCAL,
-) -> None:
-    """Keep only the latest record per key of a topic. Records without a key, or that are not JSON,
-    are kept and counted.
-
-    Examples:
-
-    `penstock pipeline run compact --topic prices --key '$.id' --to-topic prices-latest`
-
-    `penstock topic policy prices compact && penstock pipeline run compact --topic prices --key
-    '$.id' --in-place`
-    """
-    with reporting():
-        from penstock.pipeline.jobs.compact import CompactOptions
-        from penstock.pipeline.jobs.compact import compact as job
-
-        options = CompactOptions(
-            topic=topic,
-            key=key,
-            key_sql=key_sql,
-            to_topic=to_topic,
-            to=to,
-            in_place=in_place,
-            tombstone=tombstone,
-            tombstone_sql=tombstone_sql,
-            tombstone_seconds=3600 * tombstone_hours,
-            roll=roll,
-            segment_bytes=segment_mib << 20,
-            dry_run=dry_run,
-            broker=broker,
-            url=url,
-            token=token,
-        )
-        done = job(session("compact", master), options, say)
-    print_json({**dataclasses.asdict(done), "bytes_saved": done.bytes_saved})
-
-
-@run_commands.command()
-def recover(
-    directories: Annotated[
-        list[str], typer.Argument(help="Buffer directories of one or more brokers.")
-    ],
-    tasks: Annotated[int, typer.Option(min=1, help="Number of parallel tasks.")] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; push nothing.")] = False,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    master: Master = LOCAL,
-) -> None:
-    """Push the events of buffer files, each once and in order per partition. The files are kept.
-
-    Example: `penstock pipeline run recover /backup/broker-1/buffers /backup/broker-2/buffers`
-    """
-    with reporting():
-        from penstock.pipeline.jobs.recover import recover as job
-
-        done = job(
-            session("recover", master), directories, url, tasks=tasks, dry_run=dry_run, token=token
-        )
-    print_json(done)
-    if done.rejected or done.unreadable:
-        raise typer.Exit(1)
-
-
 COLUMNS = (
     Column("pipeline", "name"),
     Column("state"),
@@ -541,84 +274,55 @@ COLUMNS = (
 )
 
 
-@commands.command("list")
-def list_pipelines(
-    url: Url = LOCAL_URL, token: Token = "", as_json: Json = False, watch: Watch = None
-) -> None:
+@commands.command("list", watch=True)
+def list_pipelines(api: Api) -> View:
     """List the pipelines with their state, lag and last error.
 
     Example: `penstock pipeline list --watch`
     """
-
-    def look() -> View:
-        rows = ask(url, token, "GET", PIPELINES)["pipelines"]
-        return table(rows, *COLUMNS, empty="no pipelines; write one: penstock pipeline init")
-
-    show(look, as_json, watch)
+    rows = api.get(PIPELINES)["pipelines"]
+    return table(rows, *COLUMNS, empty="no pipelines; write one: penstock pipeline init")
 
 
-@commands.command()
-def status(
-    name: Name,
-    url: Url = LOCAL_URL,
-    token: Token = "",
-    as_json: Json = False,
-    watch: Watch = None,
-) -> None:
+@commands.command(watch=True)
+def status(api: Api, name: Name) -> View:
     """Show the last report of a pipeline.
 
     Example: `penstock pipeline status big-orders --json | jq .lag`
     """
-
-    def look() -> View:
-        report = ask(url, token, "GET", resource(PIPELINES, name))
-        keys = [one.value or one.title for one in COLUMNS]
-        others = [
-            Column(key)
-            for key, value in report.items()
-            if key not in keys and not isinstance(value, list)  # --json has runs and minutes
-        ]
-        return View(report, [Facts([*COLUMNS, *others], report)])
-
-    show(look, as_json, watch)
+    report = api.get(PIPELINES, name)
+    keys = [one.value or one.title for one in COLUMNS]
+    others = [
+        Column(key)
+        for key, value in report.items()
+        if key not in keys and not isinstance(value, list)  # --json has runs and minutes
+    ]
+    return View(report, [Facts([*COLUMNS, *others], report)])
 
 
 @commands.command()
-def stop(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def stop(api: Api, name: Name) -> None:
     """Ask a running pipeline, on any machine, to stop after its current batch.
 
     Example: `penstock pipeline stop big-orders`
     """
-    report = ask(url, token, "POST", resource(PIPELINES, name, "stop"))
+    report = api.post(PIPELINES, name, "stop")
     typer.echo(f"{name} on {report['host']} is {report['state']} and will stop after its batch")
 
 
 @commands.command()
-def forget(name: Name, url: Url = LOCAL_URL, token: Token = "") -> None:
+def forget(api: Api, name: Name) -> None:
     """Delete the report of a pipeline that failed or is lost and will not run again.
 
     Example: `penstock pipeline forget big-orders`
     """
-    ask(url, token, "DELETE", resource(PIPELINES, name))
+    api.delete(PIPELINES, name)
     typer.echo(f"{name} is forgotten; it is shown again when it reports")
-
-
-def session(name: str, master: str) -> Callable[[], Any]:
-    """Makes the session a job runs in, once the job has looked at its arguments."""
-    from penstock.pipeline.session import build
-
-    return partial(build, f"penstock-{name}", master)
-
-
-def show_spark_log(level: str) -> None:
-    """Of the session that is made next."""
-    if level:
-        os.environ["PENSTOCK_SPARK_LOG"] = level
 
 
 def say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-import penstock.cli.pipeline_reports  # noqa: E402  # their commands join those above
+import penstock.cli.pipeline_jobs  # noqa: E402  # their commands join those above
 import penstock.cli.pipeline_trials  # noqa: E402, F401

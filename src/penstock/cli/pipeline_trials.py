@@ -8,18 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import Token
-from penstock.cli.pipeline import (
-    LOCAL,
-    File,
-    Master,
-    SparkLog,
-    commands,
-    load_file,
-    reporting,
-    say,
-    session,
-    show_spark_log,
-)
+from penstock.cli.pipeline import File, LoggedSpark, commands, load_file, reporting, say
 from penstock.cli.tables import Column, Table, View
 from penstock.errors import PenstockError
 
@@ -27,6 +16,7 @@ from penstock.errors import PenstockError
 @commands.command("test")
 def trial(
     file: File,
+    spark: LoggedSpark,
     given: Annotated[
         Path,
         typer.Option(
@@ -39,8 +29,6 @@ def trial(
             help="JSON file with the expected rows of the last step, or of each view by name."
         ),
     ] = None,
-    master: Master = LOCAL,
-    spark_log: SparkLog = "",
 ) -> None:
     """Run the steps of a pipeline on given rows, in memory, and compare the result.
 
@@ -50,7 +38,7 @@ def trial(
 
     Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
     """
-    show_spark_log(spark_log)
+    spark.show_log()
     with reporting():
         from penstock.pipeline import trial as steps
         from penstock.pipeline.pipeline_file import load
@@ -62,7 +50,7 @@ def trial(
             steps.expected_rows(pipeline, _read(expect), str(expect)) if expect is not None else {}
         )
         check(pipeline, ask_broker=False)
-        made = steps.on_rows(session("test", master)(), pipeline, rows)
+        made = steps.on_rows(spark.session("test")(), pipeline, rows)
         if expect is None:
             for row in steps.rows_of(made, next(reversed(made.views))):
                 typer.echo(json.dumps(row, ensure_ascii=False))
@@ -81,11 +69,10 @@ def trial(
 @commands.command()
 def preview(
     file: File,
+    spark: LoggedSpark,
     rows: Annotated[int, typer.Option(min=1, help="Rows to show per step.")] = 5,
     records: Annotated[int, typer.Option(min=1, help="Records to read per source.")] = 1000,
     token: Token = "",
-    master: Master = LOCAL,
-    spark_log: SparkLog = "",
 ) -> View:
     """Show the first rows of each source and step, computed from the first records of the sources.
 
@@ -93,14 +80,14 @@ def preview(
 
     Example: `penstock pipeline preview orders.yaml --rows 3`
     """
-    show_spark_log(spark_log)
+    spark.show_log()
     with reporting():
         from penstock.pipeline import trial as steps
         from penstock.pipeline.validation import check
 
         pipeline = load_file(file, token)
         check(pipeline)
-        made = steps.on_first_records(session("preview", master)(), pipeline, records)
+        made = steps.on_first_records(spark.session("preview")(), pipeline, records)
         views = {view: steps.rows_of(made, view, limit=rows) for view in made.views}
     return View(views, [_table(view, some) for view, some in views.items()])
 

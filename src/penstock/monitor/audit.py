@@ -12,6 +12,7 @@ oldest that are beyond that, so nothing has to run for it.
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,9 +20,13 @@ import asyncpg
 import msgspec
 
 from penstock.database import Database
+from penstock.database.rows import struct_of
 from penstock.errors import PenstockError
+from penstock.protocol.times import epoch_millis
 
 log = logging.getLogger("penstock.audit")
+
+Record = Callable[[str, str, str, dict[str, Any]], Awaitable[None]]  # who, action, object, detail
 
 KEPT_DAYS = 365
 KEPT_ENTRIES = 200_000
@@ -107,12 +112,8 @@ class Audit:
         await self._write()
         rows = await self._database.browse(PAGE, before, words, limit)
         entries = [
-            Entry(
-                at=row["at"].timestamp() * 1000,
-                who=row["who"],
-                action=row["action"],
-                object=row["object"],
-                detail=msgspec.json.decode(row["detail"]),
+            struct_of(
+                Entry, row, at=epoch_millis(row["at"]), detail=msgspec.json.decode(row["detail"])
             )
             for row in rows
         ]

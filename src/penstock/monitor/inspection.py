@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
@@ -40,14 +41,14 @@ SELECT CASE WHEN $1::text IS NULL THEN (SELECT min(minute) FROM history)
             ELSE (SELECT created_at FROM queues WHERE name = $1 AND deleted_at IS NULL) END"""
 LATENCIES = """
 SELECT latency_buckets, latency_counts FROM history
- WHERE minute >= now() - make_interval(secs => $1) AND latency_buckets IS NOT NULL LIMIT 10000"""
+ WHERE minute >= now() - interval '3 minutes' AND latency_buckets IS NOT NULL LIMIT 10000"""
 
-LEAST_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
-MAX_PARTITIONS = 1000  # that are looked at for a page
+MIN_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
+MAX_PARTITIONS = 1000  # that are searched at for a page
 SEARCHED = 2000  # messages of one search
-SEARCH_STEP = 250
+ROWS_PER_STEP = 250
 MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
-MAX_ID_PARTITIONS = 10_000  # in which a transaction id is looked for
+MAX_ID_PARTITIONS = 10_000  # in which a transaction id is searched for
 COUNTED_LETTERS = 20_000
 BUCKETS = 30  # of the counts over time
 START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before the newest message
@@ -56,7 +57,7 @@ RANGES = {  # seconds, seconds of a point
     "24h": (86_400, 900),
     "7d": (7 * 86_400, 7200),
 }
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
 class Partition(msgspec.Struct, rename="camel"):
@@ -138,14 +139,12 @@ class Inspection:
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
         partitions = [
-            Partition(
-                name=row["name"],
+            struct_of(
+                Partition,
+                row,
                 id=self._catalog.partition_uuid(row["id"]),
-                stored=row["stored"],
-                lag=row["lag"],
                 oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
                 newest=_age(row["newest"], row["now"]),
-                leased=row["leased"],
                 lease=str(row["lease_id"]) if row["leased"] else None,
                 lease_ends_at=_millis(row["next_expiry"]) if row["leased"] else None,
             )
@@ -160,13 +159,11 @@ class Inspection:
         if not rows:
             raise NotFound("Message not found")
         return [
-            Event(
+            struct_of(
+                Event,
+                row,
                 at=_millis(row["at"]),
-                kind=row["kind"],
                 group="" if row["group_name"] == QUEUE_MODE else row["group_name"],
-                who=row["who"],
-                why=row["why"],
-                attempts=row["attempts"],
                 until=_millis(row["until"]),
             )
             for row in rows
@@ -186,17 +183,17 @@ class Inspection:
         number = None
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
-        after, hits, looked = _place(cursor), [], 0
-        while looked < SEARCHED:
+        after, hits, searched = _place(cursor), [], 0
+        while searched < SEARCHED:
             rows = await self._database.browse(
-                WINDOW, queue, number, since, until, *after, SEARCH_STEP, MAX_SEARCHED_PAYLOAD
+                WINDOW, queue, number, since, until, *after, ROWS_PER_STEP, MAX_SEARCHED_PAYLOAD
             )
             hits += [self._hit(row) for row in rows if self._holds(row, matches)]
-            looked += len(rows)
-            if len(rows) < SEARCH_STEP:
-                return Hits(hits, looked, True, None)
+            searched += len(rows)
+            if len(rows) < ROWS_PER_STEP:
+                return Hits(hits, searched, True, None)
             after = rows[-1]["xid"], rows[-1]["seq"], rows[-1]["partition_id"]
-        return Hits(hits, looked, False, ".".join(map(str, after)))
+        return Hits(hits, searched, False, ".".join(map(str, after)))
 
     async def by_transaction(self, queue: str, transaction: str) -> Hits:
         rows = await self._database.browse(BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS)
@@ -214,13 +211,12 @@ class Inspection:
         return bool(matches(payload))
 
     def _hit(self, row: Any) -> Hit:
-        return Hit(
-            row["partition"],
-            self._catalog.partition_uuid(row["partition_id"]),
-            row["transaction_id"],
-            row["created_at"].timestamp() * 1000,
-            row["producer"],
-            row["size"],
+        return struct_of(
+            Hit,
+            row,
+            partition_id=self._catalog.partition_uuid(row["partition_id"]),
+            created_at=epoch_millis(row["created_at"]),
+            producer_sub=row["producer"],
         )
 
     async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
@@ -234,14 +230,13 @@ class Inspection:
             for at in row["times"]:
                 history[min(BUCKETS - 1, max(0, int((at - begin) / width)))] += 1
             groups.append(
-                ErrorGroup(
-                    error=row["error"],
-                    queue=row["queue"],
+                struct_of(
+                    ErrorGroup,
+                    row,
                     group=row["group_name"],
-                    count=row["count"],
-                    first=row["first"].timestamp() * 1000,
-                    last=row["last"].timestamp() * 1000,
-                    oldest=row["oldest"].timestamp() * 1000,
+                    first=epoch_millis(row["first"]),
+                    last=epoch_millis(row["last"]),
+                    oldest=epoch_millis(row["oldest"]),
                     history=history,
                 )
             )
@@ -259,7 +254,7 @@ class Inspection:
         begun = await self._database.browse(BEGUN, queue)
         began = begun[0][0].timestamp() if begun[0][0] else time.time()
         running = time.time() - last * step  # seconds of the interval that has not ended
-        buckets = range(first, last + (running >= LEAST_RUNNING_SECONDS))
+        buckets = range(first, last + (running >= MIN_RUNNING_SECONDS))
 
         def rate(bucket: int, column: str) -> float | None:
             """None before there was anything to count."""
@@ -282,10 +277,10 @@ class Inspection:
         )
 
 
-async def push_to_ack(queues: Queues, minutes: int = 3) -> Latencies:
+async def push_to_ack(queues: Queues) -> Latencies:
     """How long messages took from push to ack in the last minutes."""
     latencies = Latencies()
-    for row in await queues.database.browse(LATENCIES, minutes * 60.0):
+    for row in await queues.database.browse(LATENCIES):
         latencies.add(row["latency_buckets"], row["latency_counts"])
     return latencies
 
@@ -302,7 +297,9 @@ def matcher(wanted: str) -> Any:
     if not equals:
         needle = wanted.lower().encode()
         return lambda payload: needle in payload.lower()
-    steps = [name or int(index) for name, index in _STEP.findall(path.strip().removeprefix("$"))]
+    steps = [
+        name or int(index) for name, index in _PATH_PART.findall(path.strip().removeprefix("$"))
+    ]
     if not steps:
         raise InvalidRequest("search is text, or a path and a value such as order.id=7")
     value = value.strip().strip('"')

@@ -40,14 +40,14 @@ SLOW_SECONDS = 5.0
 QUEUES_SHARE = 0.004  # of the time, for reading the figures of every queue
 USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first time
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
-LEAST_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
+MIN_SAMPLE_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
 LOOKED_AT_PARTITIONS = 200
 WORST_GROUPS = 5
 DISK_SECONDS = 30.0  # between two notes of the free space
 DISK_SAMPLES = 120  # an hour
-LEAST_DISK_SECONDS = 300.0  # for a guess when the disk is full
+MIN_DISK_SECONDS = 300.0  # for a guess when the disk is full
 
 
 TOTALS = """
@@ -207,7 +207,7 @@ class Sampler:
 
     async def _sample(self) -> dict[str, Any]:
         async with self._sampling:
-            if not self._now or time.time() - self._now["at"] / 1000 > LEAST_SECONDS:
+            if not self._now or time.time() - self._now["at"] / 1000 > MIN_SAMPLE_SECONDS:
                 await self._sample_now()
             return self._now
 
@@ -276,7 +276,7 @@ class Sampler:
         before = self._before if self._before and self._before[0] < at else None
         last, self.queues_at = self.queues, at
         self.queues = {queue.name: self._queue(queue) for queue in figures}
-        if before and last and at - before[0] < LEAST_SECONDS:
+        if before and last and at - before[0] < MIN_SAMPLE_SECONDS:
             self._keep_rates(last)
             return
         self._before = (
@@ -413,7 +413,7 @@ class Sampler:
         since, free = self._free[0]
         used, seconds = free - usage.free, at - since
         days = None
-        if seconds >= LEAST_DISK_SECONDS and used > 0:
+        if seconds >= MIN_DISK_SECONDS and used > 0:
             days = round(usage.free / (used / seconds) / 86400, 1)
         return {"free": usage.free, "total": usage.total, "daysLeft": days}
 

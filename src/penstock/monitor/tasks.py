@@ -23,6 +23,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
+from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.protocol.times import epoch_millis
@@ -49,7 +50,7 @@ DELETE FROM tasks WHERE state <> 'running'
    AND id NOT IN (SELECT id FROM tasks ORDER BY started_at DESC LIMIT $1)"""
 ALL = f"SELECT {COLUMNS} FROM tasks ORDER BY started_at DESC, id DESC LIMIT $1"
 ONE = f"SELECT {COLUMNS} FROM tasks WHERE id = $1"
-STEP = f"""
+ADVANCE = f"""
 UPDATE tasks SET done = done + $3, seen_at = clock_timestamp()
  WHERE id = $1 AND broker = $2 RETURNING {COLUMNS}"""
 END = f"""
@@ -187,7 +188,7 @@ class Tasks:
                 log.exception("task %s failed", number)
                 error = f"internal error: {type(failure).__name__}"
             state = "failed" if error else "finished"
-            for ended in await self._insist(END, number, self._broker, state, error):
+            for ended in await self._write(END, number, self._broker, state, error):
                 await self._ended(_task(ended))
         finally:
             del self._running[number]
@@ -201,7 +202,7 @@ class Tasks:
         )
         try:
             async for count in steps:
-                rows = await self._insist(STEP, row["id"], self._broker, count)
+                rows = await self._write(ADVANCE, row["id"], self._broker, count)
                 if not rows or rows[0]["state"] != "running":
                     return True  # cancelled, or another process claimed it
                 await asyncio.sleep(STEP_GAP_SECONDS)
@@ -209,7 +210,7 @@ class Tasks:
             return False
         return True
 
-    async def _insist(self, sql: str, *args: Any) -> list[Any]:
+    async def _write(self, sql: str, *args: Any) -> list[Any]:
         """Write down what has happened, when the database is back if it is away."""
         while True:
             try:
@@ -219,17 +220,12 @@ class Tasks:
 
 
 def _task(row: Any) -> Task:
-    return Task(
+    return struct_of(
+        Task,
+        row,
         id=str(row["id"]),
-        kind=row["kind"],
-        what=row["what"],
-        who=row["who"],
-        total=row["total"],
-        exact=row["exact"],
         started_at=epoch_millis(row["started_at"]),
-        done=row["done"],
         state=row["state"] if row["state"] in get_args(State) else "failed",
-        error=row["error"],
         ended_at=epoch_millis(row["ended_at"]) if row["ended_at"] else None,
     )
 

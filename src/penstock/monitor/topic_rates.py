@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.topics.store import TopicStore
 
 KEPT_SAMPLES = 60
-LEAST_SECONDS = 0.5  # between two looks
+MIN_LOOK_SECONDS = 0.5  # between two looks
 
 
 class TopicRates:
@@ -21,7 +21,7 @@ class TopicRates:
     def look(self) -> None:
         """Note where topics end now."""
         at = self._clock()
-        if self._at is not None and at - self._at < LEAST_SECONDS:
+        if self._at is not None and at - self._at < MIN_LOOK_SECONDS:
             return
         offsets = {
             name: topic.next_offset
@@ -45,8 +45,3 @@ class TopicRates:
 
     def line(self, topic: str) -> list[float]:
         return list(self._rates.get(topic, ()))
-
-    @property
-    def total(self) -> float | None:
-        """Of all topics."""
-        return sum(rates[-1] for rates in self._rates.values()) if self._rates else None

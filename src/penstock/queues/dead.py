@@ -68,7 +68,7 @@ class DeadLetterPage(msgspec.Struct):
     total: int  # that match
 
 
-class ErrorCount(msgspec.Struct):
+class ErrorCount(msgspec.Struct, rename="camel"):
     error: str
     count: int
     last_seen: datetime

@@ -68,7 +68,7 @@ class MessagePage(msgspec.Struct):
     behind_seconds: float | None  # how old this may be; None: it is the primary's
 
 
-class MessageGroup(msgspec.Struct):
+class MessageGroup(msgspec.Struct, rename="camel"):
     """What a group did with a message."""
 
     name: str

@@ -130,8 +130,8 @@ class DatabaseSize(msgspec.Struct):
     deadlocks: int
 
 
-class OldestTransaction(msgspec.Struct):
-    """The session that holds vacuum back the most."""
+class OldestTransaction(msgspec.Struct, rename="camel"):
+    """The session with the oldest snapshot, which blocks vacuum."""
 
     pid: int
     application: str
@@ -140,7 +140,7 @@ class OldestTransaction(msgspec.Struct):
     transaction_seconds: float | None
 
 
-class TableSize(msgspec.Struct):
+class TableSize(msgspec.Struct, rename="camel"):
     table: str
     live: int
     dead: int

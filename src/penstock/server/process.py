@@ -35,7 +35,8 @@ from penstock.wire.tls import Certificates
 log = logging.getLogger("penstock.broker")
 
 FEW_FILES = 4096
-USAGE, IN_USE, NO_DATABASE, NO_ADDRESS, AT_ONCE = 2, 3, 4, 5, 130
+USAGE, INTERRUPTED = 2, 130
+EXIT_CODES = {ConfigError: USAGE, Locked: 3, Unavailable: 4, AddressUnavailable: 5}
 
 
 def main(order: str) -> int:
@@ -63,22 +64,10 @@ def run(loaded: Loaded) -> int:
         )
     try:
         uvloop.run(_serve(loaded))
-    except ConfigError as error:
-        return _failed(USAGE, error)
-    except Locked as error:
-        return _failed(IN_USE, error)
-    except Unavailable as error:
-        return _failed(NO_DATABASE, error)
-    except AddressUnavailable as error:
-        return _failed(NO_ADDRESS, error)
     except (PenstockError, OSError) as error:
-        return _failed(1, error)
+        log.error("%s", error)
+        return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
     return 0
-
-
-def _failed(code: int, error: BaseException) -> int:
-    log.error("%s", error)
-    return code
 
 
 async def _serve(loaded: Loaded) -> None:
@@ -136,7 +125,7 @@ def _on_signals() -> asyncio.Event:
     def on_signal() -> None:
         if asked.is_set():
             log.warning("stopped at once by a second signal")
-            os._exit(AT_ONCE)
+            os._exit(INTERRUPTED)
         asked.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ What a group committed was there. When a topic ends before that, its records are
 reports it and gives none of their offsets again (`Topic.expect`).
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -244,6 +245,19 @@ class Groups:
         await self._journal.flush()
 
     # Leases
+
+    async def lease_within(
+        self, seconds: float, group: str, topic: str, member: str, max_records: int
+    ) -> Range | None:
+        """The same as `lease`, but wait so long for something to hand out."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        log = self._store.require(topic)
+        while (lease := self.lease(group, topic, member, max_records)) is None:
+            if loop.time() >= deadline:
+                break
+            await log.wait_for(log.next_offset, min(1.0, deadline - loop.time()))
+        return lease
 
     def lease(
         self,

@@ -162,6 +162,13 @@ class TopicStore:
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
+    def find(self, name: str) -> Topic | None:
+        """The topic if there is one; a name that can be nobody's is refused."""
+        topic = self._topics.get(name)
+        if topic is None:
+            check_name(name)
+        return topic
+
     def require(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:

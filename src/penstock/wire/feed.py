@@ -33,7 +33,7 @@ from penstock.wire.keepalive import KeepAlive
 MAX_RECORDS = 500  # per chunk
 TIER_RETRY_SECONDS = 1.0  # between attempts to read from a tier that does not answer
 MAX_BYTES = 256 << 10  # per chunk
-REST = 2.0  # times as long as a delivery took
+REST_FACTOR = 2.0  # times as long as a delivery took
 MAX_REST_SECONDS = 0.004
 
 log = logging.getLogger("penstock.feed")
@@ -256,7 +256,7 @@ class Feed:
             for subscription in full:
                 self._live.pop(subscription, None)
         ended = time.perf_counter()
-        self._rest_until = ended + min(REST * (ended - started), MAX_REST_SECONDS)
+        self._rest_until = ended + min(REST_FACTOR * (ended - started), MAX_REST_SECONDS)
         if self._head < self.topic.next_offset:
             self._appended()
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from penstock.broker import Broker
@@ -23,7 +23,6 @@ from penstock.monitor.audit import Audit
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api import queues
 from penstock.wire.http.api.audit import AuditApi
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
@@ -31,15 +30,16 @@ from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.inspect import InspectApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
+from penstock.wire.http.api.queues import queue_apis
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
-from penstock.wire.http.audit import AuditTrail
+from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
-from penstock.wire.http.routes import Api, Route, Router, routes_of
+from penstock.wire.http.routes import Route, Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -149,7 +149,7 @@ class Listeners:
     async def start(self) -> None:
         freeze_gc()
         if self._verifier:
-            await self._verifier.start()
+            await self._verifier.keys.start()
         broker, config = self._broker, self._broker.config
         if not self._worker:
             self._tasks.tasks.claim_abandoned()
@@ -227,21 +227,22 @@ class Listeners:
             await self._private.stop(patience)
         await self._tasks.tasks.stop()
         if self._verifier:
-            await self._verifier.stop()
+            await self._verifier.keys.stop()
         if self.sockets and not self._worker:
             shutil.rmtree(self.sockets.directory, ignore_errors=True)
 
     def _router(self) -> Router:
         guard = TokenGuard(self._verifier) if self._verifier else None
-        trail = AuditTrail(self._audit)
+        protect = guard.protect if guard else None
+        trail = partial(recording, self._audit.record)
         if self._worker:
             assert self.sockets is not None
             # The owner asks for the token, and where it comes from, itself: the headers come along
             # with the request.
             handler = forward_to(self.sockets.owner)
             rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
-            return Router([*self._queue_routes(), rest], guard, trail)
-        router = Router(self._owner_routes(), guard, trail)
+            return Router([*routes_of(*queue_apis(self._broker)), rest], protect, trail)
+        router = Router(self._owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 
@@ -251,27 +252,27 @@ class Listeners:
         return ConsoleApi(self._broker, authentication=self._verifier is not None)
 
     def _owner_routes(self) -> list[Route]:
-        logs = self._broker.logs
+        broker, logs = self._broker, self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None
-        system = SystemApi(self._broker, self._state, lambda: self.addresses, workers)
-        apis: list[Api] = [BuffersApi(self._broker.buffer), self._console]
-        apis += [InspectApi(self._broker.queues), AuditApi(self._audit), self._tasks]
+        apis = [
+            SystemApi(broker, self._state, lambda: self.addresses, workers),
+            *queue_apis(broker),
+            BuffersApi(broker.buffer),
+            self._console,
+            InspectApi(broker.queues),
+            AuditApi(self._audit),
+            self._tasks,
+        ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
         else:
             apis.append(NoTopicsApi())
-        if self._broker.exports:
-            apis.append(ExportApi(self._broker.exports))
-        rest = [route for api in apis for route in routes_of(api)]
-        return [*routes_of(system), *self._queue_routes(), *rest, *console_routes()]
-
-    def _queue_routes(self) -> list[Route]:
-        """What every process answers itself."""
-        broker = self._broker
-        return queues.routes(broker.queues, broker.buffer, broker.presence)
+        if broker.exports:
+            apis.append(ExportApi(broker.exports))
+        return [*routes_of(*apis), *console_routes()]
 
     async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""

@@ -5,6 +5,8 @@ one. What is large asks here as it grows; small requests always pass, so that a 
 keeps nobody else out.
 """
 
+import sys
+
 SMALL = 64 << 10  # a request up to this size passes, whatever else is under way
 TOO_MANY = "Too many large requests are under way, try again"
 RETRY_SECONDS = 1.0
@@ -16,8 +18,8 @@ class RequestMemory:
 
     __slots__ = ("limit", "total")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit  # bytes
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.limit = limit  # bytes; by default as many as they like
         self.total = 0  # bytes; above `limit` by what arrived last, at most
 
     @property

@@ -27,6 +27,7 @@ class EventStream:
 
     async def run(self, feeds: Feeds, topic: Topic, position: int) -> None:
         subscription = feeds.subscribe(topic, self, position)
+        stop = feeds.keep_alive.add(self)
         try:
             while True:
                 await self._full
@@ -36,6 +37,7 @@ class EventStream:
                 self._full = asyncio.get_running_loop().create_future()
                 subscription.resume()
         finally:
+            stop()
             subscription.close()
 
     def deliver(self, chunk: Chunk) -> bool:
@@ -59,11 +61,6 @@ class EventStream:
 
 def stream_response(feeds: Feeds, topic: Topic, position: int) -> StreamResponse:
     async def run(stream: Stream) -> None:
-        events = EventStream(stream)
-        stop = feeds.keep_alive.add(events)
-        try:
-            await events.run(feeds, topic, position)
-        finally:
-            stop()
+        await EventStream(stream).run(feeds, topic, position)
 
     return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)

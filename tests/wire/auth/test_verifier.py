@@ -226,11 +226,11 @@ def fetching(body: Any, *published: dict[str, Any], **settings: Any) -> None:
     async def run() -> None:
         with provider(*published) as source:
             checked = verifier(secret="", jwks_url=source.url, **settings)
-            await checked.start()
+            await checked.keys.start()
             try:
                 await body(checked, source)
             finally:
-                await checked.stop()
+                await checked.keys.stop()
 
     asyncio.run(run())
 
@@ -294,7 +294,7 @@ def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is
         with provider() as source:
             source.fails = True
             checked = verifier(secret="", jwks_url=source.url)
-            await checked.start()
+            await checked.keys.start()
             with pytest.raises(Unavailable, match="could not be fetched"):
                 checked.identify(made)
             monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 0.0)
@@ -309,7 +309,7 @@ def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is
             await checked.keys.refresh()
             checked.identities.clear()
             assert checked.identify(made).subject == "alice"
-            await checked.stop()
+            await checked.keys.stop()
 
     asyncio.run(down_from_the_start())
 
@@ -320,11 +320,11 @@ def test_a_key_set_may_be_a_file(tmp_path):
 
     async def run() -> None:
         checked = verifier(secret="", jwks_url=str(file))
-        await checked.start()
+        await checked.keys.start()
         assert (
             checked.identify(signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")).role
             == Role.ADMIN
         )
-        await checked.stop()
+        await checked.keys.stop()
 
     asyncio.run(run())

@@ -130,25 +130,16 @@ class Keys:
             raw = await _read(self._settings.jwks_url)
             keys = key_set(raw, self._settings.algorithm)
         except (PenstockError, TimeoutError, OSError, ValueError) as error:
-            log.error(
-                "the keys at %s could not be read, %s: %s",
-                self._settings.jwks_url,
-                self._kept(),
-                error,
-            )
+            kept = f"{len(self._fetched)} keys are kept"
+            outcome = kept if self._ever else "no token is accepted until they are"
+            url = self._settings.jwks_url
+            log.error("the keys at %s could not be read, %s: %s", url, outcome, error)
             return
         self._ever = True
         if raw != self._raw:
             self._raw, self._fetched = raw, keys
             self._changed()
             log.info("%d keys that verify tokens read from %s", len(keys), self._settings.jwks_url)
-
-    def _kept(self) -> str:
-        return (
-            f"{len(self._fetched)} keys are kept"
-            if self._ever
-            else "no token is accepted until they are"
-        )
 
 
 def _configured(settings: Settings) -> list[Key]:

@@ -8,18 +8,14 @@ its `nbf` has come.
 """
 
 import logging
-import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from penstock.config.schema import Auth as Settings
 from penstock.errors import Unauthorized
 from penstock.metrics import Metrics
 from penstock.wire.auth.identity import Identity, identity_of
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("penstock.auth")
 
@@ -65,12 +61,6 @@ class Verifier:
                 "verify_iss": bool(settings.issuer),
             },
         }
-
-    async def start(self) -> None:
-        await self.keys.start()
-
-    async def stop(self) -> None:
-        await self.keys.stop()
 
     def identify(self, token: str) -> Identity:
         """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be
@@ -159,10 +149,6 @@ class Verifier:
 def verifier_of(settings: Settings, metrics: Metrics) -> Verifier | None:
     """None when authentication is off: then nothing of it is on any path."""
     return Verifier(settings, metrics) if settings.enabled else None
-
-
-def seconds_left(identity: Identity) -> float:
-    return max(0.0, identity.expires - time.time()) if identity.expires != math.inf else math.inf
 
 
 def bearer(header: str | None, query: str = "") -> str:

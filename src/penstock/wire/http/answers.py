@@ -1,9 +1,9 @@
 """Answers in JSON: structs with the dialect's names, their times in milliseconds and payloads
 spliced in as the JSON they are.
 
-A handler returns the struct; `answer(struct, status)` is for statuses that its route does not
-declare. Structs of the engines are not written themselves: `of` takes what they have in common with
-the answer.
+A handler returns the struct; where its status is not the one that the route declares, it makes the
+response itself, of `plain(struct)`. Of a struct of the engines with other fields, `of` takes those
+that it has in common with the answer.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,8 +12,6 @@ from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
-
-from penstock.wire.http.messages import Response, json_response
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MISSING = object()
@@ -39,11 +37,6 @@ class PaginationOf(Pagination):
     """The page, and the total number of entries."""
 
     total: int
-
-
-def answer(value: Any, status: int) -> Response:
-    """Structs, and what they are in, as JSON."""
-    return json_response(plain(value), status)
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:

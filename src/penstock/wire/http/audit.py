@@ -6,58 +6,50 @@ something: those that were answered, and those that failed on our side, for thes
 part of it. What was refused changed nothing.
 """
 
-from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.monitor.audit import Record
 from penstock.protocol.status import status_of
-from penstock.wire.http.messages import Answer, Handler, Request, Response
+from penstock.wire.http.messages import Answer, Handler, Request, Response, finished
 from penstock.wire.http.routes import Audited
 
 _NOT_RECORDED = ("access_token",)
 _NAMES = ("queue", "topic", "name", "group", "consumerGroup", "partition", "transaction")
 
 
-class Recorder(Protocol):
-    async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None: ...
+def recording(record: Record, audited: Audited, call: Handler) -> Handler:
+    """The handler of a route that changes something, with a record of what it did."""
+
+    async def recorded(request: Request) -> Answer:
+        try:
+            answer = await finished(call(request))
+        except Exception as error:
+            if status_of(error).http >= 500:
+                await record(*_described(audited, request, {"error": str(error)}))
+            raise
+        if isinstance(answer, Response) and answer.status < 400:
+            counts = _fields(bytes(answer.body), audited.answer)
+            if not counts.get("dryRun"):
+                await record(*_described(audited, request, counts))
+        return answer
+
+    return recorded
 
 
-class AuditTrail:
-    """Wraps the handlers of routes that change something."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def watch(self, audited: Audited, call: Handler) -> Handler:
-        async def recorded(request: Request) -> Answer:
-            try:
-                answer = call(request)
-                answer = await answer if isinstance(answer, Awaitable) else answer
-            except Exception as error:
-                if status_of(error).http >= 500:
-                    await self._record(audited, request, {"error": str(error)})
-                raise
-            if isinstance(answer, Response) and answer.status < 400:
-                counts = _fields(bytes(answer.body), audited.answer)
-                if not counts.get("dryRun"):
-                    await self._record(audited, request, counts)
-            return answer
-
-        return recorded
-
-    async def _record(self, audited: Audited, request: Request, outcome: dict[str, Any]) -> None:
-        query = {
-            name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED
-        }
-        body = _fields(request.body, audited.body)
-        asked = {**body, **query}
-        target = request.params.get("name", "")  # of a schedule, say; its queue is a property
-        if not target:
-            target = object_of({**asked, **request.params})
-            asked = {name: value for name, value in asked.items() if name not in _NAMES}
-        await self._recorder.record(who(request), audited.action, target, asked | outcome)
+def _described(
+    audited: Audited, request: Request, outcome: dict[str, Any]
+) -> tuple[str, str, str, dict[str, Any]]:
+    query = {name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED}
+    asked = {**_fields(request.body, audited.body), **query}
+    target = request.params.get("name", "")  # of a schedule, say; its queue is a property
+    if not target:
+        target = object_of({**asked, **request.params})
+        asked = {name: value for name, value in asked.items() if name not in _NAMES}
+    return who(request), audited.action, target, asked | outcome
 
 
 def who(request: Request) -> str:

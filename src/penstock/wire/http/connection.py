@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._partial: Partial | None = None  # the head that is arriving; its bytes are in `rest`
         self._body: IncomingBody | None = None  # until its request is answered
         self._request: Request | None = None  # that a handler is working on, while BUSY
-        self._watchers: list[Callable[[], None]] = []  # of that request
+        self._watchers: list[Callable[[], object]] = []  # of that request
         self._stream: OutgoingStream | None = None  # the answer to that request
         self._seen = server.now  # when bytes arrived last
         self._lingers_since = 0.0
@@ -394,7 +394,9 @@ class Connection(asyncio.Protocol):
     # Handlers that take their time
 
     def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
-        self._output.flush()
+        output = self._output
+        if output.hold or output.held:
+            output.flush()
         self._state, self._request = BUSY, request
         if isinstance(answer, StreamResponse):
             self._start_stream(request, answer)
@@ -472,7 +474,7 @@ class Connection(asyncio.Protocol):
 
     # What a request needs of its connection
 
-    def watch(self, callback: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], object]) -> None:
         if self._state == CLOSED or self._eof:
             asyncio.get_running_loop().call_soon(callback)
         else:

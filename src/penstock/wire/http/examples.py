@@ -2,8 +2,7 @@
 look like.
 
 `api_examples.json` holds real ones, recorded from a broker by `tools/api-examples`. Where there is
-none, an example is made from the schema, with values that fit the fields' names. One that was
-recorded before its schema changed is made to fit: fields that went are left out, new ones added.
+none, an example is made from the schema, with values that fit the fields' names.
 """
 
 import json
@@ -40,15 +39,6 @@ NAMES = {  # of fields and parameters -> a value that says something
     "message": "it is done",
     "subject": "svc-checkout",
     "version": "0.2.0",
-}
-TYPES: dict[str, tuple[type, ...]] = {  # of JSON Schema -> of Python
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
 }
 PARAMETERS = {
     "after": "Start after this entry: the `id` of the last one on the previous page.",
@@ -149,10 +139,9 @@ def parameter_example(path: str, parameter: str) -> str:
     return NAMES.get(parameter, parameter)
 
 
-def example_of(schema: dict[str, Any], components: dict[str, Any], known: Any = None) -> Any:
-    """A value that fits a schema: made of one that is `known`, as far as that goes."""
-    maker = _Maker(components)
-    return maker.of(schema, "") if known is None else maker.fitted(schema, known, "")
+def example_of(schema: dict[str, Any], components: dict[str, Any]) -> Any:
+    """A value that fits a schema."""
+    return _Maker(components).of(schema, "")
 
 
 class _Maker:
@@ -179,38 +168,6 @@ class _Maker:
             items = schema.get("items")
             return [self.of(items, name.removesuffix("s"))] if isinstance(items, dict) else []
         return self._scalar(kind, schema, name)
-
-    def fitted(self, schema: dict[str, Any], value: Any, name: str) -> Any:
-        if "$ref" in schema:
-            schema = self._components.get(schema["$ref"].rsplit("/", 1)[-1], {})
-        if choices := schema.get("anyOf") or schema.get("oneOf"):
-            fitting = [one for one in choices if self._is_like(one, value)]
-            return self.fitted(fitting[0], value, name) if fitting else self.of(schema, name)
-        if not self._is_like(schema, value):
-            return self.of(schema, name)
-        if isinstance(value, dict) and "properties" in schema:
-            required = schema.get("required", ())
-            return {
-                field: self.fitted(about, value[field], field)
-                if field in value
-                else self.of(about, field)
-                for field, about in schema["properties"].items()
-                if field in value or field in required
-            }
-        if isinstance(value, list) and isinstance(schema.get("items"), dict):
-            return [self.fitted(schema["items"], item, name) for item in value]
-        return value
-
-    def _is_like(self, schema: dict[str, Any], value: Any) -> bool:
-        """Whether a value is of a schema's type, whatever is inside it."""
-        if "$ref" in schema:
-            schema = self._components.get(schema["$ref"].rsplit("/", 1)[-1], {})
-        if "enum" in schema:
-            return value in schema["enum"]
-        kinds = TYPES.get(str(schema.get("type")))
-        return kinds is None or (
-            isinstance(value, kinds) and isinstance(value, bool) == (kinds == (bool,))
-        )
 
     def _named(self, component: str, name: str) -> Any:
         if component in self._within or component not in self._components:

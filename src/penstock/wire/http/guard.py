@@ -20,7 +20,7 @@ from collections.abc import Awaitable
 from penstock.errors import Forbidden, PenstockError
 from penstock.protocol.status import status_of
 from penstock.wire.auth import Identity, Role, Verifier
-from penstock.wire.auth.verifier import UnknownKey, bearer, seconds_left
+from penstock.wire.auth.verifier import UnknownKey, bearer
 from penstock.wire.http.messages import (
     CHALLENGE,
     Answer,
@@ -31,6 +31,7 @@ from penstock.wire.http.messages import (
     Request,
     Stream,
     StreamResponse,
+    finished,
 )
 from penstock.wire.http.routes import Route
 
@@ -98,8 +99,7 @@ class TokenGuard:
         self, request: Request, token: str, role: Role, call: Handler
     ) -> Answer:
         self._authorize(request, await self._verifier.learn(token), role)
-        answer = call(request)
-        return answer if isinstance(answer, Answer) else await answer
+        return await finished(call(request))
 
     def _authorize(self, request: Request, identity: Identity, role: Role) -> None:
         try:
@@ -128,7 +128,7 @@ def _ending(handler: Handler) -> Handler:
         identity = request.head.identity
         if identity is None or not isinstance(answer, StreamResponse):
             return answer
-        run, remaining = answer.run, seconds_left(identity)
+        run, remaining = answer.run, max(0.0, identity.expires - time.time())
 
         async def until_expiry(stream: Stream) -> None:
             try:

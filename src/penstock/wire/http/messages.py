@@ -96,7 +96,7 @@ class Head:
 class Peer(Protocol):
     """The connection a request came on, as far as a request needs it."""
 
-    def watch(self, callback: Callable[[], None]) -> None: ...
+    def watch(self, callback: Callable[[], object]) -> None: ...
 
     @property
     def address(self) -> str: ...
@@ -145,7 +145,7 @@ class Request(msgspec.Struct, eq=False):
         """A header by its lower-case name; several of one name are joined with commas."""
         return self.head.header(name)
 
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
+    def on_disconnect(self, callback: Callable[[], object]) -> None:
         """Have `callback` called once if the client goes away before the answer."""
         self.peer.watch(callback)
 
@@ -190,6 +190,11 @@ Handler = Callable[[Request], Answer | Awaitable[Answer]]
 Precheck = Callable[[Head], Refused | None]  # a refusal, from the head alone
 
 EMPTY = Response(204)
+
+
+async def finished(answer: Answer | Awaitable[Answer]) -> Answer:
+    """What a handler answers, at once or later."""
+    return answer if isinstance(answer, Answer) else await answer
 
 
 def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Response:

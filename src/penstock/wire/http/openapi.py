@@ -34,12 +34,7 @@ _ERROR = {
 }
 
 
-def document(
-    routes: Iterable[Route],
-    title: str = "Penstock",
-    version: str = __version__,
-    guard: TokenGuard | None = None,
-) -> dict[str, Any]:
+def document(routes: Iterable[Route], guard: TokenGuard | None = None) -> dict[str, Any]:
     """`guard` is what asks for tokens, when authentication is on: then operations name what they
     need.
     """
@@ -70,7 +65,7 @@ def document(
         components.pop(name, None)  # shown as parameters, needed nowhere else
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
+        "info": {"title": "Penstock", "version": __version__},
         "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in shown) if tag],
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"token": _TOKEN}},
@@ -152,7 +147,8 @@ def _add_example(content: dict[str, Any], example: Any, components: dict[str, An
     """To a body or an answer in JSON: the one that was recorded, or one made from its schema."""
     about = content.get("application/json")
     if about is not None and "schema" in about:
-        about["example"] = example_of(about["schema"], components, example)
+        made = example_of(about["schema"], components) if example is None else example
+        about["example"] = made
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty)
 and at its end possibly `{name...}`, which takes the rest of the path. Literal segments win over
 parameters, parameters over the rest; a path that matches but lacks the method falls through to the
-next candidate. Paths without parameters are in one dictionary, the others in a tree of segments.
-The endpoint is kept with the cached head, so this runs once per distinct request head.
+next candidate. All of them are in one tree of segments. The endpoint is kept with the cached head,
+so this runs once per distinct request head.
 
 Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls
 one.
@@ -133,10 +133,11 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
     return declare
 
 
-def routes_of(api: Api) -> list[Route]:
-    """The routes that the methods of an API declare, in the order of its class."""
+def routes_of(*apis: Api) -> list[Route]:
+    """The routes that the methods of APIs declare, in the order of their classes."""
     return [
         replace(declared, handler=_bound(declared, getattr(api, name)), tag=declared.tag or api.tag)
+        for api in apis
         for name, method in vars(type(api)).items()
         for declared in getattr(method, "routes", ())
     ]
@@ -215,16 +216,8 @@ def _part(name: str) -> Callable[[Request], Any]:
     return lambda request: request.params.get(name)
 
 
-class Guard(Protocol):
-    """What stands in front of routes when authentication is on (`guard.py`)."""
-
-    def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]: ...
-
-
-class Trail(Protocol):
-    """What records changes (`audit.py`)."""
-
-    def watch(self, audited: Audited, call: Handler) -> Handler: ...
+Protect = Callable[[Route, Handler], tuple[Handler, Precheck | None]]  # see `guard.py`
+Trail = Callable[[Audited, Handler], Handler]  # see `audit.py`
 
 
 class Endpoint:
@@ -236,7 +229,7 @@ class Endpoint:
     )  # fmt: skip
 
     def __init__(
-        self, route: Route, guard: Guard | None = None, trail: Trail | None = None
+        self, route: Route, protect: Protect | None = None, trail: Trail | None = None
     ) -> None:
         self.route = route
         self.method = route.method
@@ -254,10 +247,10 @@ class Endpoint:
         decodes = self._args is not None or self._data is not None
         self.call: Handler = self._decode_and_call if decodes else route.handler
         if trail is not None and route.audit is not None:
-            self.call = trail.watch(route.audit, self.call)
+            self.call = trail(route.audit, self.call)
         self.precheck: Precheck | None = None  # asked before a long body is received
-        if guard is not None:
-            self.call, self.precheck = guard.protect(route, self.call)
+        if protect is not None:
+            self.call, self.precheck = protect(route, self.call)
 
     def _decode_and_call(self, request: Request) -> Answer | Awaitable[Answer]:
         if self._args is not None:
@@ -295,18 +288,17 @@ class Router:
     def __init__(
         self,
         routes: Iterable[Route] = (),
-        guard: Guard | None = None,
+        protect: Protect | None = None,
         trail: Trail | None = None,
     ) -> None:
-        self._guard = guard  # None: authentication is off
+        self._protect = protect  # None: authentication is off
         self._trail = trail  # None: changes are not recorded
-        self._static: dict[str, dict[str, Endpoint]] = {}  # path without parameters -> by method
         self._root = _Node()  # of all paths
         self._endpoints: list[Endpoint] = []  # in the order they were added
-        self._refusals: dict[str, Endpoint] = {}  # shared by all heads that are refused alike
+        # By what is allowed instead: only as many as there are sets of methods.
+        self._refusals: dict[tuple[bool, str], Endpoint] = {}
         self._not_found = Endpoint(Route(ANY, "(none)", _not_found))
-        for route in routes:
-            self.add(route)
+        self.extend(routes)
 
     def add(self, route: Route) -> None:
         if not route.path.startswith("/"):
@@ -323,11 +315,9 @@ class Router:
                 node = node.literal.setdefault(segment, _Node())
         if route.method in node.methods:
             raise ValueError(f"{route.method} {route.path} is routed twice")
-        endpoint = Endpoint(route, self._guard, self._trail)
+        endpoint = Endpoint(route, self._protect, self._trail)
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
-        if not route.parameters:
-            self._static[route.path] = node.methods
 
     def extend(self, routes: Iterable[Route]) -> None:
         for route in routes:
@@ -340,16 +330,11 @@ class Router:
     def find(self, head: Head) -> Endpoint:
         """What answers this head; its path parameters are set."""
         method, path = head.method, head.path
-        methods = self._static.get(path)
-        if methods is not None:
-            endpoint = _pick(methods, method)
-            if endpoint is not None:
-                return endpoint
         raw = path.split("/")[1:]
         try:
             segments = [_percent_decoded(segment) for segment in raw] if "%" in path else raw
         except InvalidRequest as error:
-            return self._refusal(f"400 {error}", 400, str(error), ())
+            return _always(error_response(400, str(error)))
         search = _Search(method, segments)
         endpoint = search.below(self._root, 0)
         if endpoint is not None:
@@ -364,25 +349,14 @@ class Router:
         if "GET" in allowed:
             allowed.add("HEAD")
         allow = ", ".join(sorted(allowed | {"OPTIONS"}))
-        if method == "OPTIONS":
-            return self._refusal(f"OPTIONS {allow}", 204, "", (("Allow", allow),))
-        return self._refusal(
-            f"405 {allow}", 405, f"Method not allowed, try one of: {allow}", (("Allow", allow),)
-        )
-
-    def _refusal(
-        self, key: str, status: int, text: str, headers: tuple[tuple[str, str], ...]
-    ) -> Endpoint:
-        """An endpoint that always gives this answer; there are only as many as there are sets of
-        methods.
-        """
+        key = method == "OPTIONS", allow
         if key not in self._refusals:
-            answer = (
-                _preflight(headers)
-                if status == 204
-                else _constant(error_response(status, text, headers))
+            text, headers = f"Method not allowed, try one of: {allow}", (("Allow", allow),)
+            self._refusals[key] = (
+                Endpoint(Route(ANY, "(204)", _preflight(allow)))
+                if method == "OPTIONS"
+                else _always(error_response(405, text, headers))
             )
-            self._refusals[key] = Endpoint(Route(ANY, f"({status})", answer))
         return self._refusals[key]
 
 
@@ -448,31 +422,32 @@ def _is_hex(text: str) -> bool:
 
 def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
     """An endpoint that refuses, if it can before the body is received."""
-    endpoint = Endpoint(Route(ANY, f"({status})", _constant(error_response(status, text, headers))))
+    endpoint = _always(error_response(status, text, headers))
     endpoint.precheck = lambda _: Refused(status, text, headers)
     return endpoint
 
 
-def _constant(response: Response) -> Handler:
-    return lambda _: response
+def _always(response: Response) -> Endpoint:
+    return Endpoint(Route(ANY, f"({response.status})", lambda _: response))
 
 
 def _not_found(request: Request) -> Response:
     return error_response(404, f"Nothing at {request.path}")
 
 
-def _preflight(headers: tuple[tuple[str, str], ...]) -> Handler:
+def _preflight(allow: str) -> Handler:
     """OPTIONS: what the path allows, and leave for a browser of another origin to send the headers
     it asked about.
     """
 
     def answer(request: Request) -> Response:
         asked = request.header("access-control-request-headers") or "Content-Type, Authorization"
-        cors = (
-            ("Access-Control-Allow-Methods", headers[0][1]),
+        headers = (
+            ("Allow", allow),
+            ("Access-Control-Allow-Methods", allow),
             ("Access-Control-Allow-Headers", asked),
             ("Access-Control-Max-Age", "600"),
         )
-        return Response(204, headers=(*headers, *cors))
+        return Response(204, headers=headers)
 
     return answer

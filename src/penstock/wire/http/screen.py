@@ -14,12 +14,11 @@ The result is the endpoint that is kept with the head, so a request that repeats
 
 import asyncio
 import copy
-from collections.abc import Awaitable
 from concurrent.futures import Executor
 
 from penstock.errors import Unavailable
 from penstock.wire.http.compress import CODINGS, unpack
-from penstock.wire.http.messages import Answer, Head, Request
+from penstock.wire.http.messages import Answer, Head, Request, finished
 from penstock.wire.http.routes import Endpoint, Route, refusing
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RETRY_SECONDS, TOO_MANY, RequestMemory
@@ -105,7 +104,7 @@ class Screen:
     def _unpacking(self, endpoint: Endpoint, coding: str) -> Endpoint:
         async def unpack_and_call(request: Request) -> Answer:
             if endpoint.precheck is not None and endpoint.precheck(request.head) is not None:
-                return await _finished(endpoint.call(request))  # which refuses it
+                return await finished(endpoint.call(request))  # which refuses it
             memory = self._memory
             if memory.full:
                 raise Unavailable(TOO_MANY, RETRY_SECONDS)
@@ -115,14 +114,10 @@ class Screen:
             )
             memory.total += len(body)
             try:
-                return await _finished(endpoint.call(Request(request.head, body, request.peer)))
+                return await finished(endpoint.call(Request(request.head, body, request.peer)))
             finally:
                 memory.total -= len(body)
 
         unpacking = copy.copy(endpoint)
         unpacking.call = unpack_and_call
         return unpacking
-
-
-async def _finished(answer: Answer | Awaitable[Answer]) -> Answer:
-    return answer if isinstance(answer, Answer) else await answer

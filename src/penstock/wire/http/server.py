@@ -7,7 +7,6 @@ flight finish within the deadline, then cuts.
 
 import asyncio
 import logging
-import sys
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +70,7 @@ class HttpServer:
             metrics=metrics if metrics is not None else Metrics(),
             executor=executor,
             origins=origins,
-            memory=memory if memory is not None else RequestMemory(sys.maxsize),
+            memory=memory or RequestMemory(),
         )
         self._interval = min(_MAX_SWEEP_SECONDS, *(limit / 4 for limit in self._state.limits))
 

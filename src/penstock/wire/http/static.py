@@ -1,4 +1,4 @@
-"""Files of a directory over HTTP, for the dashboard and the documentation.
+"""Files of a directory over HTTP, for the Console.
 
 Files are small in number and read often, so their bytes (and the gzip of those that are text) stay
 in memory, keyed by modification time and size: a changed file is seen at the next request. Browsers
@@ -17,23 +17,13 @@ from penstock.wire.http.compress import gzip, is_compressible
 from penstock.wire.http.messages import Headers, Request, Response
 from penstock.wire.http.routes import Route
 
-_TYPES = {
+_TYPES = {  # what the system's table says otherwise, or without a charset
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
-    ".ico": "image/x-icon",
     ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".map": "application/json",
-    ".md": "text/markdown; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-    ".wasm": "application/wasm",
-    ".webp": "image/webp",
-    ".woff2": "font/woff2",
 }
 _GZIP_FROM = 1024
-_REVALIDATE = "no-cache"  # keep it, but ask whether it still holds
 
 
 class _File(NamedTuple):
@@ -45,12 +35,9 @@ class _File(NamedTuple):
 
 
 class StaticFiles:
-    def __init__(
-        self, directory: Path, cache_control: str = _REVALIDATE, headers: Headers = ()
-    ) -> None:
+    def __init__(self, directory: Path, headers: Headers = ()) -> None:
         self._directory = directory.resolve()
-        self._headers = tuple(headers)
-        self._cache_control = cache_control
+        self._headers = headers
         self._files: dict[Path, _File] = {}
 
     def answer(self, request: Request, name: str) -> Response:
@@ -97,7 +84,7 @@ class StaticFiles:
         headers: Headers = (
             ("ETag", f'"{stamp[0]:x}-{stamp[1]:x}"'),
             ("Last-Modified", formatdate(stamp[0] // 1_000_000_000, usegmt=True)),
-            ("Cache-Control", self._cache_control),
+            ("Cache-Control", "no-cache"),  # keep it, but ask whether it still holds
             ("Vary", "Accept-Encoding"),
             ("X-Content-Type-Options", "nosniff"),
             *self._headers,
@@ -125,17 +112,16 @@ def static_routes(
     """Routes for everything below `directory`, at `prefix/` (and `prefix` leads there), with these
     headers on every file.
     """
-    files = StaticFiles(directory, headers=headers)
-    prefix = prefix.rstrip("/")
+    files = StaticFiles(directory, headers)
 
     def index(_: Request) -> Response:
+        # Relative, so that it also leads there below a path of a reverse proxy.
         return Response(308, b"", "", (("Location", f"{prefix.rpartition('/')[2]}/"),))
 
     def below(request: Request) -> Response:
         return files.answer(request, request.params["name"])
 
-    routes = [Route("GET", prefix + "/{name...}", below, hidden=True, page=True, role=role)]
-    if not prefix:
-        return routes
-    # Relative, so that it also leads there below a path of a reverse proxy.
-    return [Route("GET", prefix, index, hidden=True, page=True, role=role), *routes]
+    return [
+        Route("GET", path, handler, hidden=True, page=True, role=role)
+        for path, handler in ((prefix, index), (prefix + "/{name...}", below))
+    ]

@@ -9,7 +9,7 @@ order by itself (the appends).
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from penstock.errors import InvalidRequest, PenstockError, TooLarge
 from penstock.log.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
+from penstock.monitor.audit import Record
 from penstock.protocol import frames
 from penstock.protocol.frames import (
     ANSWER,
@@ -38,7 +39,6 @@ from penstock.protocol.frames import (
     Bytes,
     Command,
 )
-from penstock.protocol.names import check_name
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
@@ -51,7 +51,6 @@ from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failu
 
 T = TypeVar("T")
 Handler = Callable[[Connection, Body], Answer]
-Record = Callable[[str, str, str, dict[str, Any]], Awaitable[None]]  # who, action, object, detail
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 FETCH_BYTES = (
@@ -70,7 +69,8 @@ class Produced(Slot):
     __slots__ = ("connection", "count")
 
     def __init__(self, connection: Connection, count: int, weight: int) -> None:
-        super().__init__(weight)
+        self.data = None  # as in `Slot`, whose __init__ would be a call more for each append
+        self.weight = weight
         self.connection = connection
         self.count = count
 
@@ -78,7 +78,7 @@ class Produced(Slot):
         return self.data is not None
 
     def set_result(self, appended: Appended) -> None:
-        self.connection.fill_append(
+        self.connection.fill(
             self,
             frames.produced(appended.first_offset, self.count)
             if self.count
@@ -86,7 +86,7 @@ class Produced(Slot):
         )
 
     def set_exception(self, error: PenstockError) -> None:
-        self.connection.fill_append(self, failure(error, produce=True) * (self.count or 1))
+        self.connection.fill(self, failure(error, produce=True) * (self.count or 1))
 
 
 class Commands:
@@ -139,12 +139,11 @@ class Commands:
         try:
             if self._guard is not None:
                 self._guard.check(connection, Command.PRODUCE.role)
-            topic_end, length = _produce_head(data, at, stop)
-            name = _text(data[at + 7 : topic_end])
+            name, head = _produce_head(data, at, stop)
             topic = self._topics.get(name)
             if topic is None:
                 self._count(1, "produce")
-                payload = bytes(data[topic_end + 4 : stop])
+                payload = bytes(data[at + head : stop])
                 self._create_and_append(
                     connection, name, lambda created: created.append([payload]), _produced_one
                 )
@@ -153,62 +152,52 @@ class Commands:
             self._count(1, "produce")
             connection.answer(failure(error))
             return stop
+        size = stop - at
         if stop == end:  # nothing behind it
-            self._append_one(connection, topic, data[topic_end + 4 : stop])
+            slot = Produced(connection, 1, size)
+            self._append(slot, topic, topic.appends.enqueue, [data[at + head : stop]])
             return stop
-        size, head = stop - at, topic_end + 4 - at
-        if (end - at) // size >= MIN_TABLE and length:
+        if (end - at) // size >= MIN_TABLE and size > head:
             count = _count_alike(data, at, (end - at) // size, size, head)
             if count >= MIN_TABLE:
-                table = np.ndarray(count, f"V{length}", data, at + head, (size,))
+                table = np.ndarray(count, f"V{size - head}", data, at + head, (size,))
                 slot = Produced(connection, count, count * size)
-                try:
-                    self._append(slot, topic, topic.appends.enqueue_table, table)
-                except TooLarge as error:
-                    connection.answer(*[failure(error)] * count)
+                self._append(slot, topic, topic.appends.enqueue_table, table)
                 return at + count * size
-        return self._produce_few(connection, topic, data, at, end)
+        return self._produce_few(connection, topic, data, at, end, head)
 
     def _produce_few(
-        self, connection: Connection, topic: Topic, data: bytes | bytearray, at: int, end: int
+        self,
+        connection: Connection,
+        topic: Topic,
+        data: bytes | bytearray,
+        at: int,
+        end: int,
+        head: int,
     ) -> int:
-        """The same one by one; the PRODUCE at `at` is well-formed."""
+        """The same one by one; the PRODUCE at `at` is well-formed, its payload `head` bytes on."""
         start, batch = at, list[Bytes]()
-        named = at + REQUEST.size
-        named_end = named + U16.size + U16.unpack_from(data, named)[0]
-        prefix, skip = data[named:named_end], named_end - at
+        name = data[at + REQUEST.size : at + head - U32.size]
         unpack_request, unpack_length = REQUEST.unpack_from, U32.unpack_from
         while end - at >= REQUEST.size:
             command, size = unpack_request(data, at)
-            first, stop = at + skip + U32.size, at + REQUEST.size + size
+            first, stop = at + head, at + REQUEST.size + size
             if (
                 not first <= stop <= end
                 or command != Command.PRODUCE
-                or not data.startswith(prefix, at + REQUEST.size)
-                or unpack_length(data, at + skip)[0] != stop - first
+                or not data.startswith(name, at + REQUEST.size)
+                or unpack_length(data, first - U32.size)[0] != stop - first
             ):
                 break  # what is malformed is answered by the next round
             batch.append(data[first:stop])
-            head, size = data[at:first], stop - at
+            alike, size = data[at:first], stop - at
             at = stop
-            while at + size <= end and data.startswith(head, at):  # one of the same shape
-                batch.append(data[at + skip + U32.size : at + size])
+            while at + size <= end and data.startswith(alike, at):  # one of the same shape
+                batch.append(data[at + head : at + size])
                 at += size
-        try:
-            self._append(
-                Produced(connection, len(batch), at - start), topic, topic.appends.enqueue, batch
-            )
-        except TooLarge:  # one of them: the others are appended all the same
-            for payload in batch:
-                self._append_one(connection, topic, payload)
+        slot = Produced(connection, len(batch), at - start)
+        self._append(slot, topic, topic.appends.enqueue, batch)
         return at
-
-    def _append_one(self, connection: Connection, topic: Topic, payload: Bytes) -> None:
-        slot = Produced(connection, 1, len(payload) + 1)
-        try:
-            self._append(slot, topic, topic.appends.enqueue, [payload])
-        except TooLarge as error:
-            connection.answer(failure(error))
 
     def _append(
         self,
@@ -217,18 +206,20 @@ class Commands:
         enqueue: Callable[[T, Promise], None],
         payloads: T,
     ) -> None:
-        """Append what some PRODUCEs bring; TooLarge is the caller's, other refusals are
-        answered.
-        """
-        self._count(slot.count, "produce")
+        """Append what some PRODUCEs bring, or answer why not."""
+        connection = slot.connection
         try:
             enqueue(payloads, slot)
-        except TooLarge:
-            raise
         except PenstockError as error:
-            slot.connection.answer(*[failure(error, produce=True)] * slot.count)
+            if isinstance(error, TooLarge) and isinstance(payloads, list) and slot.count > 1:
+                for payload in payloads:  # it is one of them: the others are appended all the same
+                    one = Produced(connection, 1, len(payload) + 1)
+                    self._append(one, topic, topic.appends.enqueue, [payload])
+                return
+            connection.answer(failure(error, produce=True) * slot.count)
         else:
-            slot.connection.promise(slot, topic)
+            connection.promise(slot, topic)
+        self._count(slot.count, "produce")
 
     def produce_batch(self, connection: Connection, body: Body) -> None:
         request = frames.read_batch(body.view)
@@ -261,12 +252,7 @@ class Commands:
         async def work() -> Pieces:
             return [encode(await append(await self._topics.create(name)))]
 
-        slot = connection.promise(Slot(1))
-        connection.hold_for(
-            work(),
-            lambda pieces: connection.fill(slot, *pieces),
-            lambda error: connection.fill(slot, failure(error)),
-        )
+        connection.hold_for(work(), connection.promise(Slot(1)))
 
     def auth(self, connection: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         """Where nobody asks for tokens one is as good as none, as in a request over HTTP."""
@@ -278,7 +264,7 @@ class Commands:
     # Reads
 
     def consume(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
-        topic = self._find(body.name())
+        topic = self._topics.find(body.name())
         start, most = body.take(CONSUME_REQUEST)
         body.end()
         if topic is None or most == 0 or start >= topic.next_offset:
@@ -303,13 +289,10 @@ class Commands:
         return await topic.read_through(lambda: _fetched(topic, start, most, extras))
 
     def next_offset(self, _: Connection, body: Body) -> Pieces:
-        topic = self._find(body.name())
+        topic = self._topics.find(body.name())
         body.end()
-        return [
-            frames.answer(
-                Command.NEXT_OFFSET, U64.pack(topic.next_offset if topic is not None else 0)
-            )
-        ]
+        packed = U64.pack(topic.next_offset if topic is not None else 0)
+        return [frames.answer(Command.NEXT_OFFSET, packed)]
 
     def offset_at(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
@@ -336,18 +319,11 @@ class Commands:
         more = INFO_MORE.pack(topic.records, archived, frames.POLICIES.index(topic.policy))
         return [frames.answer(Command.TOPIC_INFO, fixed + more + U32.pack(len(topic.damage)))]
 
-    def _find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
-        topic = self._topics.get(name)
-        if topic is None:
-            check_name(name)
-        return topic
-
     # Topics
 
     def list_topics(self, _: Connection, body: Body) -> Pieces:
         body.end()
-        return [frames.names(sorted(self._topics.names()))]
+        return [frames.names(self._topics.names())]
 
     async def create_topic(self, connection: Connection, body: Body) -> Pieces:
         name = body.name()
@@ -370,26 +346,18 @@ class Commands:
     # Groups
 
     async def group_lease(self, _: Connection, body: Body) -> Pieces:
-        topic, group, member = (
-            self._topics.require(body.name()),
-            body.name("group"),
-            body.name("member"),
-        )
+        topic = self._topics.require(body.name())
+        group, member = body.name("group"), body.name("member")
         most, wait_ms = body.take(LEASE_REQUEST)
         body.end()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(wait_ms / 1000, MAX_WAIT)
-        while True:
-            lease = self._groups.lease(group, topic.name, member, most)
-            if lease is not None:
-                lease_id = bytes.fromhex(lease.lease_id)
-                packed = LEASE_ANSWER.pack(
-                    lease_id, lease.start, lease.end, _milliseconds_left(lease)
-                )
-                return [frames.answer(Command.GROUP_LEASE, packed)]
-            if loop.time() >= deadline:
-                return [frames.answer(Command.GROUP_LEASE, LEASE_ANSWER.pack(EMPTY, 0, 0, 0))]
-            await topic.wait_for(topic.next_offset, min(1.0, deadline - loop.time()))
+        seconds = min(wait_ms / 1000, MAX_WAIT)
+        lease = await self._groups.lease_within(seconds, group, topic.name, member, most)
+        if lease is None:
+            packed = LEASE_ANSWER.pack(EMPTY, 0, 0, 0)
+        else:
+            lease_id, remaining = bytes.fromhex(lease.lease_id), _remaining_ms(lease)
+            packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, remaining)
+        return [frames.answer(Command.GROUP_LEASE, packed)]
 
     async def group_complete(self, _: Connection, body: Body) -> Pieces:
         committed = await self._groups.complete(self._lease_id(body))
@@ -397,7 +365,7 @@ class Commands:
 
     def group_renew(self, _: Connection, body: Body) -> Pieces:
         lease = self._groups.renew(self._lease_id(body))
-        return [frames.answer(Command.GROUP_RENEW, U32.pack(_milliseconds_left(lease)))]
+        return [frames.answer(Command.GROUP_RENEW, U32.pack(_remaining_ms(lease)))]
 
     def _lease_id(self, body: Body) -> str:
         self._topics.require(body.name())
@@ -422,17 +390,11 @@ class Commands:
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
     def group_leave(self, _: Connection, body: Body) -> Pieces:
-        topic, group, member = (
-            self._topics.require(body.name()),
-            body.name("group"),
-            body.name("member"),
-        )
+        topic = self._topics.require(body.name())
+        group, member = body.name("group"), body.name("member")
         body.end()
-        return [
-            frames.answer(
-                Command.GROUP_LEAVE, U32.pack(self._groups.leave(group, topic.name, member))
-            )
-        ]
+        packed = U32.pack(self._groups.leave(group, topic.name, member))
+        return [frames.answer(Command.GROUP_LEAVE, packed)]
 
     # Exactly-once sinks
 
@@ -452,12 +414,12 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _milliseconds_left(lease: Range) -> int:
+def _remaining_ms(lease: Range) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 
-def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int]:
-    """Where the topic name of the PRODUCE at `at` ends, and the payload's length."""
+def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[str, int]:
+    """The topic of the PRODUCE at `at`, and how many bytes are before its payload."""
     if stop - at < 11:
         raise Malformed("a PRODUCE body has at least 6 bytes")
     topic_end: int = at + 7 + U16.unpack_from(data, at + 5)[0]
@@ -468,7 +430,10 @@ def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[int, int
         raise Malformed(
             f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there"
         )
-    return topic_end, length
+    try:
+        return data[at + 7 : topic_end].decode(), topic_end + 4 - at
+    except UnicodeDecodeError:
+        raise InvalidRequest("the topic name is not valid UTF-8") from None
 
 
 def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: int) -> int:
@@ -478,13 +443,6 @@ def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: i
     heads = np.ndarray((most, head), np.uint8, data, at, (size, 1))
     same = heads == heads[0]
     return most if same.all() else int(same.all(axis=1).argmin())
-
-
-def _text(raw: bytes | bytearray) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest("the topic name is not valid UTF-8") from None
 
 
 def _consumed(topic: Topic, start: int, most: int) -> Pieces:

@@ -26,7 +26,7 @@ So what one connection may cost is bounded, and a slow one holds back only itsel
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Protocol, TypeAlias
 
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         self._reading_paused = False
         self._flushing = False
         # The request that everything behind it waits for.
-        self._work: asyncio.Future[None] | None = None
+        self._work: asyncio.Future[Pieces] | None = None
         self._waits = False  # that request waits for records, not for the disk
         self._ending = False  # close once everything that came is answered
         self._closing = False  # look at no further request
@@ -336,11 +336,7 @@ class Connection(asyncio.Protocol):
             return
         slot = Slot()
         self._slots.append(slot)
-        self.hold_for(
-            answer,
-            lambda pieces: self.fill(slot, *pieces),
-            lambda error: self.fill(slot, failure(error)),
-        )
+        self.hold_for(answer, slot)
         self._waits = waits
 
     def _refuse(self, command: int, length: int, missing: int) -> None:
@@ -377,54 +373,36 @@ class Connection(asyncio.Protocol):
         return slot
 
     def fill(self, slot: Slot, *data: frames.Bytes) -> None:
-        self._fill(slot, *data)
-        self._end_turn()
-
-    def fill_append(self, slot: Slot, data: frames.Bytes) -> None:
-        """The same for an append. When it was the last one under way, nothing is gained by waiting
-        for more.
+        """Its answer is known. All of one turn leave together; but behind the last append under way
+        nothing is gained by waiting for more.
         """
-        self._fill(slot, data)
-        if self._appends or self._backlog or self._reading_paused:
-            self._end_turn()
-        else:
-            self._flush()
-
-    def _fill(self, slot: Slot, *data: frames.Bytes) -> None:
         slot.data = list(data)
+        self._unsent += sum(map(len, data))
         if slot.weight:
             self._in_flight -= slot.weight
             self._appends -= 1
             self._behind_appends = self._behind_appends and self._appends > 0
-        self._unsent += sum(map(len, data))
-
-    def _end_turn(self) -> None:
+            if not (self._appends or self._backlog or self._reading_paused):
+                self._flush()
+                return
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._end_of_turn)
 
-    def hold_for(
-        self,
-        awaitable: Awaitable[list[frames.Bytes]],
-        done: Callable[[list[frames.Bytes]], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        """Look at no further request until `awaitable` is finished."""
+    def hold_for(self, answer: Awaitable[Pieces], slot: Slot) -> None:
+        """Look at no further request until `answer` is known, and has filled the slot."""
 
-        def finished(task: "asyncio.Future[list[frames.Bytes]]") -> None:
+        def finished(task: "asyncio.Future[Pieces]") -> None:
             self._work = None
             if task.cancelled():
                 return
             error = task.exception()
-            if error is None:
-                done(task.result())
-            else:
-                failed(error)
+            self.fill(slot, *([failure(error)] if error is not None else task.result()))
             self._resume()
 
-        work = asyncio.ensure_future(awaitable)
+        work = asyncio.ensure_future(answer)
         self._waits = False
-        self._work = work  # type: ignore[assignment]
+        self._work = work
         work.add_done_callback(finished)
 
     def _end_of_turn(self) -> None:
@@ -448,7 +426,8 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(ready)
         else:
             self._transport.write(b"".join(ready))
-        self._close_if_done()
+        if self._ending:
+            self._close_if_done()
 
     def finish(self) -> None:
         """Answer what is under way, then close."""

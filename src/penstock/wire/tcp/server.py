@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 import time
 
 from penstock.config.schema import TcpServer as Settings
@@ -46,7 +45,7 @@ class TcpServer:
         self._settings = settings
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
-        self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
+        self.memory = memory or RequestMemory()
         self.commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
         self._connections: set[Connection] = set()
         self._ended = asyncio.Event()  # a connection has ended

@@ -5,7 +5,6 @@ sessions.
 import asyncio
 import logging
 import ssl
-import sys
 from collections.abc import Callable
 
 from picows import (
@@ -54,7 +53,7 @@ class WebsocketServer:
         self.topics = topics
         self.feeds = feeds
         self.max_message = settings.max_message
-        self.memory = memory if memory is not None else RequestMemory(sys.maxsize)
+        self.memory = memory or RequestMemory()
         self.received = 0  # messages
         self._settings = settings
         self._tls = tls  # None: in clear

@@ -252,7 +252,7 @@ class Session(WSListener):
             case Create():
                 self._hold_for(self._create(request), request)
             case ListTopics():
-                self._answer(Listed("list_topics_response", request.req_id, sorted(topics.names())))
+                self._answer(Listed("list_topics_response", request.req_id, topics.names()))
             case GetNextOffset():
                 topic = topics.get(request.topic)
                 following = topic.next_offset if topic is not None else 0

@@ -10,8 +10,8 @@ import msgspec
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.engine import Queues
-from penstock.queues.status import DatabaseSize
-from penstock.wire.http.answers import Body, Range, each, of
+from penstock.queues.status import DatabaseSize, OldestTransaction, TableSize
+from penstock.wire.http.answers import Body, Range
 from penstock.wire.http.api.groups import GroupLag, group_answer
 from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route
@@ -85,24 +85,6 @@ class QueueLag(Body):
     groups: list[GroupLag]
 
 
-class OldestTransaction(Body):
-    """The session with the oldest snapshot, which blocks vacuum."""
-
-    pid: int
-    application: str
-    state: str | None
-    xmin_age: int
-    transaction_seconds: float | None
-
-
-class TableSize(Body):
-    table: str
-    live: int
-    dead: int
-    last_autovacuum: datetime | None
-    bytes: int
-
-
 class Postgres(Body):
     database: DatabaseSize
     oldest_transaction: OldestTransaction | None
@@ -110,8 +92,6 @@ class Postgres(Body):
 
 
 class AnalyticsApi:
-    """Time series."""
-
     tag = "analytics"
 
     def __init__(self, queues: Queues) -> None:
@@ -181,12 +161,7 @@ class AnalyticsApi:
         blocks vacuum.
         """
         status = await self._status.postgres()
-        oldest = status.oldest_transaction
-        return Postgres(
-            status.database,
-            of(OldestTransaction, oldest) if oldest is not None else None,
-            each(TableSize, status.tables),
-        )
+        return Postgres(status.database, status.oldest_transaction, status.tables)
 
 
 def _minute(point: Point) -> Minute:

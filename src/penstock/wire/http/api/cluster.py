@@ -26,7 +26,7 @@ from penstock.wire.http.api.queries import RangeQuery
 from penstock.wire.http.routes import route
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
-MOST_POINTS = 120
+MAX_POINTS = 120
 REASONS = {  # why messages were deleted, and its field of `RemovalCounts`
     "retention": "retention_msgs",
     "completed": "completed_retention_msgs",
@@ -194,12 +194,10 @@ class Notified(Body):
 def width_of(since: datetime, until: datetime) -> int:
     """Minutes per point, so that a range has a readable number of them."""
     minutes = (until - since).total_seconds() / 60
-    return next((width for width in WIDTHS if minutes / width <= MOST_POINTS), WIDTHS[-1])
+    return next((width for width in WIDTHS if minutes / width <= MAX_POINTS), WIDTHS[-1])
 
 
 class ClusterApi:
-    """The processes that serve these queues."""
-
     tag = "analytics"
 
     def __init__(self, queues: Queues, presence: Presence) -> None:

@@ -19,7 +19,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, page_of
+from penstock.wire.http.api.listing import ListQuery, Row, page_of
 from penstock.wire.http.messages import Request, Stream, StreamResponse
 from penstock.wire.http.routes import Route, route
 from penstock.wire.http.static import static_routes
@@ -58,10 +58,9 @@ class Me(msgspec.Struct):
     authentication: bool
 
 
-class QueueRow(msgspec.Struct, rename="camel"):
+class QueueRow(Row, rename="camel"):
     """A queue in a list."""
 
-    name: str
     namespace: str
     task: str
     waiting: int

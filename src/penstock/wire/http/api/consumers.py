@@ -27,8 +27,6 @@ class Reported(msgspec.Struct):
 
 
 class ConsumersApi:
-    """Consumers of queues."""
-
     tag = "groups"
 
     def __init__(self, presence: Presence) -> None:

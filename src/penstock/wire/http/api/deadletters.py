@@ -10,7 +10,7 @@ from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import Body, PaginationOf, of
-from penstock.wire.http.api.queries import Offset, TimesQuery, check_offset
+from penstock.wire.http.api.queries import Limit, Offset, TimesQuery, check_offset
 from penstock.wire.http.routes import Audited, route
 
 
@@ -34,7 +34,7 @@ class Filter(TimesQuery, rename="camel", frozen=True):
 
 
 class Page(Filter, frozen=True):
-    limit: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
+    limit: Limit = 100
     before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     offset: Offset = 0
 
@@ -80,8 +80,6 @@ class Purged(Body):
 
 
 class DeadLettersApi:
-    """Dead letters."""
-
     tag = "dead letters"
 
     def __init__(self, queues: Queues) -> None:

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 from msgspec.json import Decoder
+from msgspec.structs import asdict
 
 from penstock.errors import InvalidRequest
 from penstock.export.manager import Exports
 from penstock.export.status import Inspection, RouteStatus
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
+from penstock.wire.http.api.queries import Limit
 from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
@@ -35,26 +37,23 @@ class Definition(Struct, forbid_unknown_fields=True):
 
     def tree(self) -> dict[str, Any]:
         """As it would stand in the configuration."""
-        given = {
-            "destination": self.destination,
-            "source": self.source,
-            "batch": self.batch,
-            "queue": self.queue,
+        return {
+            word: value
+            for word, value in asdict(self).items()
+            if word != "name" and value is not None
         }
-        return {word: value for word, value in given.items() if value is not None}
 
 
 class DeleteQuery(Struct, frozen=True):
     force: bool = False
 
 
-class LettersQuery(Struct, frozen=True):
-    limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
-    offset: Annotated[int, Meta(ge=0)] = 0
-
-
 class WaitingQuery(Struct, frozen=True):
-    limit: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    limit: Limit = 100
+
+
+class LettersQuery(WaitingQuery, frozen=True):
+    offset: Annotated[int, Meta(ge=0)] = 0
 
 
 class Records(Struct):

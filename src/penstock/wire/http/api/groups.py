@@ -141,8 +141,6 @@ DELETED = Audited("group.delete", answer=("deletedPartitions",))
 
 
 class GroupsApi:
-    """Consumer groups of queues."""
-
     tag = "groups"
 
     def __init__(self, queues: Queues) -> None:

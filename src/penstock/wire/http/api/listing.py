@@ -1,13 +1,17 @@
 """Lists that the server filters, sorts and cuts: the same query for all of them."""
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest
 
 MAX_ROWS = 500
-Row = TypeVar("Row", bound=msgspec.Struct)
+R = TypeVar("R", bound="Row")
+
+
+class Row(msgspec.Struct, rename="camel"):
+    name: str
 
 
 class ListQuery(msgspec.Struct):
@@ -17,11 +21,11 @@ class ListQuery(msgspec.Struct):
     offset: int = 0
 
 
-def page_of(rows: list[Row], query: ListQuery, default: str = "name") -> tuple[list[Row], int]:
+def page_of(rows: list[R], query: ListQuery) -> tuple[list[R], int]:
     """Filtered by name, sorted (unknown last), and cut; and how many there are in all."""
     words = query.filter.lower()
-    matching = [row for row in rows if words in _field(row, "name").lower()]
-    name = query.sort.removeprefix("-") or default
+    matching = [row for row in rows if words in row.name.lower()]
+    name = query.sort.removeprefix("-") or "name"
     fields = {
         field.encode_name: field.name for row in rows[:1] for field in msgspec.structs.fields(row)
     }
@@ -31,13 +35,9 @@ def page_of(rows: list[Row], query: ListQuery, default: str = "name") -> tuple[l
             " largest first)"
         )
     field = fields.get(name, name)
-    unknown = [row for row in matching if _field(row, field) is None]
-    sorted_rows = [row for row in matching if _field(row, field) is not None]
-    sorted_rows.sort(key=lambda row: str(_field(row, "name")))
-    sorted_rows.sort(key=lambda row: _field(row, field), reverse=query.sort.startswith("-"))
+    unknown = [row for row in matching if getattr(row, field) is None]
+    sorted_rows = [row for row in matching if getattr(row, field) is not None]
+    sorted_rows.sort(key=lambda row: str(row.name))
+    sorted_rows.sort(key=lambda row: getattr(row, field), reverse=query.sort.startswith("-"))
     begin, limit = max(0, query.offset), min(max(1, query.limit), MAX_ROWS)
     return (sorted_rows + unknown)[begin : begin + limit], len(matching)
-
-
-def _field(row: msgspec.Struct, name: str) -> Any:
-    return getattr(row, name)

@@ -5,10 +5,10 @@ answer, nobody looks inside. Pushes go through the buffer, which stands in front
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
-from functools import lru_cache, partial
-from typing import Annotated, Any, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -26,7 +26,7 @@ from penstock.wire.http.answers import microseconds, milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import (
-    EMPTY,
+    Headers,
     Request,
     Response,
     error_response,
@@ -37,12 +37,13 @@ from penstock.wire.http.routes import route
 NULL = msgspec.Raw(b"null")
 DEFAULT_EXTENSION = 60  # seconds
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
-LONGEST_BUFFERING = 3_600_000
-LONGEST_DELAY_SECONDS = 315_360_000  # ten years
+MAX_BUFFER_MS = 3_600_000
+MAX_DELAY_SECONDS = 315_360_000  # ten years
+MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
-# A pop of what does not exist is empty, as the dialect wants it; why, is told in a header.
-NO_QUEUE = Response(204, headers=(("Empty-Reason", "no such queue"),))
-NO_PARTITION = Response(204, headers=(("Empty-Reason", "no such partition"),))
+# A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
+NO_QUEUE = (("Empty-Reason", "no such queue"),)
+NO_PARTITION = (("Empty-Reason", "no such partition"),)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -132,7 +133,6 @@ class ExtendBody(msgspec.Struct):
     texts: ClassVar = {"seconds": "seconds must be a whole number"}
 
 
-LONGEST_WAIT_MS = 1 << 31
 read_push = body_decoder(PushBody)
 read_ack = body_decoder(AckBody)
 read_acks = body_decoder(AckBatchBody)
@@ -140,7 +140,7 @@ read_acks = body_decoder(AckBatchBody)
 
 def _seconds(milliseconds: int) -> float:
     """How long to wait: not less than not at all, and a number of any length is just long."""
-    return min(max(0, milliseconds), LONGEST_WAIT_MS) / 1000
+    return min(max(0, milliseconds), MAX_WAIT_MS) / 1000
 
 
 class Queued(msgspec.Struct, gc=False):
@@ -176,6 +176,9 @@ class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     partition: str
     transaction_id: str
     error: str = ""
+
+
+PushedItem = Queued | Duplicate | NotQueued
 
 
 class Later(msgspec.Struct, rename="camel"):
@@ -263,6 +266,12 @@ _EXCHANGE: dict[str, Any] = {
 }
 
 
+class PopWriter(Protocol):
+    """Writes an answer to a pop; `messages` are its messages, if they were made already."""
+
+    def __call__(self, popped: Popped, messages: list[Delivered] | None = None) -> Response: ...
+
+
 class MessagesApi:
     """`buffer` stands in front of the engine for pushes; its maintenance may close pops."""
 
@@ -303,15 +312,8 @@ class MessagesApi:
         **_POP,
     )
     def pop(self, request: Request) -> Awaitable[Response]:
-        return self._begin(request, [], self._pop_answer) or self._pop(request)
-
-    async def _pop(self, request: Request) -> Response:
-        popped = await self._popped(request, [])
-        if popped is None:
-            return EMPTY
-        if popped.reason == "unknown":
-            return await self._unknown(popped.queue)
-        return await pop_answer(popped, await self._lease_time(popped))
+        write = self._pop_answer
+        return self._begin(request, [], write) or self._pop(request, [], write)
 
     @route(
         "POST",
@@ -335,31 +337,19 @@ class MessagesApi:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
-        if len(body.acknowledgments) <= SLICE:
-            by = _who(request)
-            acks = [_ack(item, group, by) for item in body.acknowledgments]
-            answer = self._begin(request, acks, self._exchange_answer)
-            if answer is not None:
-                return answer
-        return self._exchange(request, body.acknowledgments, group)
+        if len(body.acknowledgments) > SLICE:
+            self._limit.check(len(body.acknowledgments))
+            return self._exchange_many(request, body.acknowledgments, group)
+        by, write = _who(request), self._exchange_answer
+        acks = [_ack(item, group, by) for item in body.acknowledgments]
+        return self._begin(request, acks, write) or self._pop(request, acks, write)
 
-    async def _exchange(self, request: Request, items: list[AckItem], group: str) -> Response:
-        by = _who(request)
-        acks: list[Ack] = []
-        async for part in slices(items):
-            acks += [_ack(item, group, by) for item in part]
-        popped = await self._popped(request, acks)
-        if popped is None:  # pops are closed, and nothing was done yet
-            popped = Popped(request.args.consumer_group or QUEUE_MODE)
-            popped.acked = await self._queues.ack(acks)
-        answer = exchange_answer(popped, await delivered(popped.messages))
-        headers = _lease_headers(await self._lease_time(popped))
-        if popped.reason == "unknown":
-            headers = (await self._unknown(popped.queue)).headers
-        return Response(200, _encode(answer), headers=headers)
+    async def _exchange_many(self, request: Request, items: list[AckItem], group: str) -> Response:
+        acks = await _acks_in_slices(items, group, _who(request))
+        return await self._pop(request, acks, self._exchange_answer)
 
     def _begin(
-        self, request: Request, acks: list[Ack], answer: Callable[[Popped], Response]
+        self, request: Request, acks: list[Ack], write: PopWriter
     ) -> Awaitable[Response] | None:
         """Answer the usual pop of a queue that we know, without a task; None: it is not usual."""
         queue = request.params.get("queue")
@@ -369,38 +359,49 @@ class MessagesApi:
         if pending is None:
             return None
         if request.args.wait:
-            request.on_disconnect(partial(_cancel, pending))
-        return pending.then(answer)
+            request.on_disconnect(pending.cancel)
+        return pending.then(write)
 
-    def _pop_answer(self, popped: Popped) -> Response:
-        if not popped.messages:
-            return NO_QUEUE if popped.reason == "unknown" else EMPTY
-        answer = PopAnswer(**_pop_fields(popped, delivered_now(popped.messages)))
-        return Response(200, _encode(answer), headers=self._headers(popped))
-
-    def _exchange_answer(self, popped: Popped) -> Response:
-        answer = exchange_answer(popped, delivered_now(popped.messages))
-        headers = NO_QUEUE.headers if popped.reason == "unknown" else self._headers(popped)
-        return Response(200, _encode(answer), headers=headers)
-
-    def _headers(self, popped: Popped) -> Sequence[tuple[str, str]]:
-        leased = popped.lease_id and popped.queue
-        return _lease_headers(self._queues.catalog.lease_time(leased) if leased else None)
-
-    async def _popped(self, request: Request, acks: list[Ack]) -> Popped | None:
-        """None: pops are closed for maintenance."""
+    async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
+        """Any other pop, in a task of its own."""
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
-        settings = self._queues.settings
-        timeout = settings.default_timeout_ms if args.timeout is None else args.timeout
-        if self._pops.closed and not (args.wait and await self._pops.opened(_seconds(timeout))):
-            return None
-        wanted = self._wanted(request)
-        if not args.wait:
-            return await self._queues.pop(wanted, acks)
-        request.on_disconnect(_canceller())
-        return await self._pops.through(self._queues.pop(wanted, acks))
+        timeout = self._queues.settings.default_timeout_ms if args.timeout is None else args.timeout
+        popped: Popped | None = None
+        if not self._pops.closed or (args.wait and await self._pops.opened(_seconds(timeout))):
+            popping = self._queues.pop(self._wanted(request), acks)
+            task = asyncio.current_task()
+            if args.wait and task is not None:
+                request.on_disconnect(task.cancel)
+                popped = await self._pops.through(popping)
+            else:
+                popped = await popping
+        if popped is None:  # pops are closed, and nothing was done yet
+            popped = Popped(args.consumer_group or QUEUE_MODE)
+            popped.acked = await self._queues.ack(acks)
+        if popped.queue is not None:
+            await self._queues.catalog.queue(popped.queue)  # from now on we know it
+        return write(popped, await delivered(popped.messages))
+
+    def _pop_answer(self, popped: Popped, messages: list[Delivered] | None = None) -> Response:
+        headers = self._headers(popped)
+        if not popped.messages:
+            return Response(204, headers=headers)
+        answer = PopAnswer(**_pop_fields(popped, messages))
+        return Response(200, _encode(answer), headers=headers)
+
+    def _exchange_answer(self, popped: Popped, messages: list[Delivered] | None = None) -> Response:
+        acknowledged = ack_answers(popped.acked)
+        answer = ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=acknowledged)
+        return Response(200, _encode(answer), headers=self._headers(popped))
+
+    def _headers(self, popped: Popped) -> Headers:
+        """How long the lease lasts, for clients that keep it alive; or what does not exist."""
+        lease_time = self._queues.catalog.lease_time(popped.queue) if popped.queue else None
+        if popped.reason == "unknown":
+            return NO_QUEUE if lease_time is None else NO_PARTITION
+        return _lease_headers(lease_time) if popped.lease_id else ()
 
     def _wanted(self, request: Request) -> PopRequest:
         args: PopQuery = request.args
@@ -421,15 +422,6 @@ class MessagesApi:
             subscription_from=args.subscription_from or None,
             consumer=request.peer,
         )
-
-    async def _unknown(self, queue: str | None) -> Response:
-        exists = queue is not None and await self._queues.catalog.queue(queue)
-        return NO_PARTITION if exists else NO_QUEUE
-
-    async def _lease_time(self, popped: Popped) -> int | None:
-        leased = popped.queue if popped.lease_id else None
-        info = await self._queues.catalog.queue(leased) if leased else None
-        return info.options.lease_time if info else None
 
     @route("POST", "/api/v1/ack", body=AckBody, answer=list[AckAnswer])
     def ack(self, request: Request) -> Awaitable[Response]:
@@ -456,17 +448,6 @@ class MessagesApi:
         """Extend a lease."""
         seconds = DEFAULT_EXTENSION if body is None or body.seconds is None else body.seconds
         return extend_answer(await self._queues.extend(lease, seconds), alone=body is None)
-
-
-def _cancel(future: "asyncio.Future[Any]") -> None:
-    future.cancel()
-
-
-def _canceller() -> Callable[[], Any]:
-    """Cancels the handler that is running, for when its client goes away."""
-    task = asyncio.current_task()
-    assert task is not None
-    return task.cancel
 
 
 def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
@@ -499,8 +480,8 @@ def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | No
         return None if deliver_at is None else time_field(deliver_at, "deliverAt")
     if deliver_at is not None:
         raise InvalidRequest("give delay or deliverAt, not both")
-    if not 0 <= delay <= LONGEST_DELAY_SECONDS:
-        raise InvalidRequest(f"delay must be between 0 and {LONGEST_DELAY_SECONDS} seconds")
+    if not 0 <= delay <= MAX_DELAY_SECONDS:
+        raise InvalidRequest(f"delay must be between 0 and {MAX_DELAY_SECONDS} seconds")
     return delay or None
 
 
@@ -512,19 +493,16 @@ async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Res
     if body.buffer_ms is not None or body.buffer_max is not None:
         return await push_later(buffer, body, items)
     results = await buffer.push(items)
-    answers: list[Queued | Duplicate | NotQueued] = []
+    answers: list[PushedItem] = []
     async for some in slices(results):
         answers += push_answers(some, len(answers))
-    return pushed_response(results, answers)
+    return push_answer(results, answers)
 
 
 async def ack_many(queues: Queues, body: AckBatchBody, by: str) -> Response:
     """The same for acknowledgements."""
     group = body.consumer_group or QUEUE_MODE
-    acks: list[Ack] = []
-    async for part in slices(body.acknowledgments):
-        acks += [_ack(item, group, by) for item in part]
-    results = await queues.ack(acks)
+    results = await queues.ack(await _acks_in_slices(body.acknowledgments, group, by))
     answers: list[AckAnswer] = []
     async for some in slices(results):
         answers += ack_answers(some, len(answers))
@@ -533,8 +511,8 @@ async def ack_many(queues: Queues, body: AckBatchBody, by: str) -> Response:
 
 async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
-    if body.buffer_ms is not None and not 0 <= body.buffer_ms <= LONGEST_BUFFERING:
-        raise InvalidRequest(f"bufferMs must be between 0 and {LONGEST_BUFFERING}")
+    if body.buffer_ms is not None and not 0 <= body.buffer_ms <= MAX_BUFFER_MS:
+        raise InvalidRequest(f"bufferMs must be between 0 and {MAX_BUFFER_MS}")
     if body.buffer_max is not None and body.buffer_max < 1:
         raise InvalidRequest("bufferMax must be at least 1")
     results = await buffer.push(items, body.buffer_ms, body.buffer_max)
@@ -543,62 +521,10 @@ async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Respo
     return json_response(Later(True, True, buffer.healthy), 201)
 
 
-def push_answer(results: Sequence[Pushed]) -> Response:
+def push_answer(results: Sequence[Pushed], answers: Sequence[PushedItem] | None = None) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
-    return pushed_response(results, push_answers(results))
-
-
-def push_answers(results: Sequence[Pushed], first: int = 0) -> list[Queued | Duplicate | NotQueued]:
-    """What each item gets; `first` is the number of the first one."""
-    answers: list[Queued | Duplicate | NotQueued] = []
-    for index, result in enumerate(results, first):
-        status = result.status
-        if status == "queued":
-            answers.append(
-                Queued(
-                    index,
-                    status,
-                    result.message_id,
-                    result.transaction_id,
-                    result.partition_id,
-                    result.trace_id,
-                    result.queue,
-                )
-            )
-        elif result.deliver_at is not None and status == "scheduled":
-            answers.append(
-                Scheduled(
-                    index,
-                    status,
-                    None,
-                    result.transaction_id,
-                    result.partition_id,
-                    result.trace_id,
-                    result.queue,
-                    microseconds(result.deliver_at),
-                )
-            )
-        elif status == "duplicate":
-            answers.append(
-                Duplicate(index, status, result.message_id, result.transaction_id, result.queue)
-            )
-        elif status == "buffered":
-            answers.append(
-                NotQueued(index, status, result.queue, result.partition, result.transaction_id)
-            )
-        else:
-            text = f"queue '{result.queue}' is full (maxSize)"
-            answers.append(
-                NotQueued(
-                    index, "failed", result.queue, result.partition, result.transaction_id, text
-                )
-            )
-    return answers
-
-
-def pushed_response(
-    results: Sequence[Pushed], answers: Sequence[Queued | Duplicate | NotQueued]
-) -> Response:
+    if answers is None:
+        answers = push_answers(results)
     full = [answer.index for answer in answers if answer.status == "failed"]
     if full:
         names = ", ".join(sorted({results[index].queue for index in full}))
@@ -607,22 +533,35 @@ def pushed_response(
     return Response(201, _encode(answers))
 
 
-async def pop_answer(popped: Popped, lease_time: int | None = None) -> Response:
-    """204 for nothing. How long the lease lasts is told in a header, for clients that keep it
-    alive.
-    """
-    if not popped.messages:
-        return EMPTY
-    answer = PopAnswer(**_pop_fields(popped, await delivered(popped.messages)))
-    return Response(200, _encode(answer), headers=_lease_headers(lease_time))
+def push_answers(results: Sequence[Pushed], first: int = 0) -> list[PushedItem]:
+    """What each item gets; `first` is the number of the first one."""
+    answers: list[PushedItem] = []
+    for index, result in enumerate(results, first):
+        status, queue, transaction = result.status, result.queue, result.transaction_id
+        partition, trace = result.partition_id, result.trace_id
+        if status == "queued":
+            answers.append(
+                Queued(index, status, result.message_id, transaction, partition, trace, queue)
+            )
+        elif status == "scheduled" and result.deliver_at is not None:
+            at = microseconds(result.deliver_at)
+            answers.append(Scheduled(index, status, None, transaction, partition, trace, queue, at))
+        elif status == "duplicate":
+            answers.append(Duplicate(index, status, result.message_id, transaction, queue))
+        elif status == "buffered":
+            answers.append(NotQueued(index, status, queue, result.partition, transaction))
+        else:
+            text = f"queue '{queue}' is full (maxSize)"
+            answers.append(NotQueued(index, "failed", queue, result.partition, transaction, text))
+    return answers
 
 
 @lru_cache(maxsize=256)
-def _lease_headers(lease_time: int | None) -> Sequence[tuple[str, str]]:
+def _lease_headers(lease_time: int | None) -> Headers:
     return ((LEASE_TIME, str(lease_time)),) if lease_time else ()
 
 
-def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
+def _pop_fields(popped: Popped, messages: list[Delivered] | None) -> dict[str, Any]:
     first = popped.messages[0] if popped.messages else None
     return {
         "success": True,
@@ -632,7 +571,7 @@ def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
         "lease_id": popped.lease_id,
         "consumer_group": popped.group,
         "partitions_claimed": popped.partitions_claimed,
-        "messages": messages,
+        "messages": delivered_now(popped.messages) if messages is None else messages,
     }
 
 
@@ -672,10 +611,6 @@ def delivered_now(messages: Sequence[Message]) -> list[Delivered]:
     return answers
 
 
-def exchange_answer(popped: Popped, messages: list[Delivered]) -> ExchangeAnswer:
-    return ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=ack_answers(popped.acked))
-
-
 def _who(request: Request) -> str:
     """Who answers, if the answer does not say it: the token's subject, else the address."""
     return request.subject or request.address
@@ -691,6 +626,11 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
         group,
         item.worker or who,
     )
+
+
+async def _acks_in_slices(items: list[AckItem], group: str, who: str) -> list[Ack]:
+    """Of so many that others get a turn in between."""
+    return [_ack(item, group, who) async for part in slices(items) for item in part]
 
 
 def ack_answer(results: Sequence[Acked]) -> Response:

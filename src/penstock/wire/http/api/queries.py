@@ -8,19 +8,20 @@ import msgspec
 from penstock.protocol.times import time_field
 
 # what comes before a page is read and thrown away, so pages far down are found by other means
-MOST_OFFSET = 10_000
+MAX_OFFSET = 10_000
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 
+Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Offset = Annotated[
-    int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MOST_OFFSET}")
+    int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MAX_OFFSET}")
 ]
 
 
 def check_offset(offset: int, farther: str) -> None:
     """For `__post_init__` of a query: `farther` says what to do beyond the limit."""
-    if offset > MOST_OFFSET:
-        raise ValueError(f"offset must be at most {MOST_OFFSET}, not {offset}: {farther}")
+    if offset > MAX_OFFSET:
+        raise ValueError(f"offset must be at most {MAX_OFFSET}, not {offset}: {farther}")
 
 
 class Paged(msgspec.Struct, frozen=True):

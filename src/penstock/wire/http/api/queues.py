@@ -1,43 +1,40 @@
-"""The queue API as a whole: one list of routes from the modules of its nouns.
+"""The queue API as a whole, from the modules of its nouns: what every process answers itself.
 
 It speaks the dialect of Queen MQ 0.15 (see docs/reference/http.md): names and shapes are
 its, statuses are honest.
 """
 
-from penstock.buffer import Buffer
-from penstock.queues.engine import Queues
-from penstock.queues.presence import Presence
-from penstock.wire.http.api import (
-    analytics,
-    cluster,
-    deadletters,
-    groups,
-    resources,
-    status,
-    stored,
-)
+from penstock.broker import Broker
+from penstock.wire.http.api.analytics import AnalyticsApi
+from penstock.wire.http.api.cluster import ClusterApi
 from penstock.wire.http.api.consumers import ConsumersApi
+from penstock.wire.http.api.deadletters import DeadLettersApi
+from penstock.wire.http.api.groups import GroupsApi
 from penstock.wire.http.api.messages import MessagesApi
+from penstock.wire.http.api.resources import ResourcesApi
 from penstock.wire.http.api.scheduled import ScheduledApi
 from penstock.wire.http.api.schedules import SchedulesApi
 from penstock.wire.http.api.sinks import SinksApi
+from penstock.wire.http.api.status import StatusApi
+from penstock.wire.http.api.stored import StoredApi
 from penstock.wire.http.api.transactions import TransactionsApi
-from penstock.wire.http.routes import Route, routes_of
+from penstock.wire.http.routes import Api
 
 
-def routes(queues: Queues, buffer: Buffer, presence: Presence) -> list[Route]:
+def queue_apis(broker: Broker) -> list[Api]:
+    queues, buffer, presence = broker.queues, broker.buffer, broker.presence
     return [
-        *routes_of(MessagesApi(queues, buffer)),
-        *routes_of(TransactionsApi(queues, buffer)),
-        *routes_of(resources.ResourcesApi(queues)),
-        *routes_of(status.StatusApi(queues, presence)),
-        *routes_of(groups.GroupsApi(queues)),
-        *routes_of(ConsumersApi(presence)),
-        *routes_of(deadletters.DeadLettersApi(queues)),
-        *routes_of(stored.StoredApi(queues)),
-        *routes_of(ScheduledApi(queues.scheduled)),
-        *routes_of(analytics.AnalyticsApi(queues)),
-        *routes_of(cluster.ClusterApi(queues, presence)),
-        *routes_of(SinksApi(queues.sinks)),
-        *routes_of(SchedulesApi(queues.schedules)),
+        MessagesApi(queues, buffer),
+        TransactionsApi(queues, buffer),
+        ResourcesApi(queues),
+        StatusApi(queues, presence),
+        GroupsApi(queues),
+        ConsumersApi(presence),
+        DeadLettersApi(queues),
+        StoredApi(queues),
+        ScheduledApi(queues.scheduled),
+        AnalyticsApi(queues),
+        ClusterApi(queues, presence),
+        SinksApi(queues.sinks),
+        SchedulesApi(queues.schedules),
     ]

@@ -5,7 +5,7 @@ Nothing here counts rows: totals come from counters the engine keeps.
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -16,12 +16,11 @@ from penstock.queues.options import BY_NAME, OPTIONS, parse
 from penstock.queues.status import QueueStatus
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import Body, Pagination, each, of
-from penstock.wire.http.api.queries import Paged
+from penstock.wire.http.api.queries import Limit, Paged
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
-Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
 
 
@@ -201,8 +200,6 @@ read_configure = body_decoder(ConfigureBody)
 
 
 class ResourcesApi:
-    """Queues and their partitions."""
-
     tag = "resources"
 
     def __init__(self, queues: Queues) -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.queues.scheduled import Scheduled, Waiting
 from penstock.wire.http.answers import milliseconds
-from penstock.wire.http.api.stored import Limit
+from penstock.wire.http.api.queries import Limit
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/scheduled/{queue}/{partition}/{transaction}"

@@ -57,8 +57,6 @@ class Listing(Body):
 
 
 class SchedulesApi:
-    """Schedules of pushes."""
-
     tag = "schedules"
 
     def __init__(self, schedules: Schedules) -> None:

@@ -8,17 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.dead import Which
+from penstock.queues.dead import ErrorCount, Which
 from penstock.queues.engine import Queues
 from penstock.queues.messages import MessageFilter
 from penstock.queues.presence import OperationCounts, Presence
 from penstock.queues.status import total
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, PaginationOf, Range, each, of
+from penstock.wire.http.answers import Body, PaginationOf, Range, of
 from penstock.wire.http.api.cluster import Worker, worker_answer
-from penstock.wire.http.api.queries import BUCKETS, Paged, RangeQuery
+from penstock.wire.http.api.queries import BUCKETS, Limit, Paged, RangeQuery
 from penstock.wire.http.api.resources import (
-    Limit,
     PageQuery,
     PartitionCounts,
     QueueCounts,
@@ -153,12 +152,6 @@ class LeaseCounts(Body):
     total_acked: int
 
 
-class ErrorCount(Body):
-    error: str
-    count: int
-    last_seen: datetime
-
-
 class DeadLetterCounts(Body):
     total_messages: int
     affected_partitions: int
@@ -201,8 +194,6 @@ class Refreshed(Body):
 
 
 class StatusApi:
-    """Numbers that an operator or a dashboard asks for."""
-
     tag = "resources"
 
     def __init__(self, queues: Queues, presence: Presence) -> None:
@@ -323,7 +314,7 @@ class StatusApi:
             dead_letter_queue=DeadLetterCounts(
                 total_messages=counts.dead_letter,
                 affected_partitions=errors.affected_partitions,
-                top_errors=each(ErrorCount, errors.top_errors),
+                top_errors=errors.top_errors,
             ),
             workers=[worker_answer(Worker, worker) for worker in workers],
             errors=ErrorCounts(

@@ -1,23 +1,22 @@
 """Stored messages one by one, and their traces: what an operator looks at and mends."""
 
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.messages import MessageDetail, MessageFilter, StoredMessage
+from penstock.queues.messages import MessageDetail, MessageFilter, MessageGroup, StoredMessage
 from penstock.queues.traces import Trace, TraceName
-from penstock.wire.http.answers import Body, Pagination, answer, each, of
-from penstock.wire.http.api.queries import Offset, Paged, TimesQuery, check_offset
-from penstock.wire.http.messages import Response
+from penstock.wire.http.answers import Body, Pagination, of, plain
+from penstock.wire.http.api.queries import Limit, Offset, Paged, TimesQuery, check_offset
+from penstock.wire.http.messages import Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
 T = TypeVar("T")
-Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 
 
 class ListQuery(TimesQuery, frozen=True):
@@ -126,12 +125,6 @@ class MessagePage(Body):
     behind_seconds: float | msgspec.UnsetType = msgspec.UNSET  # of a standby that was read
 
 
-class MessageGroup(Body):
-    name: str
-    consumed: bool
-    lease_expires_at: datetime | None
-
-
 class MessageConfig(Body):
     """Options of the message's queue."""
 
@@ -211,8 +204,6 @@ class TraceNames(Body, rename=None):
 
 
 class StoredApi:
-    """Stored messages and their traces."""
-
     tag = "messages"
 
     def __init__(self, queues: Queues) -> None:
@@ -251,7 +242,8 @@ class StoredApi:
         if deleted:
             return Deleted(True, partition, transaction, "Message deleted successfully")
         missing = "Message not found"
-        return answer(Deleted(False, partition, transaction, missing, error=missing), 404)
+        body = Deleted(False, partition, transaction, missing, error=missing)
+        return json_response(plain(body), 404)
 
     @route("POST", f"{ONE}/retry", audit=Audited("message.retry"))
     async def retry(self, partition: str, transaction: str, args: GroupQuery) -> Retried:
@@ -348,7 +340,7 @@ def _detail(message: MessageDetail) -> Message:
             _mode(len(buses) < len(groups), len(buses)),
             consumed_by_groups=sum(group.consumed for group in groups),
         ),
-        consumer_groups=each(MessageGroup, groups),
+        consumer_groups=groups,
     )
 
 

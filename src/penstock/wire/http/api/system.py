@@ -129,6 +129,7 @@ class SystemApi:
         broker = self._broker
         up = broker.database.healthy
         full = broker.logs.topics.disk_full if broker.logs else None
+        merging = broker.metrics.values_of("penstock_queue_merging")
         health = Health(
             status="unhealthy" if not up else "degraded" if full else "healthy",
             database="connected" if up else "disconnected",
@@ -141,7 +142,9 @@ class SystemApi:
             uptime=round(broker.uptime, 3),
             listeners=self._addresses(),
             shared_state=SharedState(True, broker.presence.member),
-            queen=QueueEngine(broker.queues.signals.waiting, _merging(broker)),
+            queen=QueueEngine(
+                broker.queues.signals.waiting, {kind: count for (kind,), count in merging.items()}
+            ),
         )
         return json_response(health, 200 if up else 503)
 
@@ -188,7 +191,12 @@ class SystemApi:
             database=pool,
             memory=MemoryFigures(figures.memory_bytes),
             cpu=CpuFigures(figures.cpu_user_seconds, figures.cpu_system_seconds),
-            file_buffer=_file_buffer(samples, broker),
+            file_buffer=FileBuffer(
+                pending=_total(samples, "penstock_buffer_pending"),
+                flushed=_total(samples, "penstock_buffer_flushed_total"),
+                failed=_total(samples, "penstock_buffer_failed"),
+                db_healthy=broker.database.healthy,
+            ),
             metrics=samples,
         )
 
@@ -214,23 +222,6 @@ class WorkerApi:
     @route("GET", WORKER_STATE, hidden=True)
     def state(self) -> State:
         return self._broker.metrics.state()
-
-
-def _file_buffer(metrics: dict[str, Any], broker: Broker) -> FileBuffer:
-    """The buffer's numbers of all processes together."""
-    return FileBuffer(
-        pending=_total(metrics, "penstock_buffer_pending"),
-        flushed=_total(metrics, "penstock_buffer_flushed_total"),
-        failed=_total(metrics, "penstock_buffer_failed"),
-        db_healthy=broker.database.healthy,
-    )
-
-
-def _merging(broker: Broker) -> dict[str, float]:
-    """Requests that wait to share a call to the database, by kind."""
-    return {
-        kind: count for (kind,), count in broker.metrics.values_of("penstock_queue_merging").items()
-    }
 
 
 def _total(metrics: dict[str, Any], name: str) -> int:

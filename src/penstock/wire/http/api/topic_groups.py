@@ -1,6 +1,5 @@
 """Consumer groups on topics over HTTP: positions, lag, and leases of ranges."""
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -163,16 +162,11 @@ class TopicGroupsApi:
     @route("POST", f"{GROUP}/lease")
     async def lease(self, topic: str, group: str, body: Lease) -> Leased | None:
         """Lease a range of records to a member of the group."""
-        log = self._topics.require(topic)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
-        while True:
-            lease = self._groups.lease(group, topic, body.member, body.max_records)
-            if lease is not None:
-                return _leased(lease)
-            if loop.time() >= deadline:
-                return None
-            await log.wait_for(log.next_offset, min(1.0, deadline - loop.time()))
+        seconds = min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
+        lease = await self._groups.lease_within(
+            seconds, group, topic, body.member, body.max_records
+        )
+        return None if lease is None else _leased(lease)
 
     @route("POST", f"{GROUP}/complete")
     async def complete(self, topic: str, group: str, body: LeaseId) -> Committed:
@@ -186,21 +180,16 @@ class TopicGroupsApi:
         pipeline.
         """
         start, end = epoch_seconds(args.from_), epoch_seconds(args.to)
-        rows = []
-        for minute in await self._groups.history.between(start, end):
-            buckets = sorted(minute.latency)
-            row = GroupMinute(
+        return [
+            of(
+                GroupMinute,
+                minute,
                 time=datetime.fromtimestamp(minute.at, UTC).isoformat(),
-                topic=minute.topic,
-                group=minute.group,
-                acked=minute.acked,
-                retried=minute.retried,
-                lag=minute.lag,
-                buckets=buckets,
-                counts=[minute.latency[bucket] for bucket in buckets],
+                buckets=sorted(minute.latency),
+                counts=[minute.latency[bucket] for bucket in sorted(minute.latency)],
             )
-            rows.append(row)
-        return rows
+            for minute in await self._groups.history.between(start, end)
+        ]
 
     @route("POST", f"{GROUP}/renew")
     def renew(self, topic: str, body: LeaseId) -> Leased:

@@ -8,7 +8,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
-from penstock.protocol.names import check_name
 from penstock.protocol.records import Message, messages, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
@@ -19,8 +18,9 @@ from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, page_of
+from penstock.wire.http.api.listing import ListQuery, Row, page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
+from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
 from penstock.wire.http.routes import Audited, route
 from penstock.wire.sse import stream_response
@@ -69,10 +69,9 @@ class TopicsQuery(ListQuery):
     details: bool = False
 
 
-class TopicRow(Struct, rename="camel"):
+class TopicRow(Row, rename="camel"):
     """A topic in a list."""
 
-    name: str
     records: int
     bytes: int
     first_offset: int
@@ -146,7 +145,7 @@ class OffsetAt(Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_produce = msgspec.json.Decoder(Produce).decode
+read_produce = body_decoder(Produce)
 
 
 class TopicsApi:
@@ -162,7 +161,7 @@ class TopicsApi:
     def names(self, args: TopicsQuery) -> list[str] | TopicPage:
         """List topic names, or with `details=true` topics with their sizes and rates."""
         if not args.details:
-            return sorted(self._topics.names())
+            return self._topics.names()
         self._rates.look()
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
         return TopicPage(*page_of(rows, args))
@@ -276,7 +275,7 @@ class TopicsApi:
         """Read records from an offset."""
         query: ConsumeQuery = request.args
         name = request.params["topic"]
-        topic = self._find(name)
+        topic = self._topics.find(name)
         most = min(query.max_messages, MAX_MESSAGES)
         if query.offset >= 1 << 64:
             raise InvalidRequest(
@@ -295,15 +294,8 @@ class TopicsApi:
     @route("GET", "/topics/{topic}/next_offset")
     def next_offset(self, topic: str) -> NextOffset:
         """The offset that the next record will get."""
-        log = self._find(topic)
+        log = self._topics.find(topic)
         return NextOffset(topic, log.next_offset if log is not None else 0)
-
-    def _find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
-        topic = self._topics.get(name)
-        if topic is None:
-            check_name(name)
-        return topic
 
     @route("GET", "/topics/{topic}/offset")
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
@@ -324,12 +316,7 @@ def _payloads(request: Request) -> tuple[list[bytes], bool]:
     kind = request.header("content-type")
     if kind is not None and kind.partition(";")[0].strip().lower() == OCTETS:
         return [request.body], False
-    try:
-        body = _decode_produce(request.body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"Invalid body: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"Invalid JSON: {error}") from None
+    body = read_produce(request.body)
     if isinstance(body.payload, str) and body.payloads is UNSET:
         return [payload_bytes(body.payload, body.encoding)], False
     if isinstance(body.payloads, list) and body.payload is UNSET:
