@@ -3,13 +3,15 @@ test.
 """
 
 import asyncio
+import functools
+import gc
 import os
 import random
 import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -77,6 +79,7 @@ KINDS = {
 }
 
 
+@functools.cache
 def kinds_of(path: Path) -> list[str]:
     place = path.relative_to(TESTS)
     return [kind for kind, places in KINDS.items() if any(map(place.match, places))]
@@ -89,6 +92,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         f"not {kind}" in expression for kind in kinds_of(collection_path)
     )
     return left_out or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, and keep it from what was collected: looking through
+    modules and tests, which are no garbage, took two fifths of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups

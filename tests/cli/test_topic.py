@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
 from penstock.log.fs import Disk
+from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread
 from tests.support.wait import until
 
