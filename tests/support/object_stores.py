@@ -33,7 +33,9 @@ CREDENTIALS = {
 def s3_server() -> Iterator[str]:
     """The address of a server with an empty bucket."""
     from moto.server import ThreadedMotoServer  # half a second
+    from werkzeug.serving import WSGIRequestHandler
 
+    WSGIRequestHandler.disable_nagle_algorithm = True
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -155,6 +157,7 @@ def faulty_proxy(target: str) -> Iterator[tuple[str, Faults]]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or the body waits 40 ms for the header to be confirmed
 
         def log_message(self, *words: object) -> None:
             pass
