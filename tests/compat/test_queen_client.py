@@ -664,7 +664,7 @@ def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
         assert (await admin.set_pop_maintenance_mode(True))["popMaintenanceMode"] is True
         try:
             await queen.queue(queue).partition("p").push({"data": "held"})
-            assert await queen.queue(queue).wait(True).timeout_millis(5000).pop() == []
+            assert await queen.queue(queue).wait(True).timeout_millis(1000).pop() == []
             assert (await admin.get_pop_maintenance_mode())["popMaintenanceMode"] is True
         finally:
             await admin.set_pop_maintenance_mode(False)
