@@ -42,6 +42,8 @@ from tests.support.served import serving
 from tests.support.topics import Clock, bits, everything, run, running
 from tests.support.wait import eventually
 
+pytestmark = pytest.mark.xdist_group("tier")  # they share a store
+
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[tuple[str, Faults]]:
