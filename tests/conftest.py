@@ -109,18 +109,22 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a module's fixture (a broker, as a rule) run in one worker, so that there is
-    one of it.
+    """Tests that share a fixture of their module or package (a broker, as a rule) run in one worker,
+    so that there is one of it.
     """
     for item in items:
         assert isinstance(item, pytest.Function)
-        fixtures = item._fixtureinfo.name2fixturedefs
         for kind in kinds_of(item.path):
             item.add_marker(kind)
-        if not item.get_closest_marker("xdist_group") and any(
-            of_name[-1].scope in ("module", "package") for of_name in fixtures.values()
-        ):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if item.get_closest_marker("xdist_group"):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        scopes = {of_name[-1].scope for of_name in fixtures}
+        module = item.nodeid.partition("::")[0]
+        if "package" in scopes:
+            item.add_marker(pytest.mark.xdist_group(module.rpartition("/")[0]))
+        elif "module" in scopes:
+            item.add_marker(pytest.mark.xdist_group(module))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

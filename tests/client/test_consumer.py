@@ -27,8 +27,6 @@ from penstock import (
 from tests.support.http import run
 from tests.support.wait import eventually, until
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 class Struct(msgspec.Struct):
     id: int
