@@ -53,27 +53,24 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
-        "client/test_queue_restart.py",
-        "database/test_embedded.py",
-        "e2e/*",
-        "export/test_broker.py",
-        "pipeline/test_kills.py",
+        "database/test_embedded.py",  # PostgreSQL, as the broker starts and stops it
+        "e2e/*",  # whole brokers
+        "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
     ],
     # needs Chromium
     "browser": ["browser/*"],
-    # takes as long as a hundred others
+    # takes as long as a hundred others, also in its short form
     "long": [
         "backup/*",  # whole brokers, dumped and restored
         "client/test_packages.py",  # builds the wheel, installs it into empty environments
-        "client/test_surface.py",  # mypy and pyright over a program
         "client/test_testing.py",  # other pytests, each with a broker
+        "client/test_types.py",  # mypy and pyright over a program
         "client/test_worker.py",  # processes that are started again
         "database/test_upgrade.py",  # brokers of two releases
         "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
         "docs/test_links.py",  # the site is built
         "docs/test_pages.py",  # every page does what it says
         "examples/*",  # whole applications
-        "topics/test_scale.py",  # thousands of topics
         "wire/test_queue_openapi.py",  # schemathesis makes up requests
     ],
 }
