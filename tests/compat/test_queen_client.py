@@ -201,7 +201,7 @@ def test_a_waiting_pop_is_woken_by_a_push(broker, queue):
         await queen.queue(queue).push({"data": "now"})
         (message,) = await waiting
         assert message["data"] == "now"
-        assert asyncio.get_running_loop().time() - began < 2
+        assert asyncio.get_running_loop().time() - began < 15
 
     with_queen(broker, body)
 

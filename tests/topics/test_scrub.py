@@ -288,7 +288,7 @@ def test_stopping_does_not_wait_for_a_slow_pass(tmp_path: Path) -> None:
             await fill(store)
             store.scrub.ask()
             await eventually(lambda: store.scrub.running)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await store.stop()
 
     run(body())

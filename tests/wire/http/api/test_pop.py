@@ -72,7 +72,7 @@ def test_an_empty_pop_is_204_without_a_body(api, queue):
     api.get(f"pop/queue/{queue}/partition/Default", 204)
     began = time.monotonic()
     api.get(f"pop/queue/{queue}", 204, wait="true", timeout=300)
-    assert 0.25 < time.monotonic() - began < 3
+    assert 0.25 < time.monotonic() - began < 20
     api.get("pop", 204, namespace=f"none-{queue}")
 
 
