@@ -283,7 +283,8 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
         deciding = asyncio.create_task(
             queues.groups.subscription("g", datetime(2000, 1, 1, tzinfo=UTC))
         )
-        await asyncio.wait({deciding}, timeout=0.3)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        await eventually(lambda: queues.database.fetch(waiting))
         await transaction.commit()
         await other.close()
         assert await deciding == 1

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.support import guard
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 BUCKET = "bucket"
@@ -113,8 +114,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 @contextmanager
 def azure_server(azurite: str) -> Iterator[dict[str, str]]:
     """Microsoft's emulator of Azure Blob Storage with an empty container; what finds it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [azurite, "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
     server = subprocess.Popen([*words, "--disableTelemetry", "--blobPort", str(port)])
     guard.watch(server.pid)
