@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -215,6 +216,28 @@ def fresh_database(server: EmbeddedPostgres, *, empty: bool = False, migrated: b
     return asyncio.run(_create_database(server, empty, migrated))
 
 
+def copy_database(server: EmbeddedPostgres, url: str) -> str:
+    """The URL of a new database with what is in this one, to which nobody is connected."""
+    name = f"t{uuid.uuid4().hex}"
+    template = urlsplit(url).path[1:]
+    url = server.url.replace("/postgres?", f"/{name}?")
+    asyncio.run(_execute(server.url, f"CREATE DATABASE {name} TEMPLATE {template} {_strategy()}"))
+    return url
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def _strategy() -> str:
+    """Flushing the copied files costs nothing in memory; PostgreSQL 14 has no such choice."""
+    return "STRATEGY FILE_COPY" if IN_MEMORY and not other else ""
+
+
 async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool) -> str:
     name = f"t{uuid.uuid4().hex}"
     url = server.url.replace("/postgres?", f"/{name}?")
@@ -231,14 +254,10 @@ async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool
         if empty or not template:
             await connection.execute(f"CREATE DATABASE {name}")
             return url
-        # Flushing the copied files costs nothing in memory; PostgreSQL 14 has no such choice.
-        strategy = "STRATEGY FILE_COPY" if IN_MEMORY and not other else ""
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {_strategy()}")
     finally:
         await connection.close()
-    made = await asyncpg.connect(url)
-    await made.execute("UPDATE penstock.installation SET id = $1", random.getrandbits(31))
-    await made.close()
+    await _execute(url, f"UPDATE penstock.installation SET id = {random.getrandbits(31)}")
     return url
 
 
