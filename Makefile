@@ -54,7 +54,7 @@ test: $(VENV)/.dev java chromium
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 # These tests wait for servers more than they compute: more of them than cores.
-test-fast: WORKERS := 3
+test-fast: WORKERS := 4
 test-fast: $(VENV)/.dev
 	@TEST_FORM=short $(PYTEST) -m 'not spark and not browser and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 

@@ -3,14 +3,17 @@ test.
 """
 
 import asyncio
+import functools
+import gc
 import os
 import random
 import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -51,32 +54,30 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
-        "client/test_queue_restart.py",
-        "database/test_embedded.py",
-        "e2e/*",
-        "export/test_broker.py",
-        "pipeline/test_kills.py",
+        "database/test_embedded.py",  # PostgreSQL, as the broker starts and stops it
+        "e2e/*",  # whole brokers
+        "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
     ],
     # needs Chromium
     "browser": ["browser/*"],
-    # takes as long as a hundred others
+    # takes as long as a hundred others, also in its short form
     "long": [
         "backup/*",  # whole brokers, dumped and restored
         "client/test_packages.py",  # builds the wheel, installs it into empty environments
-        "client/test_surface.py",  # mypy and pyright over a program
         "client/test_testing.py",  # other pytests, each with a broker
+        "client/test_types.py",  # mypy and pyright over a program
         "client/test_worker.py",  # processes that are started again
         "database/test_upgrade.py",  # brokers of two releases
         "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
         "docs/test_links.py",  # the site is built
         "docs/test_pages.py",  # every page does what it says
         "examples/*",  # whole applications
-        "topics/test_scale.py",  # thousands of topics
         "wire/test_queue_openapi.py",  # schemathesis makes up requests
     ],
 }
 
 
+@functools.cache
 def kinds_of(path: Path) -> list[str]:
     place = path.relative_to(TESTS)
     return [kind for kind, places in KINDS.items() if any(map(place.match, places))]
@@ -91,20 +92,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return left_out or None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, and keep it from what was collected: looking through
+    modules and tests, which are no garbage, took two fifths of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a module's fixture (a broker, as a rule) run in one worker, so that there is
-    one of it.
+    """Tests that share a fixture of their module or package (a broker, as a rule) run in one worker,
+    so that there is one of it.
     """
     for item in items:
         assert isinstance(item, pytest.Function)
-        fixtures = item._fixtureinfo.name2fixturedefs
         for kind in kinds_of(item.path):
             item.add_marker(kind)
-        if not item.get_closest_marker("xdist_group") and any(
-            of_name[-1].scope in ("module", "package") for of_name in fixtures.values()
-        ):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if item.get_closest_marker("xdist_group"):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        scopes = {of_name[-1].scope for of_name in fixtures}
+        module = item.nodeid.partition("::")[0]
+        if "package" in scopes:
+            item.add_marker(pytest.mark.xdist_group(module.rpartition("/")[0]))
+        elif "module" in scopes:
+            item.add_marker(pytest.mark.xdist_group(module))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -198,6 +216,28 @@ def fresh_database(server: EmbeddedPostgres, *, empty: bool = False, migrated: b
     return asyncio.run(_create_database(server, empty, migrated))
 
 
+def copy_database(server: EmbeddedPostgres, url: str) -> str:
+    """The URL of a new database with what is in this one, to which nobody is connected."""
+    name = f"t{uuid.uuid4().hex}"
+    template = urlsplit(url).path[1:]
+    url = server.url.replace("/postgres?", f"/{name}?")
+    asyncio.run(_execute(server.url, f"CREATE DATABASE {name} TEMPLATE {template} {_strategy()}"))
+    return url
+
+
+async def _execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def _strategy() -> str:
+    """Flushing the copied files costs nothing in memory; PostgreSQL 14 has no such choice."""
+    return "STRATEGY FILE_COPY" if IN_MEMORY and not other else ""
+
+
 async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool) -> str:
     name = f"t{uuid.uuid4().hex}"
     url = server.url.replace("/postgres?", f"/{name}?")
@@ -214,14 +254,10 @@ async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool
         if empty or not template:
             await connection.execute(f"CREATE DATABASE {name}")
             return url
-        # Flushing the copied files costs nothing in memory; PostgreSQL 14 has no such choice.
-        strategy = "STRATEGY FILE_COPY" if IN_MEMORY and not other else ""
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {strategy}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} {_strategy()}")
     finally:
         await connection.close()
-    made = await asyncpg.connect(url)
-    await made.execute("UPDATE penstock.installation SET id = $1", random.getrandbits(31))
-    await made.close()
+    await _execute(url, f"UPDATE penstock.installation SET id = {random.getrandbits(31)}")
     return url
 
 

@@ -8,7 +8,6 @@ from functools import partial
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import backup as _commands  # noqa: F401 - they register themselves
@@ -18,6 +17,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 from tests.support.object_stores import CREDENTIALS, s3_server
 from tests.support.wait import until
 

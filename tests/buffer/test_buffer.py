@@ -387,7 +387,11 @@ def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_gone(tmp
     run(body)
 
 
-def test_two_brokers_share_a_directory_and_the_survivor_adopts_the_dead_ones_files(tmp_path):
+def test_two_brokers_share_a_directory_and_the_survivor_adopts_the_dead_ones_files(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("penstock.buffer.buffer.ADOPT_SECONDS", 0.2)
+
     async def body():
         store = Store(healthy=False)
         async with buffering(tmp_path, store) as survivor:

@@ -4,11 +4,11 @@ import asyncio
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 import penstock.cli.buffer  # noqa: F401  (registers its commands)
 from penstock.cli import app
 from tests.support.buffers import Store, buffering, delivered, items, names, real
+from tests.support.cli import CliRunner
 from tests.support.http import run
 from tests.support.wait import eventually
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from tests.conftest import fresh_database
 from tests.support import guard
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 
 
 @pytest.fixture(scope="session")

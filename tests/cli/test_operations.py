@@ -13,7 +13,6 @@ import psycopg
 import pytest
 from cryptography.hazmat.primitives import serialization
 from rich.console import Console
-from typer.testing import CliRunner
 
 from penstock.cli import GROUPS, Api, app, tables
 from penstock.cli.tables import Line, View
@@ -23,6 +22,7 @@ from penstock.metrics import Metrics
 from penstock.protocol.roles import Role
 from penstock.wire.auth import Verifier
 from tests.cli.conftest import Shell, Terminal
+from tests.support.cli import CliRunner
 from tests.support.tokens import AUDIENCE, ISSUER, SECRET, pem, private_key
 from tests.support.wait import until
 

@@ -4,11 +4,11 @@ import json
 import uuid
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import Api
 from penstock.cli.queue import commands
 from tests.cli.conftest import Shell
+from tests.support.cli import CliRunner
 
 pytestmark = pytest.mark.xdist_group("cli")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli.topic import commands
 from penstock.log.fs import Disk
+from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread
 from tests.support.wait import until
 
@@ -72,7 +72,7 @@ def test_produce_on_a_full_disk_says_what_it_waits_for_and_what_was_stored(
     with serving_in_thread(tmp_path / "data", free_space_reserve=1000) as served:
         assert topic(served.address, "produce", "t", stdin=b"small\n")[0] == 0
         began = time.monotonic()
-        code, _, stderr = topic(served.address, "produce", "t", "--timeout", "4", stdin=lines)
+        code, _, stderr = topic(served.address, "produce", "t", "--timeout", "2", stdin=lines)
         assert time.monotonic() - began < 40  # the time of one record, not of each batch
     stored, reason = stderr.splitlines()
     assert code == 1

@@ -27,8 +27,6 @@ from penstock import (
 from tests.support.http import run
 from tests.support.wait import eventually, until
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 class Struct(msgspec.Struct):
     id: int
@@ -327,16 +325,20 @@ def test_plain_code_consumes_with_plain_messages(broker, queue):
 
 
 PROGRAM = """
-    import asyncio, sys
+    import asyncio, sys, time
+    from pathlib import Path
     from penstock import Client, SyncClient
 
     client = (Client if sys.argv[3] == "async" else SyncClient)(sys.argv[1])
+    told = Path(sys.argv[4])
 
     if sys.argv[3] == "async":
         @client.consumer(sys.argv[2])
         async def handle(message):
             print("begun", flush=True)
-            await asyncio.sleep(0.5)
+            while not told.exists():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
             print("done", flush=True)
 
         async def main():
@@ -344,12 +346,12 @@ PROGRAM = """
                 await client.run()
         asyncio.run(main())
     else:
-        import time
-
         @client.consumer(sys.argv[2])
         def handle(message):
             print("begun", flush=True)
-            time.sleep(0.5)
+            while not told.exists():
+                time.sleep(0.01)
+            time.sleep(0.1)
             print("done", flush=True)
 
         with client:
@@ -364,13 +366,14 @@ def test_sigterm_lets_a_program_finish_what_it_handles(broker, queue, tmp_path: 
     program.write_text(textwrap.dedent(PROGRAM))
     with SyncClient(broker.url) as client:
         client.push_many(queue, [1, 2])
-        output = tmp_path / "output"
+        output, told = tmp_path / "output", tmp_path / "told"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [sys.executable, program, broker.url, queue, kind], stdout=file
+                [sys.executable, program, broker.url, queue, kind, told], stdout=file
             )
         until(lambda: "begun" in output.read_text(), 60, "the handler runs")
         process.send_signal(signal.SIGTERM)
+        told.touch()
         assert process.wait(60) == 0
         assert output.read_text().split() == ["begun", "done", "ended"]
         assert [message.data for message in client.pop(queue, wait=10)] == [2]

@@ -74,11 +74,12 @@ def test_an_answer_that_is_no_brokers_is_unavailable_whatever_was_asked(answer: 
 def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> None:
     async def body() -> None:
         extended: list[str] = []
+        done = asyncio.Event()
 
         async def extend(request: Request) -> Response:
             lease = request.params["lease"]
             if lease == "stuck":
-                await asyncio.Event().wait()
+                await done.wait()
             extended.append(lease)
             return json_response([{"success": True}])
 
@@ -97,6 +98,7 @@ def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> None:
         async with serving(*routes) as server, Client(server.url) as client:
             assert len(await client.pop("q", batch=2)) == 2
             await eventually(lambda: extended.count("fine") >= 3)
+            done.set()  # or the server waits for it before it stops
 
     run(body)
 

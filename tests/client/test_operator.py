@@ -8,8 +8,6 @@ from penstock import Client, InvalidRequest, NotFound, QueueOptions, SyncClient
 from tests.support.http import run
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 def test_queues_groups_and_dead_letters_are_structs(broker, queue):
     async def body() -> None:

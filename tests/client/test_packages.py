@@ -16,7 +16,7 @@ import pytest
 import trove_classifiers
 from packaging.requirements import Requirement
 
-pytestmark = pytest.mark.xdist_group("queue-client")
+pytestmark = pytest.mark.xdist_group("tests/client")  # with those that share the broker
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -15,8 +15,6 @@ from penstock.errors import Conflict, InvalidRequest
 from tests.support.http import run
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 def test_the_client_comes_from_the_package_root_without_the_server():
     code = "import sys; from penstock import Client; print([m for m in sys.modules if m.startswith('penstock.')])"

@@ -10,8 +10,6 @@ from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 from tests.support.http import run, serving
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 def test_a_topic_by_the_address_of_the_broker_alone(broker, queue):
     async def body() -> None:

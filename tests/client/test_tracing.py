@@ -11,8 +11,6 @@ from penstock.client import tracing
 from tests.support.http import run
 from tests.support.wait import eventually
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 
 @pytest.mark.parametrize("buffer_ms", [None, 10], ids=["directly", "over the broker's buffer"])
 def test_one_trace_from_a_web_handler_through_the_queue_to_the_worker(

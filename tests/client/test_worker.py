@@ -18,8 +18,6 @@ from penstock.worker import client_of
 from tests.support import guard
 from tests.support.wait import until
 
-pytestmark = pytest.mark.xdist_group("queue-client")
-
 MODULE = """
     import os, time
     from penstock import Client

@@ -93,10 +93,12 @@ def test_the_url_is_made_from_the_seeds_names_when_none_is_given():
     assert url_of(settings) == "postgresql://me:p%40ss@one:5432,two:5433/shop"
 
 
-def test_those_who_look_are_limited_and_keep_nobody_from_a_connection(database_url):
+def test_those_who_look_are_limited_and_keep_nobody_from_a_connection(database_url, monkeypatch):
+    monkeypatch.setattr("penstock.database.browse.WAIT_SECONDS", 0.2)
+
     async def body():
         async with started(
-            database_url, pool_size=2, browse_pool_size=2, browse_timeout=4
+            database_url, pool_size=2, browse_pool_size=2, browse_timeout=2
         ) as database:
             looking = [
                 asyncio.create_task(database.browse("SELECT pg_sleep(60)")) for _ in range(8)

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError
 from penstock.metrics import Metrics
 from penstock.queues.schema import SCHEMA
 from tests.support import guard
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 
@@ -86,9 +87,7 @@ def test_a_pooler_is_refused_with_the_reason(postgres, scratch, mode, ignored):
 
 @contextmanager
 def pgbouncer(server: EmbeddedPostgres, directory: Path, mode: str, ignored: str) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     owner = server.data.stat()
     (directory / "users").write_text('"postgres" ""\n')
     (directory / "pgbouncer.ini").write_text(

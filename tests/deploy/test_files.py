@@ -12,6 +12,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from check_jsonschema import main as check_jsonschema
+from click.testing import CliRunner
 
 from penstock.config import load
 from penstock.wire.origins import Origins
@@ -36,6 +38,11 @@ def tool(name: str) -> str:
     if program_path is None:
         pytest.skip(f"{name} is not installed")
     return program_path
+
+
+def check_schema(name: str, path: Path) -> None:
+    done = CliRunner().invoke(check_jsonschema, ["--builtin-schema", f"vendor.{name}", str(path)])
+    assert done.exit_code == 0, done.output
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -92,15 +99,12 @@ def test_the_linter_accepts_the_dockerfile():
     ],
 )
 def test_files_for_contributors_fit_their_schema(schema, path):
-    file = DEPLOY.parent / ".github" / path
-    done = run(tool("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", str(file))
-    assert done.returncode == 0, done.stdout
+    check_schema(schema, DEPLOY.parent / ".github" / path)
 
 
 @pytest.mark.parametrize("path", sorted(COMPOSE.glob("*.yaml")), ids=lambda path: path.name)
 def test_compose_files_fit_the_schema_and_name_what_is_there(path):
-    done = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path))
-    assert done.returncode == 0, done.stdout
+    check_schema("compose-spec", path)
     tree = yaml.safe_load(path.read_text())
     for name, service in tree["services"].items():
         for volume in service.get("volumes", []):

@@ -6,12 +6,10 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from tests.docs.command_server import CommandServer
 from tests.docs.runner import PageRunner, clean_environment
 from tests.docs.tools import ROOT, tool
 from tests.support.broker import BrokerProcess
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.xdist_group("docs")
 TUTORIAL = ROOT / "docs" / "start" / "tutorial.md"
@@ -205,7 +204,7 @@ def test_a_page_does_what_it_says(
         DATABASE_URL=broker.database_url,  # type: ignore[attr-defined]
     )
     names = ("http", "tcp", "websocket")  # a broker that the page itself starts
-    ports = dict(zip(names, map(str, free_ports(3)), strict=True))
+    ports = dict(zip(names, (str(free_port()) for _ in range(3)), strict=True))
     environment |= {f"PENSTOCK_{one.upper()}_SERVER_PORT": port for one, port in ports.items()}
     addresses = {
         "localhost:6632": f"localhost:{ports['http']}",
@@ -223,17 +222,9 @@ def test_a_page_does_what_it_says(
         runner.python("client.close()")
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def run_tutorial(page: Path, directory: Path, programs: Path, **variables: str) -> int:
     """It starts a broker of its own, and stops PostgreSQL under it."""
-    http, tcp, websocket = free_ports(3)
+    http, tcp, websocket = (free_port() for _ in range(3))
     environment = clean_environment(
         programs,
         PENSTOCK_HTTP_SERVER_PORT=str(http),

@@ -6,7 +6,6 @@
 
 import asyncio
 import os
-import socket
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator
@@ -133,12 +132,7 @@ class Releases:
                 broker.stop()
 
     def ledger(self) -> Ledger:
-        for broker in (self.before, self.this):  # one that does not run yet gets its port now
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                broker._ports.setdefault("HTTP", free.getsockname()[1])
-        urls = [f"http://127.0.0.1:{b._ports['HTTP']}" for b in (self.before, self.this)]
-        return Ledger(urls)
+        return Ledger([f"http://127.0.0.1:{b.ports['HTTP']}" for b in (self.before, self.this)])
 
     async def stored(self) -> list[int]:
         connection = await asyncpg.connect(self.url)

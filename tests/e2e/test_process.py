@@ -134,7 +134,7 @@ def test_a_second_signal_stops_at_once(tmp_path, database_url):
             os.kill(broker.process.pid, signal.SIGTERM)
             until(lambda: "stopping" in broker.log)
             os.kill(broker.process.pid, signal.SIGINT)
-            assert broker.process.wait(5) == 130
+            assert broker.process.wait(30) == 130
 
 
 def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path, database_url):

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import topic as _commands  # noqa: F401 - they register themselves
@@ -17,6 +16,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 from tests.support.object_stores import BUCKET, CREDENTIALS, Faults, faulty_proxy, s3_server
 from tests.support.wait import until
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ import pytest
 from tests.conftest import fresh_database
 from tests.support import guard
 from tests.support.broker import BrokerProcess
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -73,9 +73,7 @@ def run(broker: BrokerProcess, name: str, *words: str) -> list[str]:
 @contextmanager
 def web(broker: BrokerProcess, application: str, **env: str) -> Iterator[httpx.Client]:
     """A web application under uvicorn."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["--app-dir", str(EXAMPLES), application, "--port", str(port), "--log-level", "warning"]
     process = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", *words],

@@ -34,7 +34,7 @@ class FakeClock(Clock):
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now, self.offset = 1000.0, now
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self.sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._count = 0
         super().__init__()
 
@@ -50,7 +50,7 @@ class FakeClock(Clock):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1
-        heapq.heappush(self._sleepers, (self.now + seconds, self._count, future))
+        heapq.heappush(self.sleepers, (self.now + seconds, self._count, future))
         await future
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -61,8 +61,8 @@ class FakeClock(Clock):
         for _ in range(5):
             await asyncio.sleep(0)
         until = self.now + seconds
-        while self._sleepers and self._sleepers[0][0] <= until:
-            when, _, future = heapq.heappop(self._sleepers)
+        while self.sleepers and self.sleepers[0][0] <= until:
+            when, _, future = heapq.heappop(self.sleepers)
             if future.done():
                 continue
             self.now = max(self.now, when)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import export as cli_export
@@ -21,6 +20,7 @@ from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record
+from tests.support.cli import CliRunner
 from tests.support.wait import eventually, until
 
 

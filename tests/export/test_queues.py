@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.types import Item, PopRequest
@@ -153,8 +155,10 @@ def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url
 
 
 def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_drain(
-    tmp_path: Path, database_url: str
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("penstock.export.sources.RENEW_AFTER_SECONDS", 0.05)
+
     async def body() -> None:
         async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
             queues: Any = buffer._queues

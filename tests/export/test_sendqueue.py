@@ -106,15 +106,19 @@ def test_block_is_real_backpressure(tmp_path: Path):
         queue = await started(
             tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0
         )
+
+        def blocks() -> bool:
+            return any(due == clock.now + 30.0 for due, _, _ in clock.sleepers)
+
         await queue.push([block(0), block(1)])
         waiting = asyncio.ensure_future(queue.push([block(2)]))
-        await asyncio.sleep(0.01)
+        await eventually(blocks)
         await clock.advance(29)
         assert not waiting.done()
         queue.ack(await queue.take())
         assert (await waiting).accepted == 1
         late = asyncio.ensure_future(queue.push([block(3)]))
-        await asyncio.sleep(0.01)
+        await eventually(blocks)
         await clock.advance(31)
         with pytest.raises(Full):
             await late

@@ -25,6 +25,11 @@ from tests.topics.test_damage import readable
 from tests.topics.test_scrub import scrubbed
 
 
+@pytest.fixture(autouse=True)
+def retries_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.export.sources.RETRY_SECONDS", 0.05)
+
+
 def from_topic(url: str, topic: str = "orders", **queue: Any) -> dict[str, Any]:
     return http_route(url, batch={"records": 10, "linger": 0}, **queue) | {
         "source": {"topic": topic}

@@ -11,7 +11,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
 
 import penstock.cli.database  # noqa: F401  # adds its commands
 from penstock import outbox
@@ -25,6 +24,7 @@ from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
 from tests.outbox.support import leased, rows
 from tests.queues.support import answer, pop, push, run, values
+from tests.support.cli import CliRunner
 from tests.support.wait import eventually
 
 HOUR = 3600.0  # nothing is noticed by looking again

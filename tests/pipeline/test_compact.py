@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import pipeline as pipeline_commands
 from penstock.cli import topic as topic_commands
@@ -22,6 +21,7 @@ from penstock.pipeline.jobs.compact_in_place import BUCKET_OFFSETS, Kept, _group
 from penstock.pipeline.jobs.keyed_topic import Keys
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
+from tests.support.cli import CliRunner
 
 KEY = {"key": "$.id", "tombstone": "$.deleted"}
 

@@ -7,7 +7,6 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app, pipeline_trials
 from penstock.cli import pipeline as pipeline_commands
@@ -17,6 +16,7 @@ from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
 from penstock.pipeline.validation import check
+from tests.support.cli import CliRunner
 
 FILE = """
 name: shop

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
@@ -33,6 +32,7 @@ from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
 from tests.pipeline.support import patiently
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 from tests.support.tokens import SECRET, token
 from tests.support.wait import until
 

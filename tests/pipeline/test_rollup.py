@@ -16,7 +16,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli import pipeline as _pipeline_commands  # noqa: F401
@@ -49,6 +48,7 @@ from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames
 from penstock.protocol.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
 from penstock.queues.schema import SCHEMA
+from tests.support.cli import CliRunner
 
 
 def call(url: str, method: str = "GET", body: Any = None) -> Any:

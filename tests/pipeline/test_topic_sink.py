@@ -168,7 +168,7 @@ def test_a_broker_that_is_away_for_a_while_delays_a_request_and_then_fails_it(tm
     began = time.monotonic()
     with pytest.raises(Unavailable, match=r"did not answer for 0\.5 s.*brokerTimeout"):
         TopicLink(f"127.0.0.1:{port}", patience=0.5).info("orders")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def uncommit(checkpoint: Path, *batches: int) -> None:

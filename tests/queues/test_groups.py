@@ -65,7 +65,7 @@ def test_a_group_may_start_at_a_time_also_in_the_future(database_url: str) -> No
         assert (await pop(queues, "q", group="soon", subscription_from=start)).messages == []
         await eventually(lambda: datetime.now(UTC) > soon)
         await push(queues, "q", 4)
-        assert values(await pop(queues, "q", group="soon", wait=True, timeout=5)) == [4]
+        assert values(await pop(queues, "q", group="soon", wait=True, timeout=60)) == [4]
         for wrong in ("yesterday", "2024-13-01T00:00:00Z"):
             with pytest.raises(InvalidRequest, match="subscriptionFrom"):
                 await pop(queues, "q", group="x", subscription_from=wrong)
@@ -283,7 +283,8 @@ def test_a_group_that_decides_for_a_queue_while_a_partition_is_made_gets_that_pa
         deciding = asyncio.create_task(
             queues.groups.subscription("g", datetime(2000, 1, 1, tzinfo=UTC))
         )
-        await asyncio.wait({deciding}, timeout=0.3)
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        await eventually(lambda: queues.database.fetch(waiting))
         await transaction.commit()
         await other.close()
         assert await deciding == 1

@@ -25,7 +25,7 @@ from penstock.queues import Item, PopRequest, Queues
 from penstock.queues import catalog as catalog_module
 from penstock.queues.dead import Which
 from penstock.queues.messages import MessageFilter
-from tests.conftest import fresh_database
+from tests.conftest import copy_database, fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.broker import BrokerProcess
 from tests.support.form import SOAK
@@ -40,7 +40,7 @@ SIZES = {"few": FEW, "many": MANY}
 
 
 @pytest.fixture(scope="module")
-def filled(postgres: EmbeddedPostgres) -> str:
+def template(postgres: EmbeddedPostgres) -> str:
     """A database with both queues, one message in each partition, and a group that has met them
     all.
     """
@@ -67,6 +67,12 @@ def filled(postgres: EmbeddedPostgres) -> str:
 
     asyncio.run(fill())
     return url
+
+
+@pytest.fixture
+def filled(postgres: EmbeddedPostgres, template: str) -> str:
+    """A copy of it for each test."""
+    return copy_database(postgres, template)
 
 
 def report(what: str, seconds: float) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import guard
+from tests.support.ports import reserve_port
 from tests.support.wait import DATABASE_TIMEOUT, until
 
 START_TIMEOUT = 90
@@ -43,14 +44,16 @@ class BrokerProcess:
         self.process: subprocess.Popen[str] | None = None
         self.addresses: dict[str, str] = {}
         self.output: list[str] = []  # standard output and error, line by line
-        self._ports: dict[str, int] = {}
+        # Kept while it does not run: it has the same ports each time.
+        self._reserved = {name: reserve_port() for name in ("HTTP", "TCP", "WebSocket")}
+        self.ports = {name: one.getsockname()[1] for name, one in self._reserved.items()}
 
     def start(self, *, wait: bool = True) -> "BrokerProcess":
-        """Start (again, on the ports it had before)."""
+        """Start, also again."""
         ports = [
-            *("--http-port", str(self._ports.get("HTTP", 0))),
-            *("--tcp-port", str(self._ports.get("TCP", 0))),
-            *("--ws-port", str(self._ports.get("WebSocket", 0))),
+            *("--http-port", str(self.ports["HTTP"])),
+            *("--tcp-port", str(self.ports["TCP"])),
+            *("--ws-port", str(self.ports["WebSocket"])),
         ]
         self.addresses = {}
         self.process = subprocess.Popen(
@@ -87,7 +90,6 @@ class BrokerProcess:
                 and words[0] in ("HTTP", "TCP", "WebSocket")
             ):
                 addresses[words[0]] = words[1]
-                self._ports[words[0]] = int(words[1].rpartition(":")[2])
             elif line.startswith("  data "):
                 self.addresses = addresses
         process.stdout.close()

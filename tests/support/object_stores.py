@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.support import guard
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 BUCKET = "bucket"
@@ -33,7 +34,9 @@ CREDENTIALS = {
 def s3_server() -> Iterator[str]:
     """The address of a server with an empty bucket."""
     from moto.server import ThreadedMotoServer  # half a second
+    from werkzeug.serving import WSGIRequestHandler
 
+    WSGIRequestHandler.disable_nagle_algorithm = True
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -111,8 +114,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 @contextmanager
 def azure_server(azurite: str) -> Iterator[dict[str, str]]:
     """Microsoft's emulator of Azure Blob Storage with an empty container; what finds it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [azurite, "--inMemoryPersistence", "--silent", "--skipApiVersionCheck"]
     server = subprocess.Popen([*words, "--disableTelemetry", "--blobPort", str(port)])
     guard.watch(server.pid)
@@ -155,6 +157,7 @@ def faulty_proxy(target: str) -> Iterator[tuple[str, Faults]]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or the body waits 40 ms for the header to be confirmed
 
         def log_message(self, *words: object) -> None:
             pass

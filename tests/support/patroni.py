@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 import yaml
 
 from tests.support import guard
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
@@ -26,12 +26,6 @@ INSTALLED = bool(PROGRAMS and shutil.which("patroni") and shutil.which("etcd"))
 USER = "postgres"
 TTL_SECONDS, LOOP_SECONDS, RETRY_SECONDS = 20, 1, 3  # the shortest that Patroni takes
 ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}  # its Python is the system's
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Process:

@@ -8,7 +8,6 @@ name both.
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from tests.support import guard
 from tests.support.buffers import crash, freeze, thaw
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 # Processes are killed here, not machines: what was written is in the kernel and survives.
@@ -39,9 +39,7 @@ class Postgres:
         self.name = name
         self.directory = Path(tempfile.mkdtemp(prefix="penstock-pair-"))
         self.directory.chmod(0o755)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.server = EmbeddedPostgres(
             self.directory, SETTINGS | {"port": str(self.port)}, access=TRUST
         )

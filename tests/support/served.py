@@ -139,7 +139,7 @@ def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield collected[0]
     finally:
         stop.set()

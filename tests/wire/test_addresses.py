@@ -4,6 +4,7 @@ import pytest
 
 from penstock.config import Config, load
 from penstock.wire.addresses import AddressUnavailable, check_addresses
+from tests.support.ports import free_port
 
 FREE = {"http_server.port": 0, "tcp_server.port": 0, "websocket_server.port": 0}
 
@@ -11,12 +12,6 @@ FREE = {"http_server.port": 0, "tcp_server.port": 0, "websocket_server.port": 0}
 def config(**flags: object) -> Config:
     given = {name.replace("__", "."): value for name, value in flags.items()}
     return load(environ={}, flags=FREE | given).config
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def refusal(**flags: object) -> str:

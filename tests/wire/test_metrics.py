@@ -18,8 +18,6 @@ from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
 
-pytestmark = pytest.mark.xdist_group("queue-api")
-
 MAX_SERIES = 6
 ROW = re.compile(r"^\| `((?:penstock|process)_\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", re.M)
 CONDITIONAL = {  # shown only with tokens or TLS

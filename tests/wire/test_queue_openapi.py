@@ -6,8 +6,6 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from tests.support.broker import BrokerProcess
 from tests.support.openapi import check_document
 
-pytestmark = pytest.mark.xdist_group("queue-api")
-
 
 @pytest.mark.timeout(600)  # making up the requests takes the time, not the broker
 def test_every_queue_operation_keeps_to_its_document(tmp_path, database_url, soak):

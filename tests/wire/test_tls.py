@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
@@ -29,6 +28,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.wire.tls import Certificate, Certificates
 from tests.support.certificates import Authority
+from tests.support.cli import CliRunner
 from tests.support.http import run
 from tests.support.served import Served, Wire, produce_body, serving, serving_in_thread
 from tests.support.wait import eventually

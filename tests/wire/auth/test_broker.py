@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -26,6 +25,7 @@ from penstock.protocol.frames import Command
 from penstock.protocol.status import TcpStatus
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 from tests.support.tokens import (
     AUDIENCE,
     ISSUER,

@@ -134,7 +134,7 @@ def test_an_event_stream_is_passed_on_as_it_comes_and_ends_when_the_client_leave
                 events.put_nowait(b"data: %d\n\n" % number)
                 assert await wire.reader.readuntil(b"data: %d\n\n" % number)
             await wire.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await ended.wait()
             await eventually(lambda: front.connections == 0)
 
@@ -156,7 +156,7 @@ def test_a_client_that_leaves_before_the_answer_is_reported_to_the_owner(scratch
             wire.send(get("/poll"))
             await waiting.wait()
             await wire.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await gone.wait()
 
     run(body)

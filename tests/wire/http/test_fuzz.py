@@ -109,7 +109,7 @@ async def provoke(server: HttpServer, pieces: list[bytes]) -> list[int]:
             wire.send(piece)
             await asyncio.sleep(0)
         writer.write_eof()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while piece := await reader.read(1 << 16):
                 received += piece
     except (ConnectionError, RuntimeError):

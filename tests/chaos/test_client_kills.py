@@ -150,7 +150,8 @@ def test_a_long_poll_uses_up_no_patience():
         async def pop(_: Request) -> Response:
             nonlocal polls
             polls += 1
-            await asyncio.sleep(0.8 if polls == 1 else 0)
+            if polls == 1:
+                await asyncio.Event().wait()  # until it is cut
             return EMPTY
 
         route = Route("GET", "/api/v1/pop/queue/{queue}", pop)

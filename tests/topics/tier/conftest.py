@@ -1,0 +1,66 @@
+"""One S3 server for all tests of the tier, with a proxy before it that fails as they say."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.topics.tier import tier as tier_module
+from tests.support.object_stores import (
+    BUCKET,
+    CREDENTIALS,
+    Faults,
+    azure_server,
+    faulty_proxy,
+    s3_server,
+)
+
+
+@pytest.fixture(scope="package")
+def s3() -> Iterator[tuple[str, Faults]]:
+    with s3_server() as server, faulty_proxy(server) as (url, faults):
+        yield url, faults
+
+
+@pytest.fixture
+def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    url, faults = s3
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": url}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(
+        tier_module, "PATIENCE", tier_module.PATIENCE._replace(attempts=1, seconds=20.0)
+    )
+    faults.seen.clear()
+    yield faults
+    faults.never()
+
+
+@pytest.fixture(scope="package")
+def azure() -> Iterator[dict[str, str]]:
+    azurite = shutil.which("azurite-blob", path=os.environ.get("PENSTOCK_AZURITE"))
+    if azurite is None:
+        pytest.skip(
+            "Azure Blob Storage needs Azurite: npm install --prefix DIRECTORY azurite, "
+            "and its node_modules/.bin in PENSTOCK_AZURITE or in PATH"
+        )
+    with azure_server(azurite) as env:
+        yield env
+
+
+@pytest.fixture(params=["s3", "file", "az"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    if request.param == "az":
+        for name, value in request.getfixturevalue("azure").items():
+            monkeypatch.setenv(name, value)
+        return f"az://{BUCKET}/{tmp_path.name}"
+    request.getfixturevalue("faults")
+    return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture
+def s3_address(faults: Faults, tmp_path: Path) -> str:
+    return f"s3://{BUCKET}/{tmp_path.name}"
