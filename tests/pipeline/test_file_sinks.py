@@ -8,8 +8,8 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from penstock.cli import app, pipeline_trials
-from penstock.cli import pipeline as pipeline_commands
+from penstock.cli import app
+from penstock.cli.pipeline import Spark
 from penstock.errors import ConfigError
 from penstock.pipeline.lake.data_files import ROWS, FileWriter
 from penstock.pipeline.pipeline_file import parse
@@ -134,8 +134,7 @@ def test_a_file_writes_to_any_format_a_table_and_a_function_each_row_once(
 def test_steps_run_on_given_rows_and_are_previewed(
     spark: Any, tmp_path: Path, write_topic: Any, functions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (pipeline_commands, pipeline_trials):
-        monkeypatch.setattr(module, "session", lambda *_: lambda: spark)
+    monkeypatch.setattr(Spark, "session", lambda *_: lambda: spark)
     file, given, expect = (tmp_path / name for name in ("shop.yaml", "in.json", "out.json"))
     file.write_text(shop(tmp_path))
     records = [

@@ -45,7 +45,7 @@ def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
     assert all(MILLIS.match(row["lastSeen"]) for row in dead["topErrors"])
     [worker] = result["workers"]
     assert worker["workerId"] == 0
-    assert worker["pool"]["size"] >= 1
+    until(lambda: api.ask("GET", "status", queue=queue)["workers"][0]["pool"]["size"] >= 1)
     assert result["errors"] == {
         "dbErrors": 0,
         "ackFailed": result["errors"]["ackFailed"],
