@@ -241,7 +241,8 @@ class Buffer:
             pending.complete(error)
         finally:
             self._in_flight -= 1
-            self._check_in_flight()
+            if not self._none_in_flight.is_set():
+                self._check_in_flight()
         return True
 
     def _wrote(self, written: "asyncio.Future[None]", pending: PendingPush) -> None:
@@ -317,7 +318,7 @@ class Buffer:
                 )
 
     def _check_in_flight(self) -> None:
-        if not self._none_in_flight.is_set() and not self._in_flight and not self.qos0.busy:
+        if not self._in_flight and not self.qos0.busy:
             self._none_in_flight.set()
 
     def _database_changed(self, healthy: bool) -> None:

@@ -167,7 +167,7 @@ class Appender:
     def commit(self) -> None:
         """Commit what is queued, now or right after the commit that runs."""
         self._scheduled = False
-        if self._committing is not None or not self._has_work:
+        if self._committing is not None or not (self._pending or self._has_work):
             return
         direct = not (self._between or self.deleted)
         if direct and self._segments.is_prepared(self.pending_bytes):

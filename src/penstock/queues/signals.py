@@ -144,7 +144,7 @@ class Signals:
                     elif remaining > 0 and not waiter.woken and not waiter.claimed:
                         remaining -= 1
                         waiter.wake()
-        if announce and not self.alone:
+        if announce and time.monotonic() < self._others_until:
             self._queues.add(queue)
             self._ready.set()
 
