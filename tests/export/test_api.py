@@ -107,7 +107,8 @@ def test_a_route_is_made_pushed_to_watched_and_deleted_over_http(serving: Servin
         ask(url, "POST", "/made/push", b'{"id": 5}', "application/octet-stream")[1]["accepted"] == 1
     )
     assert ask(url, "POST", "/made/push", {"records": []})[0] == 400
-    assert ask(url, "POST", "/made/push", b"{", "application/json")[0] == 400
+    for bad in (b"{", b'{"records": [%b' % (b"[" * 100_000), b'{"records": ["\xff"]}', b""):
+        assert ask(url, "POST", "/made/push", bad, "application/json")[0] == 400
     assert ask(url, "POST", "/nowhere/push", {"records": [1]})[0] == 404
     until(lambda: ask(url, "GET", "/made")[1]["queue"]["accounting"]["delivered"] == 5)
     assert sorted(serving.destination.ids) == [1, 2, 3, 4, 5]

@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
-from msgspec.json import Decoder
 from msgspec.structs import asdict
 
 from penstock.errors import InvalidRequest
@@ -19,6 +18,7 @@ from penstock.export.status import Inspection, RouteStatus
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Limit
+from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
@@ -98,7 +98,7 @@ class Letters(Struct):
     next: int | None  # the `offset` of the next page; null: these were the last
 
 
-_decode_records = Decoder(Records).decode
+read_records = body_decoder(Records)
 
 
 class ExportApi:
@@ -209,7 +209,7 @@ def _records(request: Request) -> list[bytes]:
     if kind in NDJSON:
         records = [line for line in request.body.split(b"\n") if line.strip()]
     else:
-        records = [bytes(record) for record in _decode_records(request.body).records]
+        records = [bytes(record) for record in read_records(request.body).records]
     if not records:
         raise InvalidRequest("no records in the request")
     return records
