@@ -20,6 +20,7 @@ from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
 
 PRODUCE, CONSUME, NEXT, CREATE, LIST, BATCH, FETCH, AT, INFO, DELETE = range(1, 11)
+CLAIM = 0x30
 OK, NO_TOPIC, BAD_OFFSET, SERIALIZATION, PRODUCE_FAILED, INTERNAL, INVALID, TOO_LARGE, UNKNOWN = (
     range(9)
 )
@@ -133,6 +134,9 @@ def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
         (AT, named("none") + struct.pack(">q", 0), NO_TOPIC),
         (INFO, named("none"), NO_TOPIC),
         (DELETE, named("none"), NO_TOPIC),
+        (CLAIM, b'{"target":', SERIALIZATION),
+        pytest.param(CLAIM, b'{"x": ' + b"[" * 100_000, SERIALIZATION, id="nested too deeply"),
+        (CLAIM, b'{"target": "\xff"}', SERIALIZATION),
         (0x00, b"", UNKNOWN),
         (0x81, b"xyz", UNKNOWN),
     ],

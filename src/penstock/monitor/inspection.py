@@ -17,6 +17,7 @@ from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
+from penstock.protocol.status import NOT_JSON
 from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
 
@@ -307,7 +308,7 @@ def matcher(wanted: str) -> Any:
     def holds(payload: bytes) -> bool:
         try:
             node = msgspec.json.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             return False
         for step in steps:
             if isinstance(node, dict) and str(step) in node:

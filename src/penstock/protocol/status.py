@@ -48,6 +48,10 @@ class TcpStatus(IntEnum):
     FORBIDDEN = 10
 
 
+# what msgspec raises for bytes that are no JSON, or JSON of another shape
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class Malformed(InvalidRequest):
     """A TCP body that does not parse. The frame's borders are known, so the connection stays
     usable.

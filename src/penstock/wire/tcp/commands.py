@@ -41,7 +41,7 @@ from penstock.protocol.frames import (
 )
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
-from penstock.protocol.status import Malformed, TcpStatus, UnknownCommand
+from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Promise, Topic
@@ -410,7 +410,7 @@ class Commands:
 def _json(body: Body, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body.rest(), type=kind)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise Malformed(str(error)) from None
 
 

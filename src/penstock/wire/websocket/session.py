@@ -21,7 +21,7 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.protocol.records import payload_bytes
-from penstock.protocol.status import details_of, is_expected
+from penstock.protocol.status import NOT_JSON, details_of, is_expected
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
@@ -203,7 +203,7 @@ class Session(WSListener):
     def _run(self, data: bytes) -> None:
         try:
             request: Request = messages.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             self._not_understood(data, error)
             return
         try:
@@ -214,7 +214,7 @@ class Session(WSListener):
     def _not_understood(self, data: bytes, error: Exception) -> None:
         try:
             envelope = messages.decode_envelope(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             envelope = Envelope()
         named = envelope.command if isinstance(envelope.command, str) else None
         if named is not None and named not in COMMANDS.values():

@@ -5,6 +5,7 @@ import msgspec
 from penstock.buffer import Buffer
 from penstock.buffer.status import BufferStatus
 from penstock.errors import InvalidRequest
+from penstock.protocol.status import NOT_JSON
 from penstock.wire.auth import Role
 from penstock.wire.http.api.messages import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response
@@ -56,7 +57,7 @@ _decode_switch = msgspec.json.Decoder(Switch).decode
 def _enabled(body: bytes) -> bool:
     try:
         return _decode_switch(body).enabled
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         raise InvalidRequest("enabled (boolean) is required") from None
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.errors import TooLarge
+from penstock.protocol.status import NOT_JSON
 
 T = TypeVar("T")
 SLICE = 1000  # items handled before others get a turn: a few milliseconds
@@ -37,7 +38,7 @@ class ItemLimit:
         self._counted = 0
         try:
             self._decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             return  # whoever decodes it says what is wrong
 
     def check(self, count: int) -> None:
