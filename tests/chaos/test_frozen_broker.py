@@ -3,7 +3,10 @@ stay. What it holds in the database must not hold up others for long, and it mus
 """
 
 import asyncio
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import httpx
 import pytest
 
 from tests.support.broker import BrokerProcess
+from tests.support.postgres import Postgres
 from tests.support.wait import until
 
 IDLE = """SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
@@ -88,3 +92,50 @@ def test_a_broker_frozen_in_a_transaction_does_not_hold_up_the_others(
         assert "from the other" in stored
         assert len(stored) == len(set(stored))
         assert set(committed) <= set(stored)
+
+
+# A broker's connection that asks for 2 GB.
+READER = """
+import asyncio, sys
+from pathlib import Path
+from penstock.config import schema
+from penstock.database import Database
+from penstock.metrics import Metrics
+from penstock.queues.schema import SCHEMA
+
+async def main():
+    database = Database(schema.Database(url=sys.argv[1]), Path("/nonexistent"), Metrics(), SCHEMA)
+    await database.start()
+    await database.fetch("SELECT repeat('x', 1000) FROM generate_series(1, 2000000)")
+
+asyncio.run(main())
+"""
+BLOCKED = """SELECT count(*) FROM pg_stat_activity
+              WHERE application_name = 'penstock' AND wait_event = 'ClientWrite'"""
+
+
+@pytest.mark.timeout(300)
+def test_what_a_frozen_broker_takes_no_answer_of_comes_to_an_end() -> None:
+    """Over TCP, as brokers on other machines are. The limit of a statement does not count while the
+    server waits for its client."""
+    server = Postgres("alone")
+    server.create()
+    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
+    reader = subprocess.Popen([sys.executable, "-c", READER, url])
+
+    def frozen_while_it_reads() -> bool:
+        reader.send_signal(signal.SIGSTOP)
+        if server.sql(BLOCKED):
+            return True
+        reader.send_signal(signal.SIGCONT)
+        assert reader.poll() is None
+        return False
+
+    try:
+        until(frozen_while_it_reads, 120)
+        until(lambda: not server.sql(BLOCKED), 120)
+    finally:
+        reader.kill()
+        reader.wait()
+        server.kill()
+        shutil.rmtree(server.directory)
