@@ -275,7 +275,7 @@ def add_process(metrics: Metrics) -> None:
     metrics.gauge(
         "process_open_fds",
         "Open files, of which every connection is one",
-        read=lambda: len(os.listdir("/proc/self/fd")),
+        read=_open_files,
     )
     metrics.gauge(
         "process_max_fds",
@@ -285,7 +285,7 @@ def add_process(metrics: Metrics) -> None:
     metrics.gauge(
         "process_resident_memory_bytes",
         "Memory in use, without PostgreSQL's",
-        read=_resident_bytes,
+        read=resident_bytes,
     )
     metrics.gauge(
         "process_cpu_seconds_total",
@@ -294,7 +294,13 @@ def add_process(metrics: Metrics) -> None:
     )
 
 
-def _resident_bytes() -> int:
+def _open_files() -> int:
+    """The kernel knows it since Linux 6.2; before, they are listed (2 us each)."""
+    return Path("/proc/self/fd").stat().st_size or len(os.listdir("/proc/self/fd"))
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

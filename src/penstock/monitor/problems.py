@@ -1,8 +1,9 @@
 """What needs somebody, worst first: the list on top of the Console and of `penstock status`.
 
-Everything comes from figures that are in memory. Where it is known since when something is wrong,
-that is said; any other problem keeps the moment at which it was first seen for as long as its text
-stays the same, so texts hold no figure that moves.
+Everything comes from figures that are in memory, but for the number of open files, which is the
+kernel's. Where it is known since when something is wrong, that is said; any other problem keeps the
+moment at which it was first seen for as long as its text stays the same, so texts hold no figure
+that moves.
 
 Dead letters are a problem while they are new: of the last 15 minutes, by the minutes that
 PostgreSQL counts, so the first look after a night says it too. Old ones that nobody requeues are

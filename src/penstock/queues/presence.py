@@ -13,7 +13,6 @@ import socket
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 
 import asyncpg
 import msgspec
@@ -22,7 +21,7 @@ from penstock import __version__
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.log.pool import cancelled
-from penstock.metrics import Metrics
+from penstock.metrics import Metrics, resident_bytes
 from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
 from penstock.queues.signals import Signals
@@ -32,7 +31,6 @@ log = logging.getLogger("penstock.queues")
 BEAT_SECONDS = ALIVE_SECONDS / 4
 KEPT_DAYS = 7
 MAX_PARKED = 1000  # queues with waiting pops that one row names
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _ROUTES = {
     "/api/v1/push": "push",
     "/api/v1/ack": "ack",
@@ -204,7 +202,7 @@ class Presence:
             version=__version__,
             cpu_user_seconds=times.ru_utime,
             cpu_system_seconds=times.ru_stime,
-            memory_bytes=int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
+            memory_bytes=resident_bytes(),
             load_average=os.getloadavg()[0],
             waiting_pops=self._signals.waiting,
             parked=self._signals.parked(MAX_PARKED),
