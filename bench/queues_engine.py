@@ -275,7 +275,7 @@ async def _latency(s: Stage) -> Figure:
     await s.queues.push(s.items("latency", 1, "p"))
     await s.pop_and_ack("latency", 1)(0)
     for _ in range(300):
-        waiting = asyncio.create_task(
+        waiting = asyncio.ensure_future(
             s.queues.pop(PopRequest(queue="latency", wait=True, timeout=10))
         )
         await asyncio.sleep(0.005)

@@ -49,7 +49,7 @@ def test_waiting_consumers_are_woken_by_the_commit(
         async with connected(database_url) as connection:
             for turn in range(200 if soak else 3):
                 before, heard = queues.signals.waiting, queues.signals.heard
-                waiting = asyncio.create_task(
+                waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
                 await eventually(lambda before=before: queues.signals.waiting > before)
@@ -62,7 +62,7 @@ def test_waiting_consumers_are_woken_by_the_commit(
                 assert queues.signals.heard == heard + 1  # a pop looks again by itself, but later
                 # the ack in a transaction of ours lets the next consumer in at once too
                 await push(queues, queue, "next", partition="p")
-                waiting = asyncio.create_task(
+                waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
                 await eventually(lambda before=before: queues.signals.waiting > before)

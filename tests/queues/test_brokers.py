@@ -3,12 +3,13 @@
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues.signals import Waiter
+from penstock.queues.types import PopRequest
 from tests.queues.ledger import Ledger, work
 from tests.queues.support import (
     complete,
@@ -19,6 +20,24 @@ from tests.queues.support import (
 )
 from tests.support.form import pick
 from tests.support.wait import eventually
+
+
+class Waiter:
+    """A parked pop that remembers that it was woken."""
+
+    wanted = PopRequest(queue="q", group="group")
+    claimed = woken = False
+    partition = None
+
+    def __init__(self) -> None:
+        self.queues = ["q"]
+
+    def wake(self) -> None:
+        self.woken = True
+
+    def take(self) -> None: ...
+
+    def deliver(self, exchanged: Any) -> None: ...
 
 
 def test_a_broker_that_is_alone_notifies_nobody_and_two_find_each_other(database_url: str) -> None:
@@ -50,8 +69,8 @@ def test_pops_are_woken_when_a_broker_that_took_itself_for_alone_hears_of_theirs
         async with running(database_url) as one, running(database_url) as two:
             await eventually(lambda: not one.signals.alone and not two.signals.alone)
             await eventually(lambda: one.signals.heard > 1)  # it answers what it has heard
-            waiter = Waiter(None)
-            one.signals.park("q", "group", waiter)
+            waiter = Waiter()
+            one.signals.park(waiter)
             two.signals._others_until = 0.0
             assert two.signals.alone
             one.signals._ready.set()  # says that it is there, as it does every half minute

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConnectionLost
-from penstock.queues import Ack, Item, Popped, PopRequest, Queues
+from penstock.queues import Ack, Item, Popped, PopRequest, Queues, held_leases
 from penstock.queues import exchange as exchanging
 from tests.queues.support import answer, complete, expire_leases, pop, push, run, running, values
 from tests.support.wait import eventually
@@ -116,7 +116,7 @@ def test_a_lease_that_ran_out_is_not_completed_by_memory(database_url: str) -> N
 def test_no_more_leases_are_remembered_than_there_is_room_for(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanging, "MAX_HELD", 4)
+    monkeypatch.setattr(held_leases, "MAX_HELD", 4)
 
     async def body(queues: Queues) -> None:
         await push(queues, "q", 0)
@@ -138,7 +138,7 @@ def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
         patient = PopRequest(queue="q", batch=2, wait=True, timeout=60)
-        waiting = [asyncio.create_task(queues.pop(patient)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(queues.pop(patient)) for _ in range(3)]
         await eventually(lambda: queues.signals.waiting == 3)
         calls = recorded(queues)
         await push(queues, "q", 1, 2, 3)
@@ -171,7 +171,7 @@ def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_
         patient = PopRequest(queue="q", wait=True, timeout=60)
         fetch = queues.database.fetch
         for outcome in ("committed", "cut off"):
-            waiting = asyncio.create_task(queues.pop(patient))
+            waiting = asyncio.ensure_future(queues.pop(patient))
             await eventually(lambda: queues.signals.waiting == 1)
 
             async def fetching(sql: str, *args: Any, **options: Any) -> Any:
@@ -188,7 +188,7 @@ def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_
             queues.database.fetch = fetch  # type: ignore[method-assign]
             assert pushed.status == ("queued" if outcome == "committed" else "duplicate")
             if outcome == "committed":
-                waiting = asyncio.create_task(queues.pop(patient))
+                waiting = asyncio.ensure_future(queues.pop(patient))
             popped = await waiting
             assert [m.transaction_id for m in popped.messages] == [outcome]
             await complete(queues, popped)

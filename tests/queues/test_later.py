@@ -50,7 +50,7 @@ async def scheduled(queues: Queues, queue: str) -> int:
 
 def test_a_message_for_later_is_in_nobodys_way_and_comes_when_it_is_due(database_url: str) -> None:
     async def body(queues: Queues) -> None:
-        waiting = asyncio.create_task(
+        waiting = asyncio.ensure_future(
             queues.pop(PopRequest(queue="q", wait=True, timeout=60, partition="Default"))
         )
         await push(queues, "q", "first")

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.queues.merge import Merger, completed
+from penstock.queues.merge import Merger, Pending, completed
 from penstock.queues.retry import MAX_ATTEMPTS
 
 Run = Callable[[list[int], bool], Awaitable[list[str | PenstockError]]]
@@ -30,7 +30,7 @@ def test_a_refused_batch_is_halved_until_the_culprit_is_alone() -> None:
 
     async def body() -> None:
         merging = merger(call)
-        pending = [merging.submit(n) for n in range(8)]
+        pending = [merging.submit(Pending(n)) for n in range(8)]
         outcomes = await asyncio.gather(*pending, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [str] * 5 + [InvalidRequest] + [str] * 2
         assert [requests for requests in calls if 5 not in requests] == [[0, 1, 2, 3], [4], [6, 7]]
@@ -50,12 +50,12 @@ def test_a_lost_connection_is_tried_again_and_a_database_that_is_down_is_not() -
         nonlocal error
         merging = merger(call)
         with pytest.raises(ConnectionLost):
-            await merging.submit(1)
+            await merging.submit(Pending(1))
         assert attempts == [False] + [True] * (MAX_ATTEMPTS - 1)
         attempts.clear()
         error = Unavailable("the database is down")
         with pytest.raises(Unavailable):
-            await merging.submit(1)
+            await merging.submit(Pending(1))
         assert attempts == [False]
 
     asyncio.run(body())
@@ -67,7 +67,10 @@ def test_an_answer_that_cannot_be_made_fails_its_own_request_only() -> None:
 
     async def body() -> None:
         merging = merger(call)
-        bad, good = merging.submit(0).then(lambda _: 1 // 0), merging.submit(1).then(len)
+        bad, good = (
+            merging.submit(Pending(0)).then(lambda _: 1 // 0),
+            merging.submit(Pending(1)).then(len),
+        )
         assert await good == 1
         with pytest.raises(ZeroDivisionError):
             await bad
@@ -86,7 +89,7 @@ def test_what_is_cancelled_before_it_is_sent_is_not_and_whoever_intercepts_it_he
 
     async def body() -> None:
         merging = merger(call)
-        gone, stays = merging.submit(0), merging.submit(1)
+        gone, stays = merging.submit(Pending(0)), merging.submit(Pending(1))
         gone.intercept = lambda pending, outcome: bool(seen.append((pending.request, outcome)))
         gone.cancel()
         assert await stays == "1"
@@ -110,7 +113,7 @@ def test_what_nobody_waits_for_any_more_goes_to_the_orphans() -> None:
 
     async def body() -> None:
         merging = merger(call, orphan=orphans.append)
-        pending = merging.submit(7)
+        pending = merging.submit(Pending(7))
         await under_way.wait()
         pending.cancel()
         answered.set()

@@ -240,12 +240,9 @@ class QueueMachine(RuleBasedStateMachine):
         auto=st.booleans(),
     )
     def pop(self, group: str, batch: int, spans: int, auto: bool) -> None:
-        popped = self.run(
-            self.queues.pop(
-                PopRequest(
-                    queue=self.queue, group=group, batch=batch, partitions=spans, auto_ack=auto
-                )
-            )
+        popped = self.call(
+            self.queues.pop,
+            PopRequest(queue=self.queue, group=group, batch=batch, partitions=spans, auto_ack=auto),
         )
         self.check_taken(group, popped.messages, batch, spans)
         if auto:
@@ -262,10 +259,9 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def pop_one_partition(self, group: str, partition: str, batch: int) -> None:
         free = self.model.free(group, partition)
-        popped = self.run(
-            self.queues.pop(
-                PopRequest(queue=self.queue, partition=partition, group=group, batch=batch)
-            )
+        popped = self.call(
+            self.queues.pop,
+            PopRequest(queue=self.queue, partition=partition, group=group, batch=batch),
         )
         assert [message.seq for message in popped.messages] == free[:batch]
         if popped.messages:
@@ -375,8 +371,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.expired = [(g, p) for g, p in self.expired if not (g == group and p[0] == partition)]
         for place in mine:
             self.model.fail(group, place)
-        popped = self.run(
-            self.queues.pop(PopRequest(queue=self.queue, partition=partition, group=group, batch=1))
+        popped = self.call(
+            self.queues.pop, PopRequest(queue=self.queue, partition=partition, group=group, batch=1)
         )
         assert [message.seq for message in popped.messages] == self.model.free(group, partition)[:1]
         if popped.messages:
@@ -488,12 +484,11 @@ class QueueMachine(RuleBasedStateMachine):
             for group in GROUPS:
                 left = {(p, seq) for p in PARTITIONS for seq in self.model.free(group, p)}
                 got: list[tuple[str, int]] = []
-                while messages := self.run(
-                    self.queues.pop(
-                        PopRequest(
-                            queue=self.queue, group=group, batch=100, partitions=10, auto_ack=True
-                        )
-                    )
+                while messages := self.call(
+                    self.queues.pop,
+                    PopRequest(
+                        queue=self.queue, group=group, batch=100, partitions=10, auto_ack=True
+                    ),
                 ).messages:
                     got += [(message.partition, message.seq) for message in messages]
                     for message in messages:

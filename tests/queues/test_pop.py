@@ -54,7 +54,7 @@ def test_acknowledging_and_taking_the_next_is_one_call(database_url: str) -> Non
         assert set(calls) <= {exchange.SQL, exchange.ONE}
 
         last, late = popped, acks_of(popped)
-        waiting = asyncio.create_task(
+        waiting = asyncio.ensure_future(
             queues.pop(PopRequest(queue="q", wait=True, timeout=20), late)
         )
         await eventually(lambda: queues.signals.waiting == 1)
@@ -196,7 +196,7 @@ def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(database_u
         messages = [await queues.pop(PopRequest(namespace="shop", auto_ack=True)) for _ in range(3)]
         assert [values(popped) for popped in messages] == [["high"], ["low"], []]
         assert values(await queues.pop(PopRequest(task="mail"))) == ["other"]
-        waiting = asyncio.create_task(
+        waiting = asyncio.ensure_future(
             queues.pop(PopRequest(namespace="shop", wait=True, timeout=10))
         )
         await eventually(lambda: queues.signals.waiting)
@@ -444,3 +444,56 @@ def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_they_ar
         assert await queues.upkeep.heal() == 0
 
     run(database_url, body)
+
+
+def test_a_pop_whose_caller_is_cancelled_in_the_turn_of_its_answer_is_returned(
+    database_url: str,
+) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))
+        for way in ("looked", "handed over"):
+            if way == "looked":
+                await push(queues, "q", way)
+            popping = queues.pop(PopRequest(queue="q", wait=True, timeout=60))
+
+            async def consume() -> Popped:
+                return await popping  # noqa: B023 - read at once
+
+            consuming = asyncio.create_task(consume())
+            popping.add_done_callback(lambda _: consuming.cancel())  # noqa: B023
+            if way == "handed over":
+                await eventually(lambda: queues.signals.waiting == 1)
+                await push(queues, "q", way)
+            with pytest.raises(asyncio.CancelledError):
+                await consuming
+            assert popping.result().messages  # it was there, and nobody got it
+            again = await pop(queues, "q", wait=True, timeout=60)
+            assert values(again) == [way]
+            await complete(queues, again)
+        assert await queues.database.fetch("SELECT 1 FROM attempts") == []
+
+    run(database_url, body, poll_interval=60.0)
+
+
+def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_url: str) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 1, 2)
+        first = await pop(queues, "q", 1)
+        waiting = queues.pop(PopRequest(queue="other", wait=True, timeout=60))
+        await eventually(lambda: queues.signals.waiting == 1)
+        queues.close_pops(True)
+        assert (await waiting).messages == []  # at once
+        closed = await queues.pop(PopRequest(queue="q"), acks_of(first))
+        assert (closed.messages, [one.success for one in closed.acked]) == ([], [True])
+        began = asyncio.get_running_loop().time()
+        assert (await pop(queues, "q", wait=True, timeout=0.05)).messages == []
+        assert asyncio.get_running_loop().time() - began >= 0.05
+        patient = [queues.pop(PopRequest(queue="q", wait=True, timeout=60)) for _ in range(2)]
+        patient[0].cancel()
+        await push(queues, "q", 3)  # nothing is handed over either
+        assert not patient[1].done()
+        queues.close_pops(False)
+        assert values(await patient[1]) == [2]
+
+    run(database_url, body, poll_interval=60.0)

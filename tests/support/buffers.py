@@ -45,6 +45,7 @@ class Store:
         self.poison: Callable[[Item], bool] = lambda item: False
         self.full: Callable[[Item], bool] = lambda item: False
         self.before: Callable[[list[Item]], Awaitable[None]] | None = None  # runs inside a push
+        self.closed: list[bool] = []  # what pops were switched to
         self.lost_answers = 0  # so many pushes are stored and then answered "unavailable"
         self._callbacks: list[Callable[[bool], None]] = []
         self._listeners: list[Callable[[str | None], None]] = []
@@ -90,6 +91,9 @@ class Store:
             self.lost_answers -= 1
             raise Unavailable("a database connection was lost", retry_after=0.1)
         return results
+
+    def close_pops(self, closed: bool) -> None:
+        self.closed.append(closed)
 
     async def sealable(self, items: list[Item]) -> None:
         pass

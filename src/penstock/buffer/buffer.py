@@ -335,7 +335,8 @@ class Buffer:
         self.admission.end()
 
     def _maintenance_changed(self) -> None:
-        """Something changed that the worker should know of."""
+        """Something changed that pops and the worker should know of."""
+        self._queues.close_pops(self.maintenance.modes.pop)
         if self.maintenance.modes.push:
             self.admission.end()
         self._wake.set()

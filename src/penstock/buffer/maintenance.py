@@ -9,9 +9,8 @@ back.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,7 +20,6 @@ from penstock.log.fs import Fs
 from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.buffer")
-T = TypeVar("T")
 
 CHANNEL = "penstock_settings"
 NAME = "maintenance"
@@ -41,48 +39,6 @@ class Modes(msgspec.Struct, frozen=True):
     pop: bool = False
 
 
-class PopGate:
-    """Closed while pops are switched off: those that wait are answered with nothing."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._open = asyncio.Event()
-        self._open.set()
-        self._waiting: set[asyncio.Task[Any]] = set()
-
-    def switch(self, closed: bool) -> None:
-        self.closed = closed
-        if not closed:
-            self._open.set()
-            return
-        self._open.clear()
-        for task in self._waiting:
-            task.cancel()
-
-    async def opened(self, timeout: float) -> bool:
-        """Whether the gate opened within so many seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._open.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    async def through(self, pop: Awaitable[T]) -> T | None:
-        """Await a pop that may wait long; None when the gate closed before it had an answer."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._waiting.add(task)
-        try:
-            return await pop
-        except asyncio.CancelledError:
-            if not self.closed or task.uncancel() > 0:
-                raise  # somebody else cancelled it: its client went away
-            return None
-        finally:
-            self._waiting.discard(task)
-
-
 class Maintenance:
     """The `modes` as they are now. `changed` is called whenever they change."""
 
@@ -92,7 +48,6 @@ class Maintenance:
         self._database, self._fs, self._changed = database, fs, changed
         self._path = directory / "maintenance.json"
         self.modes = Modes()
-        self.pops = PopGate()
         self._unsaved = False  # switched while the database was down
         self._switches = 0  # begun and ended here; a read that overlaps one may be older than it
         self._switching = 0  # under way
@@ -164,7 +119,6 @@ class Maintenance:
         if modes == self.modes:
             return
         self.modes = modes
-        self.pops.switch(modes.pop)
         log.log(
             logging.WARNING if modes.push or modes.pop else logging.INFO,
             "maintenance: pushes go to %s, pops %s",
@@ -181,7 +135,7 @@ class Maintenance:
         if self._fs.exists(self._path):
             try:
                 self.modes = msgspec.json.decode(self._fs.read(self._path), type=Modes)
-                self.pops.switch(self.modes.pop)
+                self._changed()
             except msgspec.DecodeError as error:
                 log.error(
                     "%s cannot be read (%s): maintenance is off until the database says otherwise",

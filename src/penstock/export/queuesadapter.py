@@ -25,9 +25,6 @@ class QueuesAdapter:
         self, queue: str, group: str, batch: int, timeout: float, holder: int
     ) -> list[Message]:
         """Lease up to `batch` messages as `holder`; waits up to `timeout` for the first one."""
-        gate = self._buffer.maintenance.pops
-        if gate.closed and not await gate.opened(timeout):
-            return []
         request = PopRequest(
             queue=queue,
             group=group,
@@ -37,8 +34,7 @@ class QueuesAdapter:
             holder=holder,
             consumer=self,
         )
-        popped = await gate.through(self._queues.pop(request))
-        return popped.messages if popped is not None else []
+        return (await self._queues.pop(request)).messages
 
     async def ack(self, messages: list[Message], group: str) -> None:
         """A message whose lease ran out meanwhile comes again, and is then sent twice."""

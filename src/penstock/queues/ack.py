@@ -12,7 +12,7 @@ from penstock.metrics import Counter
 from penstock.queues.catalog import Catalog, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
-from penstock.queues.merge import SLICE, Fetch, Merger
+from penstock.queues.merge import SLICE, Fetch, Merger, Pending
 from penstock.queues.types import Ack, Acked, Extended
 
 SQL = "SELECT * FROM queue_ack($1, $2, $3, $4, $5, $6, $7)"
@@ -123,7 +123,7 @@ class Acknowledger:
             return Extended(lease_id, False, "Lease not found")
         if not 0 < seconds <= 31_536_000:
             raise InvalidRequest("seconds must be between 1 and 31536000")
-        return await self._extender.submit((lease, seconds))
+        return await self._extender.submit(Pending((lease, seconds)))
 
     async def acknowledge(self, fetch: Fetch, acks: list[Ack]) -> list[Acked]:
         """Answer messages through `fetch` (of the pool or of a transaction)."""

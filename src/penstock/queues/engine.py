@@ -32,7 +32,7 @@ from penstock.queues.groups import Groups
 from penstock.queues.later import Later
 from penstock.queues.merge import Pending, completed
 from penstock.queues.messages import Messages
-from penstock.queues.pop import Patience, Popper
+from penstock.queues.pop import Popper
 from penstock.queues.push import Pusher
 from penstock.queues.scheduled import Scheduled
 from penstock.queues.schedules import Schedules
@@ -83,7 +83,7 @@ class Queues:
         self._acknowledger = Acknowledger(context, self._failures, acked)
         self._exchanger = Exchanger(context, self._acknowledger)
         self._pusher = Pusher(context, self._exchanger, self.later, pushed)
-        self._popper = Popper(context, self._exchanger, popped)
+        self._popper = Popper(context, self._exchanger, self.consumers, popped)
         self._transactions = Transactions(context, self._pusher, self._acknowledger)
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
@@ -132,7 +132,7 @@ class Queues:
     def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
         pusher = self._pusher
-        return pusher.merger.submit(pusher.named(items)) if items else completed(items, [])
+        return pusher.merger.submit(Pending(pusher.named(items))) if items else completed(items, [])
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
@@ -164,25 +164,17 @@ class Queues:
         """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+    def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Pending[Any, Popped]:
         """Take messages under a lease, after answering those of `acks`, in one commit. Cancelling
-        the caller returns whatever was taken for it; what it acknowledged stays so.
+        it returns whatever was taken for it; what it acknowledged stays so.
         """
-        self.consumers.seen(request.queue, request.group, request.consumer)
-        popped = await self._popper.pop(request, acks)
-        self.consumers.seen(popped.queue, request.group, request.consumer)
-        return popped
+        return self._popper.pop(request, acks)
 
-    def begin_pop(
-        self, request: PopRequest, acks: Sequence[Ack], patience: Patience
-    ) -> Pending[Any, Popped] | None:
-        """`pop` for the usual request, which is answered without a task; None: use `pop`.
-        `patience` awaits what may wait for long.
+    def close_pops(self, closed: bool) -> None:
+        """Let pops find nothing: those that wait are answered, and those that come wait until pops
+        are open again.
         """
-        if self.database.identity is None:
-            return None
-        self.consumers.seen(request.queue, request.group, request.consumer)
-        return self._popper.begin(request, acks, patience)
+        self._popper.close(closed)
 
     def ack(self, acks: list[Ack]) -> Pending[Any, list[Acked]]:
         """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""

@@ -1,13 +1,6 @@
 """Pops and acknowledgements on their way to the database: what arrives together, of whichever kind
 and consumer, shares one call and one commit (`queue_exchange`), and each gets its own answer.
 
-What a pop delivered is remembered until it is acknowledged, as long as there is room: which
-messages, and the version that their cursor had then. An acknowledgement of exactly these messages
-then completes the lease by that version, without reading or sending a transaction id. The memory is
-a shortcut and never an authority. A cursor that changed meanwhile for any reason (the lease expired
-or was extended, a message was removed, the group was moved) has another version and is not touched;
-such acknowledgements, and those of what another broker delivered, are looked up in the database.
-
 A call whose outcome is unknown may have leased messages that nobody has seen. Before it is repeated
 those leases are ended, and the same is done for whoever went away while a call was under way.
 """
@@ -21,27 +14,23 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-import msgspec
-
 from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
-from penstock.queues.ack import STATUSES, Acknowledger, Prepared, check
-from penstock.queues.catalog import Catalog, remember
+from penstock.queues.ack import Acknowledger, check
+from penstock.queues.catalog import remember
 from penstock.queues.context import QueueContext
+from penstock.queues.held_leases import NO_LEASES, Completions, Held, HeldLeases
 from penstock.queues.merge import SLICE, Merger, Pending
 from penstock.queues.types import Ack, Acked
 
 SQL = "SELECT * FROM queue_exchange(" + ", ".join(f"${n}" for n in range(1, 26)) + ")"
 ONE = "SELECT * FROM queue_exchange_one(" + ", ".join(f"${n}" for n in range(1, 13)) + ")"
-NO_LEASES, NO_ACKS, NO_TAKES = (None,) * 7, (None,) * 7, (None,) * 11
+NO_ACKS, NO_TAKES = (None,) * 7, (None,) * 11
 # Columns of the answer.
-DONE, MORE, ITEMS = 15, 16, 17
-ACKED = 17, 18, 19, 2, 20, 21, 22  # as `Prepared.fill` takes them
 REQUEST, PARTITION, NAME, SEQS, TRANSACTIONS, TIMES, NOTE, WAIT, DUE, VERSION = (
     0, 1, 2, 3, 4, 6, 11, 12, 13, 14,
 )  # fmt: skip
-MAX_HELD = 50_000  # messages of leases that are remembered
 TAKE_WEIGHT = 4  # of an acknowledgement's
 MAX_TAKES = 256  # in a call
 SLACK = timedelta(seconds=0.25)  # how far back cursors are looked at, beyond the last one seen due
@@ -74,20 +63,12 @@ class Take:
     partitions: int
     holder: int | None
     lease: UUID = field(init=False)
-    _lease_text: str = field(init=False)  # once it is needed
+    lease_text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
         """Get a lease, another one each time."""
         self.lease = uuid7() if self.holder is None else lease_of(self.holder)
-        self._lease_text = ""
-
-    def lease_text(self) -> str:
-        if not self._lease_text:
-            self._lease_text = str(self.lease)
-        return self._lease_text
+        self.lease_text = str(self.lease)
 
 
 @dataclass(slots=True)
@@ -107,134 +88,6 @@ class Exchanged:
     rows: Sequence[Any] = ()
     note: str = ""
     wait: float | None = None
-
-
-class Held(msgspec.Struct, gc=False):
-    """What was delivered under a lease that is the only one of its cursor."""
-
-    queue: str
-    group: str
-    group_id: int
-    partition: int
-    partition_name: str
-    partition_id: str
-    version: int  # of the cursor
-    lease: UUID
-    upto: int  # the last message's number
-    transactions: list[str]
-    times: list[datetime]
-
-
-class HeldLeases:
-    """The leases that are remembered, the oldest first; of limited size."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
-        self._messages = 0
-
-    def add(self, lease: str, held: Held) -> None:
-        self._messages += len(held.transactions)
-        self._held[lease] = held
-        while self._messages > MAX_HELD:
-            self.forget(next(iter(self._held)))
-
-    def forget(self, lease: str) -> Held | None:
-        held = self._held.pop(lease, None)
-        if held is not None:
-            self._messages -= len(held.transactions)
-        return held
-
-    def completed(self, acks: Sequence[Ack], place: int) -> Held | None:
-        """The lease whose messages are exactly those that `acks` complete from `place` on."""
-        first = acks[place]
-        held = self.forget(first.lease_id) if first.lease_id else None
-        if held is None:
-            return None
-        for nth, transaction in enumerate(held.transactions, place):
-            if nth >= len(acks):
-                return None
-            ack = acks[nth]
-            if (
-                ack.transaction_id != transaction
-                or ack.lease_id != first.lease_id
-                or ack.partition_id != held.partition_id
-                or ack.group != held.group
-                or STATUSES.get(ack.status) != "completed"
-            ):
-                return None
-        return held
-
-
-class Completions:
-    """The acknowledgements of a call: whole leases that are remembered, and the others."""
-
-    __slots__ = ("_held", "_others", "acks", "answers", "prepared")
-
-    def __init__(self, acks: list[Ack]) -> None:
-        self.acks = acks
-        self.answers: list[Any] = [None] * len(acks)
-        self._held: list[tuple[int, int, int, Held]] = []  # partition, group, place
-        self._others: list[int] = []  # places of those that are looked up
-        self.prepared: Prepared | None = None  # the same
-
-    async def split(self, leases: HeldLeases, catalog: Catalog) -> None:
-        acks, place, rested = self.acks, 0, 0
-        while place < len(acks):
-            if place - rested >= SLICE:
-                rested = place
-                await asyncio.sleep(0)
-            held = leases.completed(acks, place)
-            if held is None:
-                self._others.append(place)
-                place += 1
-            else:
-                self._held.append((held.partition, held.group_id, place, held))
-                place += len(held.transactions)
-        self._held.sort(key=lambda held: held[:2])
-        if self._others:
-            self.prepared = await Prepared.of([acks[place] for place in self._others], catalog)
-
-    def leases(self) -> tuple[Any, ...]:
-        """The first arguments of the call."""
-        if not self._held:
-            return NO_LEASES
-        all_held = [one[3] for one in self._held]
-        starts: list[int] = []
-        times: list[datetime] = []
-        for held in all_held:
-            starts.append(len(times))
-            times += held.times
-        return (
-            [held.partition for held in all_held],
-            [held.group_id for held in all_held],
-            [held.version for held in all_held],
-            [held.lease for held in all_held],
-            [held.upto for held in all_held],
-            starts,
-            times,
-        )
-
-    async def fill(self, rows: list[Any]) -> int:
-        """Take over the rows about acknowledgements, the first ones; how many these are. Those of
-        leases that were not completed have no answer.
-        """
-        used = 0
-        if self._held:
-            used = 1
-            for number, more in zip(rows[0][DONE] or (), rows[0][MORE] or (), strict=True):
-                _, _, first, held = self._held[number - 1]
-                queue, name = held.queue, held.partition_name
-                for place, transaction in enumerate(held.transactions, first):
-                    self.answers[place] = Acked(
-                        transaction, True, None, queue, name, True, more=more
-                    )
-        if self.prepared is not None:
-            while used < len(rows) and rows[used][ITEMS] is not None:
-                await self.prepared.fill([rows[used][column] for column in ACKED])
-                used += 1
-            for place, answer in zip(self._others, self.prepared.answers, strict=True):
-                self.answers[place] = answer
-        return used
 
 
 @dataclass(slots=True)
@@ -276,22 +129,12 @@ class Exchanger:
         """Answer messages, each on its own."""
         for ack in acks:
             check(ack)
-        return self.merger.submit(Exchange(acks)).then(_acked)
-
-    async def take(self, exchange: Exchange) -> Exchanged:
-        pending = self.merger.submit(exchange)
-        try:
-            exchanged: Exchanged = await pending
-        except asyncio.CancelledError:
-            if pending.done() and not pending.cancelled() and pending.exception() is None:
-                self.orphaned(pending.result())  # in the very turn the caller was cancelled
-            raise
-        return exchanged
+        return self.merger.submit(Pending(Exchange(acks))).then(_acked)
 
     async def complete(self, take: Take) -> None:
         """Acknowledge all that was taken (auto-ack)."""
-        self.held.forget(take.lease_text())
-        await self._auto_acks.submit(take.lease)
+        self.held.forget(take.lease_text)
+        await self._auto_acks.submit(Pending(take.lease))
 
     async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
         del again  # a lease that has ended stays so
@@ -303,7 +146,7 @@ class Exchanger:
         if again:  # it may have been committed, or be about to: what it took was seen by nobody
             lost = [take.lease for take in takes]
             for take in takes:
-                take.renew()
+                take.__post_init__()
             if lost:
                 await self._database.fetch("SELECT queue_release($1, false)", lost)
         takes.sort(key=self._order)
@@ -430,27 +273,24 @@ class Exchanger:
                 floor, start = due - SLACK, since[position]
                 self._scan(take).floor = floor if start is None else max(floor, start)
             if row[VERSION] is not None and len(row[SEQS]) <= SLICE:
-                self._hold(take, row)
+                target = take.target
+                self.held.add(
+                    take.lease_text,
+                    Held(
+                        target.queue,
+                        target.group,
+                        target.group_id,
+                        row[PARTITION],
+                        row[NAME],
+                        self._catalog.partition_uuid(row[PARTITION]),
+                        row[VERSION],
+                        take.lease,
+                        row[SEQS][-1],
+                        row[TRANSACTIONS],
+                        row[TIMES],
+                    ),
+                )
         return shares
-
-    def _hold(self, take: Take, row: Any) -> None:
-        target = take.target
-        self.held.add(
-            take.lease_text(),
-            Held(
-                target.queue,
-                target.group,
-                target.group_id,
-                row[PARTITION],
-                row[NAME],
-                self._catalog.partition_uuid(row[PARTITION]),
-                row[VERSION],
-                take.lease,
-                row[SEQS][-1],
-                row[TRANSACTIONS],
-                row[TIMES],
-            ),
-        )
 
     def _is_plain(self, take: Take) -> bool:
         """Whether it may be usual; what consumers share is taken in another way."""
@@ -523,7 +363,7 @@ class Exchanger:
         return len(rows)
 
     async def _return(self, take: Take) -> None:
-        self.held.forget(take.lease_text())
+        self.held.forget(take.lease_text)
         await self._release([take.lease])
         self._signals.available(take.target.queue, 1, take.target.group)
 

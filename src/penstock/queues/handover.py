@@ -27,37 +27,34 @@ SQL = f"""SELECT * FROM queue_push_exchange({
 MAX_TAKES = 64  # in a call
 
 
-def waiting_pops(signals: Signals, items: Iterable[Item]) -> list[Waiter]:
-    """The parked pops that could have these items: they are for a `Claim` from now on."""
-    waiting = signals.waiters
-    if not waiting:
-        return []
-    partitions: dict[str, set[str]] = {}
-    for item in items:
-        if item.due is None and item.queue in waiting:
-            partitions.setdefault(item.queue, set()).add(item.partition)
-    waiters: list[Waiter] = []
-    for queue, names in partitions.items():
-        waiters += signals.claim(queue, min(len(names), MAX_TAKES - len(waiters)))
-    return waiters
-
-
 class Claim:
-    """The pops that one push takes for; nobody else wakes them until it is closed."""
+    """The parked pops that could have the items of a push, which takes for them: nobody else wakes
+    them until it is closed.
+    """
 
-    def __init__(self, database: Database, exchanger: Exchanger, waiters: list[Waiter]) -> None:
+    def __init__(
+        self, database: Database, exchanger: Exchanger, signals: Signals, items: Iterable[Item]
+    ) -> None:
         self._database, self._exchanger = database, exchanger
-        self._waiters = waiters  # that are still without an outcome
+        partitions: dict[str, set[str]] = {}
+        for item in items:
+            if item.due is None and item.queue in signals.waiters:
+                partitions.setdefault(item.queue, set()).add(item.partition)
+        self._waiters: list[tuple[Take, Waiter]] = []  # with what is to be taken for each
+        for queue, names in partitions.items():
+            most = min(len(names), MAX_TAKES - len(self._waiters))
+            self._waiters += signals.claim(queue, most)
+        self._waiters.sort(key=lambda one: one[0].target.group_id)
+        self._called = not self._waiters
         # queue, group -> pops that got something or look
         self.served: dict[tuple[str, str], int] = {}
 
     async def fetch(self, sql: str, *push: Any) -> list[Any]:
         """Run the statement of a push, the first time with the pops; its rows."""
-        if not self._waiters:
+        if self._called:
             return await self._database.fetch(sql, *push)
-        taking = [(Take(*waiter.wanted), waiter) for waiter in self._waiters]
-        taking.sort(key=lambda one: one[0].target.group_id)
-        takes = [take for take, _ in taking]
+        self._called = True
+        takes = [take for take, _ in self._waiters]
         now = time.monotonic()
         since = [self._exchanger.since(take, now) for take in takes]
         arguments = self._exchanger.arguments(takes, since)
@@ -73,23 +70,21 @@ class Claim:
             if sent:  # cut off: it may be committed, now or later; nobody has its leases
                 self._exchanger.release_later(leases)
             raise
-        finally:
-            self.close()
         shares = self._exchanger.shares(takes, since, rows, 1)
-        for take, waiter in taking:
+        for take, waiter in self._waiters:
             share = shares.get(id(take))
-            if waiter.gone:
+            if not waiter.claimed:  # it went away, or looks for itself
                 if share is not None:
                     self._exchanger.orphaned(share)
                 continue
-            waiter.exchanged = share  # None: nothing, or something unusual: it looks for itself
             key = take.target.queue, take.target.group
             self.served[key] = self.served.get(key, 0) + 1
+            if share is not None and share.rows:
+                waiter.deliver(share)
         return [rows[0][23:]]
 
     def close(self) -> None:
-        """Let those look for themselves that no call was made for."""
-        for waiter in self._waiters:
-            waiter.claimed = False
-            waiter.wake()
-        self._waiters = []
+        """Let those look for themselves that got nothing, or for which it would be unusual."""
+        for _, waiter in self._waiters:
+            if waiter.claimed:
+                waiter.wake()

@@ -48,14 +48,14 @@ class Pending(asyncio.Future[R], Generic[T, R]):
 
     __slots__ = ("_convert", "_task", "intercept", "request", "size")
 
-    def __init__(self, request: T, size: int = 0) -> None:
+    def __init__(self, request: T) -> None:
         super().__init__()
         self.request = request
-        self.size = size
+        self.size = 0  # while it waits in a merger
         # sees the outcome first, also when nobody waits any more; true: it completes us later
         self.intercept: Callable[[Pending[T, R], R | BaseException], bool] | None = None
         self._convert: Callable[[R], Any] | None = None
-        self._task: asyncio.Task[R] | None = None
+        self._task: asyncio.Task[Any] | None = None
 
     def then(self, convert: Callable[[R], A]) -> "Pending[T, A]":
         """This very future, which gets what `convert` makes of the result."""
@@ -77,10 +77,14 @@ class Pending(asyncio.Future[R], Generic[T, R]):
         except Exception as error:  # noqa: BLE001 - a bug of this answer must not reach those of others
             self.set_exception(error)
 
-    def run(self, work: Coroutine[Any, Any, R]) -> "Pending[T, R]":
-        """Complete this with what a coroutine comes to, which ends when this is cancelled."""
+    def run(
+        self, work: Coroutine[Any, Any, A], then: Callable[[A], object] | None = None
+    ) -> "Pending[T, R]":
+        """Complete this with what a coroutine comes to, or call `then` with it. It is cancelled
+        with this.
+        """
         self._task = asyncio.create_task(work)
-        self._task.add_done_callback(self._finished)
+        self._task.add_done_callback(lambda task: self._finished(task, then))
         return self
 
     def cancel(self, msg: Any = None) -> bool:
@@ -88,11 +92,13 @@ class Pending(asyncio.Future[R], Generic[T, R]):
             self._task.cancel(msg)
         return super().cancel(msg)
 
-    def _finished(self, task: "asyncio.Task[R]") -> None:
+    def _finished(self, task: "asyncio.Task[Any]", then: Callable[[Any], object] | None) -> None:
         if task.cancelled():
             self.cancel()
-        else:
-            self.complete(task.exception() or task.result())
+        elif then is None or task.exception() is not None:
+            Pending.complete(self, task.exception() or task.result())
+        elif not self.done():
+            then(task.result())
 
 
 def completed(request: T, result: R) -> Pending[T, R]:
@@ -138,9 +144,11 @@ class Merger(Generic[T, R]):
         """Those that wait."""
         return [pending.request for pending in self._waiting]
 
-    def submit(self, request: T) -> Pending[T, R]:
-        """Cancelling it does not stop a call under way; its result then goes to `orphan`."""
-        pending: Pending[T, R] = Pending(request, self._size(request))
+    def submit(self, pending: Pending[T, R]) -> Pending[T, R]:
+        """Have it completed. Cancelling it does not stop a call under way, whose result then goes
+        to `orphan`.
+        """
+        pending.size = self._size(pending.request)
         self._waiting.append(pending)
         self._waiting_size += pending.size
         if self._busy < self._slots:

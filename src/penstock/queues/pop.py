@@ -1,10 +1,12 @@
 """Pop: take messages under a lease, wait for them when asked to, complete them at once
 under auto-ack.
 
-A pop that finds nothing parks until a push, an acknowledgement or the database's own clock (a lease
-that expires, a message that becomes due) may have changed that; the clock is only ever read in the
-database, which answers "look again in n seconds". A caller that goes away while its pop is under
-way gets its lease returned, uncounted.
+A pop is one object from its request to its answer (`Poll`), which needs no task for what is usual.
+It looks, in a call that it shares with others. When there is nothing it parks until a push, an
+acknowledgement or the database's own clock (a lease that expires, a message that becomes due) may
+have changed that; the clock is only ever read in the database, which answers "look again in n
+seconds". A push may take for a parked pop (handover.py). A caller that goes away while its pop is
+under way gets its lease returned, uncounted.
 
 Auto-ack is a lease that we complete ourselves before answering. One call would be faster, but if
 the connection broke after its commit nobody would know which messages went missing; the outcome of
@@ -17,8 +19,7 @@ pop.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,218 +29,257 @@ from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
 from penstock.queues.ack import check
 from penstock.queues.catalog import check_group, check_name, remember
+from penstock.queues.consumers import Consumers
 from penstock.queues.context import QueueContext
 from penstock.queues.exchange import SEQS, Exchange, Exchanged, Exchanger, Take, Target
 from penstock.queues.merge import SLICE, Pending
-from penstock.queues.signals import Waiter
 from penstock.queues.types import Ack, Acked, Message, Popped, PopRequest
-
-# What lets a pop wait for long: it may answer None instead, when pops are closed meanwhile.
-Patience = Callable[[Awaitable[Popped]], Awaitable[Popped | None]]
 
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 SOON_SECONDS = 0.005  # another call holds what we want: look again after this
+AGAIN_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
 
 
-@dataclass(slots=True)
-class Looked:
-    """A first look, for which no task was needed."""
+class Poll(Pending[Exchange, Popped]):
+    """A pop on its way, and the future of its answer."""
 
-    exchanged: Exchanged
-    target: Target
-    changes: int  # what `Signals` said before it
-    generation: int
+    __slots__ = (
+        "_acks",
+        "_changes",
+        "_deadline",
+        "_delivered",
+        "_nth",
+        "_popper",
+        "_reason",
+        "_seen",
+        "_targets",
+        "_timer",
+        "_wait",
+        "acked",
+        "batch",
+        "claimed",
+        "partitions",
+        "queues",
+        "wanted",
+    )
+
+    def __init__(self, popper: "Popper", request: PopRequest, acks: Sequence[Ack]) -> None:
+        super().__init__(Exchange(()))
+        self._popper = popper
+        self.wanted = request
+        self.batch, self.partitions = popper.sizes(request)
+        self._deadline = time.monotonic() + popper.patience(request)
+        self._acks = acks  # that go along with the next look
+        self.acked: Sequence[Acked] = ()
+        self.queues = [] if request.queue is None else [request.queue]  # that it waits for
+        self._targets: list[Target] = []
+        self._nth = 0  # target is looked at next
+        self._changes = 0  # what `Signals` said before the look
+        self._seen: list[int] = []  # and of each of the queues
+        self._wait: float | None = None  # until the next look, as far as the database knows
+        self._reason = ""  # why there is nothing
+        self._timer: asyncio.Handle | None = None  # while it is parked
+        self.claimed = False  # parked, and a push takes for it
+        self._delivered: Exchanged | None = None
+
+    @property
+    def partition(self) -> int | None:
+        """The only one that it waits for."""
+        return self._targets[0].partition if self._targets else None
+
+    def wake(self) -> None:
+        """Look at everything, again if need be."""
+        self._unpark()
+        if self.done():
+            return
+        popper, signals = self._popper, self._popper.signals
+        if popper.closed:
+            if self._reason or not self.wanted.wait:
+                self._rest()
+            else:
+                popper.shut_out.add(self)
+                remaining = self._deadline - time.monotonic()
+                self._timer = asyncio.get_running_loop().call_later(remaining, self._rest)
+            return
+        self._changes = signals.changes
+        self._seen = signals.generations(self.queues)
+        target = popper.known(self.wanted)
+        if target is None:
+            self.run(popper.targets(self.wanted), self._look)
+        else:
+            self._look([target])
+
+    def take(self) -> Take | None:
+        """What a push may take for it while it is parked: the usual, from any one partition."""
+        if (
+            self.wanted.queue is None
+            or self.wanted.partition is not None
+            or self.partitions != 1
+            or len(self._targets) != 1
+            or self.batch > SLICE
+            or self._popper.catalog.shares(self.wanted.queue)
+        ):
+            return None
+        return Take(self._targets[0], self.batch, 1, self.wanted.holder)
+
+    def deliver(self, exchanged: Exchanged) -> None:
+        """Complete this with what was taken for it."""
+        self._unpark()
+        self._delivered = exchanged
+        if self.wanted.auto_ack or self.batch > SLICE:
+            self.run(self._popper.answer_in_turns(self, exchanged))
+            return
+        take = exchanged.take
+        assert take is not None
+        try:
+            messages: list[Message] = []
+            for row in exchanged.rows:
+                messages += self._popper.messages(take, take.lease_text, row, 0, SLICE)
+        except PenstockError as error:
+            self._popper.exchanger.orphaned(exchanged)
+            super().complete(error)
+        else:
+            super().complete(self._popper.answer(self, exchanged, take.lease_text, messages))
+
+    def complete(self, outcome: Any) -> None:
+        """A look has an outcome."""
+        if isinstance(outcome, BaseException):
+            super().complete(outcome)
+            return
+        if self.request.acks:
+            self.acked = outcome.acked
+        if outcome.rows:
+            self.deliver(outcome)
+            return
+        note = outcome.note
+        if note in ("gone", "unknown"):
+            target = outcome.take.target
+            key = target.queue, target.group, target.partition or 0
+            self._popper.catalog.groups.pop(key, None)
+            self._wait = 0.0
+        elif note in ("more", "discovering", "locked"):
+            self._wait = 0.0 if note == "more" else SOON_SECONDS
+        elif outcome.wait is not None:
+            self._wait = outcome.wait if self._wait is None else min(self._wait, outcome.wait)
+            self._reason = note
+        self._look_at_next()
+
+    def cancel(self, msg: Any = None) -> bool:
+        self._unpark()
+        return super().cancel(msg)
+
+    def __await__(self) -> Generator[Any, None, Popped]:
+        try:
+            return (yield from super().__await__())
+        except asyncio.CancelledError:
+            if not self.cancelled() and self._delivered is not None:
+                # in the very turn in which the caller was cancelled
+                self._popper.exchanger.orphaned(self._delivered)
+            raise
+
+    def _look(self, targets: list[Target]) -> None:
+        self._targets, self._nth = targets, 0
+        self._wait, self._reason = None, "empty" if targets else "unknown"
+        if self.wanted.queue is None:
+            self.queues = [target.queue for target in targets]
+            self._seen = self._popper.signals.generations(self.queues)
+        self._look_at_next()
+
+    def _look_at_next(self) -> None:
+        take = None
+        if self._nth < len(self._targets):
+            target = self._targets[self._nth]
+            self._nth += 1
+            take = Take(target, self.batch, self.partitions, self.wanted.holder)
+        elif not self._acks:
+            self._rest()
+            return
+        self.request, self._acks = Exchange(self._acks, take), ()
+        self._popper.exchanger.merger.submit(self)
+
+    def _rest(self) -> None:
+        """There was nothing anywhere: say so, look again, or park."""
+        popper, signals, wait = self._popper, self._popper.signals, self._wait
+        again = wait == 0.0 or (wait == SOON_SECONDS and not self.wanted.wait)
+        remaining = self._deadline - time.monotonic()
+        if (
+            popper.closed
+            or popper.stopping
+            or (remaining <= 0 and not again)
+            or (again and remaining < -AGAIN_SECONDS)
+        ):
+            self._unpark()
+            if self._acks:
+                self._targets = []
+                self._look_at_next()
+                return
+            popped = Popped(self.wanted.group, self.wanted.queue, reason=self._reason or "empty")
+            popped.acked = list(self.acked)
+            super().complete(popped)
+            return
+        loop = asyncio.get_running_loop()
+        if again:
+            self._timer = loop.call_later(wait or 0, self.wake)
+        elif signals.changes != self._changes or signals.generations(self.queues) != self._seen:
+            self.wake()
+        else:
+            pause = remaining if wait is None else min(remaining, max(wait, SOON_SECONDS))
+            pause = max(0, min(pause, popper.poll_interval))
+            self._timer = loop.call_later(pause, self.wake)
+            signals.park(self)
+
+    def _unpark(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.claimed = False
+            self._popper.signals.leave(self)
+            self._popper.shut_out.discard(self)
 
 
 class Popper:
-    def __init__(self, context: QueueContext, exchanger: Exchanger, popped: Counter) -> None:
-        self._database, self._catalog = context.database, context.catalog
-        self._keys, self._signals = context.keys, context.signals
+    def __init__(
+        self, context: QueueContext, exchanger: Exchanger, consumers: Consumers, popped: Counter
+    ) -> None:
+        self.catalog, self.signals = context.catalog, context.signals
+        self._database, self._keys = context.database, context.keys
         self._settings = context.settings
-        self._exchanger = exchanger
+        self.poll_interval = context.settings.poll_interval
+        self.exchanger = exchanger
+        self._consumers = consumers
         self._popped = popped
-        self._stopping = False
+        self.closed = False  # pops find nothing
+        self.shut_out: set[Poll] = set()  # that came while they were closed
+        self.stopping = False
+
+    def pop(self, request: PopRequest, acks: Sequence[Ack]) -> Poll:
+        """Look until there is something or the time is over. Cancelling it returns what was taken
+        for it.
+        """
+        for ack in acks:
+            check(ack)
+        self._consumers.seen(request.queue, request.group, request.consumer)
+        poll = Poll(self, request, acks)
+        poll.wake()
+        return poll
+
+    def close(self, closed: bool) -> None:
+        """Let pops find nothing, or open them again."""
+        self.closed = closed
+        self._wake_all()
 
     def answer_waiting(self) -> None:
-        self._stopping = True
-        self._signals.wake_all()
+        """Answer all that wait, and let none wait any more."""
+        self.stopping = True
+        self._wake_all()
 
-    def begin(
-        self, request: PopRequest, acks: Sequence[Ack], patience: Patience
-    ) -> "Pending[Exchange, Any] | None":
-        """`pop` for the usual request, without a task unless it has to wait; None: it is not usual.
-        Cancelling the future returns what was taken for it.
-        """
-        group_id = self._catalog.groups.get((request.queue or "", request.group, 0))
-        batch, partitions = self._sizes(request)
-        if (
-            group_id is None
-            or request.queue is None
-            or request.partition is not None
-            or request.auto_ack
-            or request.subscription_mode
-            or request.subscription_from
-            or batch > SLICE
-        ):
-            return None
-        for ack in acks:
-            check(ack)
-        target = Target(request.queue, request.group, group_id, None)
-        take = Take(target, batch, partitions, request.holder)
-        signals = self._signals
-        changes, generation = signals.changes, signals.generation.get(request.queue, 0)
-        began = time.monotonic()
-        pending = self._exchanger.merger.submit(Exchange(acks, take))
+    def _wake_all(self) -> None:
+        self.signals.wake_all()
+        for poll in tuple(self.shut_out):
+            poll.wake()
 
-        def taken(pending: Pending[Exchange, Any], outcome: Exchanged | BaseException) -> bool:
-            if isinstance(outcome, BaseException):
-                return False
-            if not outcome.rows:
-                looked = Looked(outcome, target, changes, generation)
-                pending.run(self._resume(request, looked, began, patience))
-                return True
-            messages: list[Message] = []
-            lease = take.lease_text()
-            try:
-                for row in outcome.rows:
-                    messages += self._messages(take, lease, row, 0, SLICE)
-            except PenstockError as error:
-                self._exchanger.orphaned(outcome)
-                pending.complete(error)
-                return True
-            pending.complete(self._answered(request, outcome, lease, messages, batch))
-            return True
-
-        pending.intercept = taken
-        return pending
-
-    async def _resume(
-        self, request: PopRequest, looked: Looked, began: float, patience: Patience
-    ) -> Popped:
-        popped = await patience(self.pop(request, (), began, looked))
-        acked = list(looked.exchanged.acked)
-        if popped is None:
-            return Popped(request.group, request.queue, reason="empty", acked=acked)
-        popped.acked = acked
-        return popped
-
-    async def pop(
-        self,
-        request: PopRequest,
-        acks: Sequence[Ack],
-        began: float | None = None,
-        looked: Looked | None = None,
-    ) -> Popped:
-        """Look until there is something or the time is over; `looked` is a first look, if done."""
-        for ack in acks:
-            check(ack)
-        acked: Sequence[Acked] = ()
-        batch, partitions = self._sizes(request)
-        start = subscription_of(request, self._settings.default_subscription_mode)
-        timeout = (
-            self._settings.default_timeout_ms / 1000 if request.timeout is None else request.timeout
-        )
-        began = time.monotonic() if began is None else began
-        deadline = began + (timeout if request.wait else 0)
-        names = [request.queue] if request.queue is not None else []
-        while True:
-            changes, generation = self._signals.changes, self._signals.generation
-            seen = [generation.get(name, 0) for name in names]
-            if looked is not None:
-                changes, seen, targets = looked.changes, [looked.generation], [looked.target]
-            else:
-                targets = await self._targets(request, start)
-                if request.queue is None:
-                    names = [target.queue for target in targets]
-                    seen = [generation.get(name, 0) for name in names]
-            wait: float | None = None
-            reason = "empty" if targets else "unknown"
-            if acks and not targets:
-                acked, acks = await self._exchanger.ack(list(acks)), ()
-            for target in targets:
-                if looked is not None:
-                    exchanged, looked = looked.exchanged, None
-                else:
-                    take = Take(target, batch, partitions, request.holder)
-                    exchanged = await self._exchanger.take(Exchange(acks, take))
-                if acks:
-                    acked, acks = exchanged.acked, ()
-                if exchanged.rows:
-                    popped = await self._answer(request, exchanged, batch)
-                    popped.acked = list(acked)
-                    return popped
-                if exchanged.note in ("gone", "unknown"):
-                    self._catalog.groups.pop(
-                        (target.queue, target.group, target.partition or 0), None
-                    )
-                    wait = 0.0
-                elif exchanged.note in ("more", "discovering", "locked"):
-                    wait = 0.0 if exchanged.note == "more" else SOON_SECONDS
-                elif exchanged.wait is not None:
-                    wait = exchanged.wait if wait is None else min(wait, exchanged.wait)
-                    reason = exchanged.note
-            again = wait == 0.0 or (wait == SOON_SECONDS and not request.wait)
-            remaining = deadline - time.monotonic()
-            if self._stopping or (remaining <= 0 and not again) or (again and remaining < -2):
-                return Popped(
-                    group=request.group, queue=request.queue, reason=reason, acked=list(acked)
-                )
-            if again:
-                await asyncio.sleep(wait or 0)
-            elif self._signals.changes == changes and seen == [
-                generation.get(name, 0) for name in names
-            ]:
-                pause = min(
-                    remaining,
-                    self._settings.poll_interval,
-                    max(wait, SOON_SECONDS) if wait is not None else remaining,
-                )
-                handed = await self._park(request, targets, names, max(pause, 0))
-                if handed is not None:
-                    popped = await self._answer(request, handed, batch)
-                    popped.acked = list(acked)
-                    return popped
-
-    async def _park(
-        self, request: PopRequest, targets: list[Target], names: list[str], pause: float
-    ) -> Exchanged | None:
-        """Wait until there may be something; what a push took for us, if it did."""
-        partition = targets[0].partition if request.partition is not None and targets else None
-        waiter = Waiter(partition, self._wanted(request, targets))
-        for name in names:
-            self._signals.park(name, request.group, waiter)
-        try:
-            await waiter.wait(pause)
-        except asyncio.CancelledError:
-            if waiter.exchanged is not None:
-                self._exchanger.orphaned(waiter.exchanged)
-            raise
-        finally:
-            waiter.gone = True
-            for name in names:
-                self._signals.leave(name, request.group, waiter)
-        exchanged: Exchanged | None = waiter.exchanged
-        return exchanged
-
-    def _wanted(
-        self, request: PopRequest, targets: list[Target]
-    ) -> tuple[Target, int, int, int | None] | None:
-        """The `Take` that a push may make for a parked pop: the usual, from any one partition."""
-        batch, partitions = self._sizes(request)
-        if (
-            request.queue is None
-            or request.partition is not None
-            or request.auto_ack
-            or partitions != 1
-            or len(targets) != 1
-            or batch > SLICE
-            or self._catalog.shares(request.queue)
-        ):
-            return None
-        return targets[0], batch, 1, request.holder
-
-    def _sizes(self, request: PopRequest) -> tuple[int, int]:
+    def sizes(self, request: PopRequest) -> tuple[int, int]:
         batch, partitions = request.batch, request.partitions
         if batch is None:
             batch = AUTOPILOT_BATCH if request.autopilot else self._settings.default_batch
@@ -247,89 +287,105 @@ class Popper:
             partitions = AUTOPILOT_PARTITIONS if request.autopilot else 1
         return max(1, min(batch, self._settings.max_batch)), max(1, min(partitions, 10_000))
 
-    async def _targets(
-        self, request: PopRequest, start: tuple[str, datetime | None]
-    ) -> list[Target]:
-        if request.queue is None:
-            targets = []
-            for info in await self._catalog.matching(request.namespace, request.task):
-                targets += await self._target(info.name, None, request.group, start)
-            return targets
-        check_name("queue", request.queue)
-        return await self._target(request.queue, request.partition, request.group, start)
+    def patience(self, request: PopRequest) -> float:
+        """How many seconds it waits."""
+        if not request.wait:
+            return 0.0
+        default = self._settings.default_timeout_ms / 1000
+        return default if request.timeout is None else request.timeout
+
+    def known(self, request: PopRequest) -> Target | None:
+        """The one group to take for, if nothing has to be asked of the database."""
+        queue, number = request.queue, None
+        if queue is None or request.subscription_mode or request.subscription_from:
+            return None
+        if request.partition is not None:
+            number = self.catalog.partitions.get((queue, request.partition))
+            if number is None:
+                return None
+        group_id = self.catalog.groups.get((queue, request.group, number or 0))
+        if group_id is None or self.catalog.lease_time(queue) is None:
+            return None
+        return Target(queue, request.group, group_id, number)
+
+    async def targets(self, request: PopRequest) -> list[Target]:
+        """All that it takes for, the most important first."""
+        start = subscription_of(request, self._settings.default_subscription_mode)
+        if request.queue is not None:
+            check_name("queue", request.queue)
+            names = [request.queue]
+        else:
+            matching = await self.catalog.matching(request.namespace, request.task)
+            names = [info.name for info in matching]
+        targets = [await self._target(name, request, start) for name in names]
+        return [target for target in targets if target is not None]
 
     async def _target(
-        self, queue: str, partition: str | None, group: str, start: tuple[str, datetime | None]
-    ) -> list[Target]:
-        number = None
-        if partition is not None:
-            number = await self._catalog.partition(queue, partition)
+        self, queue: str, request: PopRequest, start: tuple[str, datetime | None]
+    ) -> Target | None:
+        info, group, number = await self.catalog.queue(queue), request.group, None
+        if request.partition is not None:
+            number = await self.catalog.partition(queue, request.partition)
             if number is None:
-                return []
-        group_id = self._catalog.groups.get((queue, group, number or 0))
+                return None
+        group_id = self.catalog.groups.get((queue, group, number or 0))
         if group_id is None:
             check_group(group)
-            info = await self._catalog.queue(queue)
-            if info is None:
-                if start[0] == "all":
-                    return []
+            if info is None and start[0] != "all":
                 # a place to remember where the group starts
-                await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
-                info = await self._catalog.queue(queue)
-                if info is None:
-                    return []
+                await self.catalog.ensure([(queue, DEFAULT_PARTITION)])
+                info = await self.catalog.queue(queue)
+            if info is None:
+                return None
             rows = await self._database.read(
                 "SELECT queue_subscribe($1, $2, $3, $4, $5)", info.id, group, number, *start
             )
             group_id = rows[0][0]
             if group_id is None:
-                self._catalog.forget()
-                return []
-            remember(self._catalog.groups, (queue, group, number or 0), group_id)
-        return [Target(queue, group, group_id, number)]
+                self.catalog.forget()
+                return None
+            remember(self.catalog.groups, (queue, group, number or 0), group_id)
+        return Target(queue, group, group_id, number)
 
-    async def _answer(self, request: PopRequest, exchanged: Exchanged, batch: int) -> Popped:
-        take = exchanged.take
+    async def answer_in_turns(self, poll: Poll, exchanged: Exchanged) -> Popped:
+        """The answer of a pop that completes its messages, or has many: others get a turn."""
+        take, auto_ack = exchanged.take, poll.wanted.auto_ack
         assert take is not None
-        lease = "" if request.auto_ack else take.lease_text()
+        lease = "" if auto_ack else take.lease_text
         messages: list[Message] = []
         try:
-            if request.auto_ack:
-                await self._exchanger.complete(take)
+            if auto_ack:
+                await self.exchanger.complete(take)
             for row in exchanged.rows:
                 for begin in range(0, len(row[SEQS]), SLICE):
                     if begin:
                         await asyncio.sleep(0)
-                    messages += self._messages(take, lease, row, begin, begin + SLICE)
+                    messages += self.messages(take, lease, row, begin, begin + SLICE)
         except (PenstockError, asyncio.CancelledError):
-            self._exchanger.orphaned(exchanged)
+            self.exchanger.orphaned(exchanged)
             raise
-        if request.auto_ack:
-            self._exchanger.acked.add(len(messages), take.target.queue, "completed")
-        return self._answered(request, exchanged, lease, messages, batch)
+        if auto_ack:
+            self.exchanger.acked.add(len(messages), take.target.queue, "completed")
+        return self.answer(poll, exchanged, lease, messages)
 
-    def _answered(
-        self,
-        request: PopRequest,
-        exchanged: Exchanged,
-        lease: str,
-        messages: list[Message],
-        batch: int,
+    def answer(
+        self, poll: Poll, exchanged: Exchanged, lease: str, messages: list[Message]
     ) -> Popped:
-        take = exchanged.take
-        assert take is not None
-        queue = take.target.queue
-        self._popped.add(len(messages), queue)
-        if len(messages) >= batch and self._catalog.shares(queue):  # and there may be more
-            self._signals.available(queue, 1, take.target.group, announce=False)
-        count = len(exchanged.rows)
-        return Popped(request.group, queue, lease, messages, count, "", list(exchanged.acked))
+        assert exchanged.take is not None
+        queue, group, count = exchanged.take.target.queue, poll.wanted.group, len(messages)
+        self._popped.add(count, queue)
+        if poll.wanted.queue is None:
+            self._consumers.seen(queue, group, poll.wanted.consumer)
+        if count >= poll.batch and self.catalog.shares(queue):  # and there may be more
+            self.signals.available(queue, 1, group, announce=False)
+        partitions, acked = len(exchanged.rows), list(poll.acked)
+        return Popped(group, queue, lease, messages, partitions, "", acked)
 
-    def _messages(self, take: Take, lease: str, row: Any, begin: int, end: int) -> list[Message]:
+    def messages(self, take: Take, lease: str, row: Any, begin: int, end: int) -> list[Message]:
         """Some of the messages of a row."""
         _, partition, name, *columns = row[:11]
         nothing = (None,) * len(columns[0])
-        partition_id, uuid = self._catalog.partition_uuid(partition), self._catalog.message_uuid
+        partition_id, uuid = self.catalog.partition_uuid(partition), self.catalog.message_uuid
         queue, group = take.target.queue, take.target.group
         return [
             Message(

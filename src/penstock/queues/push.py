@@ -22,7 +22,7 @@ from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Sealed
 from penstock.queues.exchange import Exchanger
-from penstock.queues.handover import Claim, waiting_pops
+from penstock.queues.handover import Claim
 from penstock.queues.later import Later
 from penstock.queues.merge import SLICE, Fetch, Merger
 from penstock.queues.types import Item, Pushed, Status
@@ -62,17 +62,16 @@ class Pusher:
         self, requests: list[list[Item]], again: bool
     ) -> list[list[Pushed] | PenstockError]:
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        waiters = [] if again else waiting_pops(self._signals, items)
-        if not waiters:
+        if again or not self._signals.waiters:
             answers = await self.store(self._database.fetch, items, again)
             self.announce(answers)
         else:
-            claim = Claim(self._database, self._exchanger, waiters)
+            claim = Claim(self._database, self._exchanger, self._signals, items)
             try:
                 answers = await self.store(claim.fetch, items)
+                self.announce(answers, claim.served)
             finally:
                 claim.close()
-            self.announce(answers, claim.served)
         results: list[list[Pushed] | PenstockError] = []
         begin = 0
         for request in requests:

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.log.pool import cancelled
+from penstock.queues.types import PopRequest
 
 log = logging.getLogger("penstock.queues")
 
@@ -40,34 +41,27 @@ HELLO_SECONDS = 30.0
 FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be gone
 
 
-class Waiter:
-    """A parked pop. It may be woken any number of times."""
+class Waiter(Protocol):
+    """A parked pop."""
 
-    __slots__ = ("_awake", "claimed", "exchanged", "gone", "partition", "wanted")
-
-    def __init__(self, partition: int | None, wanted: Any = None) -> None:
-        self._awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.partition = partition
-        self.wanted = wanted  # the `Take` that a push may make for it; None: it must not
-        self.claimed = False  # a push is taking for it
-        self.exchanged: Any = None  # what that took
-        self.gone = False  # it waits no longer
+    queues: list[str]  # it waits for
+    claimed: bool  # a push takes for it: nobody else wakes it for what comes
 
     @property
-    def woken(self) -> bool:
-        return self._awake.done()
+    def wanted(self) -> PopRequest: ...
+
+    @property
+    def partition(self) -> int | None:
+        """The only one that it waits for."""
 
     def wake(self) -> None:
-        if not self._awake.done():
-            self._awake.set_result(None)
+        """Leave, and look."""
 
-    async def wait(self, seconds: float) -> None:
-        """Return when it is woken, or after so long."""
-        timer = asyncio.get_running_loop().call_later(seconds, self.wake)
-        try:
-            await self._awake
-        finally:
-            timer.cancel()
+    def take(self) -> Any:
+        """The `Take` that a push may make for it; None: it must not."""
+
+    def deliver(self, exchanged: Any) -> None:
+        """Leave, with what was taken for it."""
 
 
 class Signals:
@@ -109,17 +103,23 @@ class Signals:
         counts = ((queue, sum(map(len, groups.values()))) for queue, groups in self.waiters.items())
         return dict(islice(counts, most))
 
-    def park(self, queue: str, group: str, waiter: Waiter) -> None:
-        self.waiters.setdefault(queue, {}).setdefault(group, {})[waiter] = None
+    def generations(self, queues: list[str]) -> list[int]:
+        return [self.generation.get(queue, 0) for queue in queues]
 
-    def leave(self, queue: str, group: str, waiter: Waiter) -> None:
-        groups = self.waiters.get(queue)
-        if groups and group in groups:
-            groups[group].pop(waiter, None)
-            if not groups[group]:
-                del groups[group]
-                if not groups:
-                    del self.waiters[queue]
+    def park(self, waiter: Waiter) -> None:
+        for queue in waiter.queues:
+            self.waiters.setdefault(queue, {}).setdefault(waiter.wanted.group, {})[waiter] = None
+
+    def leave(self, waiter: Waiter) -> None:
+        group = waiter.wanted.group
+        for queue in waiter.queues:
+            groups = self.waiters.get(queue)
+            if groups and group in groups:
+                groups[group].pop(waiter, None)
+                if not groups[group]:
+                    del groups[group]
+                    if not groups:
+                        del self.waiters[queue]
 
     def available(
         self,
@@ -141,24 +141,23 @@ class Signals:
                 for waiter in tuple(groups.get(name, ())):
                     if waiter.partition is not None:
                         waiter.wake()
-                    elif remaining > 0 and not waiter.woken and not waiter.claimed:
+                    elif remaining > 0 and not waiter.claimed:
                         remaining -= 1
                         waiter.wake()
         if announce and time.monotonic() < self._others_until:
             self._queues.add(queue)
             self._ready.set()
 
-    def claim(self, queue: str, partitions: int) -> list[Waiter]:
-        """Pops that wait for any partition, up to so many per group, for a push to take for."""
-        claimed: list[Waiter] = []
+    def claim(self, queue: str, partitions: int) -> list[tuple[Any, Waiter]]:
+        """Pops that wait for any partition, up to so many per group, for a push to take for; each
+        with what it wants.
+        """
+        claimed: list[tuple[Any, Waiter]] = []
         for waiters in self.waiters.get(queue, {}).values():
-            free = (
-                waiter
-                for waiter in waiters
-                if waiter.wanted is not None and not (waiter.claimed or waiter.gone or waiter.woken)
-            )
-            claimed += islice(free, max(0, partitions))
-        for waiter in claimed:
+            free = (waiter for waiter in waiters if not waiter.claimed)
+            takes = ((waiter.take(), waiter) for waiter in free)
+            claimed += islice((one for one in takes if one[0] is not None), max(0, partitions))
+        for _, waiter in claimed:
             waiter.claimed = True
         return claimed
 
@@ -182,10 +181,11 @@ class Signals:
         self._ready.set()
 
     def wake_all(self) -> None:
-        for groups in self.waiters.values():
-            for waiters in groups.values():
-                for waiter in waiters:
-                    waiter.wake()
+        everybody = [
+            w for groups in self.waiters.values() for group in groups.values() for w in group
+        ]
+        for waiter in dict.fromkeys(everybody):
+            waiter.wake()
 
     def _heard(self, payload: str | None) -> None:
         if payload is None:

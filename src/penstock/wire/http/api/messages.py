@@ -4,7 +4,6 @@ Payloads pass through as bytes: a push slices them out of the body, a pop splice
 answer, nobody looks inside. Pushes go through the buffer, which stands in front of the database.
 """
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -273,14 +272,13 @@ class PopWriter(Protocol):
 
 
 class MessagesApi:
-    """`buffer` stands in front of the engine for pushes; its maintenance may close pops."""
+    """`buffer` stands in front of the engine for pushes."""
 
     tag = "queues"
 
     def __init__(self, queues: Queues, buffer: Buffer) -> None:
         self._queues = queues
         self._buffer = buffer
-        self._pops = buffer.maintenance.pops
         self._limit = ItemLimit(queues.settings.max_items)
 
     @route("POST", "/api/v1/push", body=PushBody, answer=list[PushAnswer] | Later, status=201)
@@ -312,8 +310,7 @@ class MessagesApi:
         **_POP,
     )
     def pop(self, request: Request) -> Awaitable[Response]:
-        write = self._pop_answer
-        return self._begin(request, [], write) or self._pop(request, [], write)
+        return self._pop(request, [], self._pop_answer)
 
     @route(
         "POST",
@@ -340,49 +337,23 @@ class MessagesApi:
         if len(body.acknowledgments) > SLICE:
             self._limit.check(len(body.acknowledgments))
             return self._exchange_many(request, body.acknowledgments, group)
-        by, write = _who(request), self._exchange_answer
-        acks = [_ack(item, group, by) for item in body.acknowledgments]
-        return self._begin(request, acks, write) or self._pop(request, acks, write)
+        acks = [_ack(item, group, _who(request)) for item in body.acknowledgments]
+        return self._pop(request, acks, self._exchange_answer)
 
     async def _exchange_many(self, request: Request, items: list[AckItem], group: str) -> Response:
         acks = await _acks_in_slices(items, group, _who(request))
         return await self._pop(request, acks, self._exchange_answer)
 
-    def _begin(
-        self, request: Request, acks: list[Ack], write: PopWriter
-    ) -> Awaitable[Response] | None:
-        """Answer the usual pop of a queue that we know, without a task; None: it is not usual."""
-        queue = request.params.get("queue")
-        if self._pops.closed or queue is None or self._queues.catalog.lease_time(queue) is None:
-            return None
-        pending = self._queues.begin_pop(self._wanted(request), acks, self._pops.through)
-        if pending is None:
-            return None
-        if request.args.wait:
-            request.on_disconnect(pending.cancel)
-        return pending.then(write)
-
-    async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
-        """Any other pop, in a task of its own."""
+    def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Awaitable[Response]:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
-        timeout = self._queues.settings.default_timeout_ms if args.timeout is None else args.timeout
-        popped: Popped | None = None
-        if not self._pops.closed or (args.wait and await self._pops.opened(_seconds(timeout))):
-            popping = self._queues.pop(self._wanted(request), acks)
-            task = asyncio.current_task()
-            if args.wait and task is not None:
-                request.on_disconnect(task.cancel)
-                popped = await self._pops.through(popping)
-            else:
-                popped = await popping
-        if popped is None:  # pops are closed, and nothing was done yet
-            popped = Popped(args.consumer_group or QUEUE_MODE)
-            popped.acked = await self._queues.ack(acks)
-        if popped.queue is not None:
-            await self._queues.catalog.queue(popped.queue)  # from now on we know it
-        return write(popped, await delivered(popped.messages))
+        popping = self._queues.pop(self._wanted(request), acks)
+        if args.wait:
+            request.on_disconnect(popping.cancel)
+        if (args.batch or self._queues.settings.default_batch) > SLICE:
+            return _write_many(popping, write)
+        return popping.then(write)
 
     def _pop_answer(self, popped: Popped, messages: list[Delivered] | None = None) -> Response:
         headers = self._headers(popped)
@@ -571,22 +542,18 @@ def _pop_fields(popped: Popped, messages: list[Delivered] | None) -> dict[str, A
         "lease_id": popped.lease_id,
         "consumer_group": popped.group,
         "partitions_claimed": popped.partitions_claimed,
-        "messages": delivered_now(popped.messages) if messages is None else messages,
+        "messages": delivered(popped.messages) if messages is None else messages,
     }
 
 
-async def delivered(messages: list[Message]) -> list[Delivered]:
+async def _write_many(popping: Awaitable[Popped], write: PopWriter) -> Response:
+    """A pop of so many messages that others get a turn between slices of them."""
+    popped = await popping
+    return write(popped, [one async for some in slices(popped.messages) for one in delivered(some)])
+
+
+def delivered(messages: Sequence[Message]) -> list[Delivered]:
     """Messages as the dialect has them."""
-    if len(messages) <= SLICE:
-        return delivered_now(messages)
-    answers: list[Delivered] = []
-    async for part in slices(messages):
-        answers += delivered_now(part)
-    return answers
-
-
-def delivered_now(messages: Sequence[Message]) -> list[Delivered]:
-    """Those of a few messages."""
     last, at = None, ""  # what was pushed together has one time
     answers: list[Delivered] = []
     for message in messages:
