@@ -7,7 +7,7 @@ from penstock.buffer.status import BufferStatus
 from penstock.errors import InvalidRequest
 from penstock.protocol.status import NOT_JSON
 from penstock.wire.auth import Role
-from penstock.wire.http.api.messages import PushAnswer, push_answer
+from penstock.wire.http.api.pushes import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Audited, route
 

@@ -9,8 +9,9 @@ from penstock.wire.http.api.analytics import AnalyticsApi
 from penstock.wire.http.api.cluster import ClusterApi
 from penstock.wire.http.api.consumers import ConsumersApi
 from penstock.wire.http.api.deadletters import DeadLettersApi
+from penstock.wire.http.api.deliveries import DeliveriesApi
 from penstock.wire.http.api.groups import GroupsApi
-from penstock.wire.http.api.messages import MessagesApi
+from penstock.wire.http.api.pushes import PushesApi
 from penstock.wire.http.api.resources import ResourcesApi
 from penstock.wire.http.api.scheduled import ScheduledApi
 from penstock.wire.http.api.schedules import SchedulesApi
@@ -24,7 +25,8 @@ from penstock.wire.http.routes import Api
 def queue_apis(broker: Broker) -> list[Api]:
     queues, buffer, presence = broker.queues, broker.buffer, broker.presence
     return [
-        MessagesApi(queues, buffer),
+        PushesApi(buffer, queues.settings.max_items),
+        DeliveriesApi(queues),
         TransactionsApi(queues, buffer),
         ResourcesApi(queues),
         StatusApi(queues, presence),

@@ -12,7 +12,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Acked, Item, Pushed
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.messages import PushItem, due_of, items_of
+from penstock.wire.http.api.pushes import PushItem, due_of, items_of
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
