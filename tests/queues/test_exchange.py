@@ -164,6 +164,25 @@ def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url:
     run(database_url, body, poll_interval=60.0)
 
 
+def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_it(
+    database_url: str,
+) -> None:
+    async def body(queues: Queues) -> None:
+        await push(queues, "q", 0)
+        await complete(queues, await pop(queues, "q"))
+        waiting = queues.pop(PopRequest(queue="q", auto_ack=True, wait=True, timeout=60))
+        await eventually(lambda: queues.signals.waiting == 1)
+        calls = recorded(queues)
+        await push(queues, "q", 1)
+        popped = await waiting
+        assert (values(popped), popped.lease_id, calls) == ([1], "", [])
+        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
+        assert await queues.database.fetch("SELECT 1 FROM leases") == []
+        assert not queues._exchanger.held._held
+
+    run(database_url, body, poll_interval=60.0)
+
+
 def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_url: str) -> None:
     async def body(queues: Queues) -> None:
         await push(queues, "q", 0)
