@@ -3,9 +3,7 @@
 import json
 from typing import Annotated, Any
 
-import typer
-
-from penstock.cli import Api, app
+from penstock.cli import Api, app, argument, option
 from penstock.cli.tables import Column, Line, Table, View, when
 
 PAGE_ROWS = 1000  # that the broker answers at most
@@ -15,9 +13,9 @@ PAGE_ROWS = 1000  # that the broker answers at most
 def audit(
     api: Api,
     filter: Annotated[
-        str, typer.Argument(help="Show only entries with this text in who, action or object.")
+        str, argument("Show only entries with this text in who, action or object.")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to show.")] = 50,
+    limit: Annotated[int, option("Most entries to show.", "-n", min=1)] = 50,
 ) -> View:
     """Show who changed what and when, newest first.
 

@@ -33,7 +33,7 @@ from rich.progress import (
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import Api, Commands, Yes, app, confirm, usage
+from penstock.cli import Api, Commands, Yes, app, argument, confirm, option, usage
 from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
@@ -50,19 +50,14 @@ STATUS = "/api/v1/status/buffers"
 POLL_SECONDS = 0.1
 Directory = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "The buffer directory.",
         "--dir",
         envvar="FILE_BUFFER_DIR",
-        help="The buffer directory.",
         show_default="penstock-data/.penstock/buffers",
     ),
 ]
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(
-        "--database-url", help="Write the files in --dir to this database, without a broker."
-    ),
-]
+DatabaseUrl = Annotated[str, option("Write the files in --dir to this database, without a broker.")]
 
 
 @dataclass(slots=True)
@@ -156,13 +151,9 @@ def list_files(directory: Directory = None) -> View:
 
 @commands.command()
 def inspect(
-    file: Annotated[
-        str, typer.Argument(help="Path of a buffer file, or its name in the buffer directory.")
-    ],
+    file: Annotated[str, argument("Path of a buffer file, or its name in the buffer directory.")],
     directory: Directory = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Most events to print; 0 = all.")
-    ] = 20,
+    limit: Annotated[int, option("Most events to print; 0 = all.", "-n", min=0)] = 20,
 ) -> None:
     """Print the events of a buffer file, one JSON object per line. If the database rejected them,
     the reasons go to standard error.
@@ -236,13 +227,9 @@ def retry_failed(api: Api, directory: Directory = None, database_url: DatabaseUr
 
 @commands.command()
 def purge(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")
-    ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Delete all files in failed/.")] = False,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Delete all files in quarantine/.")
-    ] = False,
+    names: Annotated[list[str] | None, argument("Files to delete.", metavar="[FILE]...")] = None,
+    failed: Annotated[bool, option("Delete all files in failed/.")] = False,
+    quarantine: Annotated[bool, option("Delete all files in quarantine/.")] = False,
     directory: Directory = None,
     yes: Yes = False,
 ) -> None:

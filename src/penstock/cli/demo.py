@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import Api, app, errors_explained
+from penstock.cli import Api, app, errors_explained, option
 from penstock.client.brokers import Brokers, check
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
@@ -288,8 +288,10 @@ async def run(api: Api, rate: float, keep: bool) -> None:
 @app.command()
 def demo(
     api: Api,
-    rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
-    keep: Annotated[bool, typer.Option(help="Keep the example data when the demo ends.")] = False,
+    rate: Annotated[float, option("Orders per second.", min=0.1, max=1000)] = 20.0,
+    keep: Annotated[
+        bool, option("Keep the example data when the demo ends.", "--keep/--no-keep")
+    ] = False,
 ) -> None:
     """Fill a broker with live example data, to try the Console. Stop it with Ctrl-C.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 import msgspec
 import typer
 
-from penstock.cli import Api, Commands, Yes, app, completer, confirm, usage
+from penstock.cli import Api, Commands, Yes, app, argument, completer, confirm, option, usage
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
-    str,
-    typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
+    str, argument("Name of the queue.", metavar="QUEUE", autocompletion=complete_queue)
 ]
 
 commands = Commands("Push to, pop from and manage queues.", app, name="queue")
@@ -54,43 +53,31 @@ commands = Commands("Push to, pop from and manage queues.", app, name="queue")
 @commands.command()
 def push(
     api: Api,
-    queue: Annotated[str, typer.Argument(help="Queue, or queue/partition.")],
+    queue: Annotated[str, argument("Queue, or queue/partition.")],
     payloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Messages as JSON values; default: one per line of standard input."),
+        argument("Messages as JSON values; default: one per line of standard input."),
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Partition to push to.")
-    ] = None,
+    partition: Annotated[str | None, option("Partition to push to.", "-p")] = None,
     transaction_id: Annotated[
         str | None,
-        typer.Option(
-            "--transaction-id",
-            "-t",
-            help="Id (transactionId) of a single message; a repeated push is not stored twice.",
+        option(
+            "Id (transactionId) of a single message; a repeated push is not stored twice.", "-t"
         ),
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", help="Header as NAME=VALUE; may be repeated."),
+        list[str] | None, option("Header as NAME=VALUE; may be repeated.", "-H")
     ] = None,
     delay: Annotated[
-        float | None,
-        typer.Option(min=0, help="Delay in seconds before the messages can be delivered."),
+        float | None, option("Delay in seconds before the messages can be delivered.", min=0)
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            help="Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."
-        ),
+        option("Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."),
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Read payloads as plain text instead of JSON.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Lines of standard input per request.")] = 500,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
-    ] = False,
+    text: Annotated[bool, option("Read payloads as plain text instead of JSON.")] = False,
+    batch: Annotated[int, option("Lines of standard input per request.", min=1)] = 500,
+    quiet: Annotated[bool, option("Print nothing for stored messages.", "-q")] = False,
 ) -> None:
     """Push messages and print the result of each, one JSON object per line.
 
@@ -131,16 +118,12 @@ def push(
 @commands.command()
 def pop(
     api: Api,
-    address: Annotated[str, typer.Argument(help="queue, queue/partition or queue@group.")],
-    batch: Annotated[int, typer.Option("--batch", "-n", min=1, help="Most messages per pop.")] = 1,
-    wait: Annotated[
-        float, typer.Option("--wait", "-w", help="Seconds to wait if there are no messages.")
-    ] = 0.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep popping until Ctrl-C; implies --ack.")
-    ] = False,
-    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
-    data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
+    address: Annotated[str, argument("queue, queue/partition or queue@group.")],
+    batch: Annotated[int, option("Most messages per pop.", "-n", min=1)] = 1,
+    wait: Annotated[float, option("Seconds to wait if there are no messages.", "-w")] = 0.0,
+    follow: Annotated[bool, option("Keep popping until Ctrl-C; implies --ack.", "-f")] = False,
+    ack: Annotated[bool, option("Acknowledge the printed messages.")] = False,
+    data: Annotated[bool, option("Print only the payloads.", "-d")] = False,
 ) -> None:
     """Pop messages and print them, one JSON object per line.
 
@@ -173,12 +156,8 @@ def pop(
 @commands.command("ack")
 def ack_command(
     api: Api,
-    status: Annotated[
-        str, typer.Option("--status", "-s", help="Outcome: completed, failed, retry or dlq.")
-    ] = "completed",
-    error: Annotated[
-        str | None, typer.Option("--error", "-e", help="Error message, for messages that failed.")
-    ] = None,
+    status: Annotated[str, option("Outcome: completed, failed, retry or dlq.", "-s")] = "completed",
+    error: Annotated[str | None, option("Error message, for messages that failed.", "-e")] = None,
 ) -> None:
     """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
@@ -249,16 +228,11 @@ PARTITIONS = (
 @commands.command("list", watch=True)
 def list_command(
     api: Api,
-    filter: Annotated[str, typer.Argument(help="Only queues whose name contains this text.")] = "",
+    filter: Annotated[str, argument("Only queues whose name contains this text.")] = "",
     sort: Annotated[
-        str,
-        typer.Option(
-            help="Sort by a field of --json, such as waiting; -waiting sorts the largest first."
-        ),
+        str, option("Sort by a field of --json, such as waiting; -waiting sorts the largest first.")
     ] = "name",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Most queues to show; 0 = all.")
-    ] = 0,
+    limit: Annotated[int, option("Most queues to show; 0 = all.", "-n", min=0)] = 0,
 ) -> View:
     """List the queues with their counts and rates.
 
@@ -324,12 +298,12 @@ def _more(page: dict[str, Any]) -> Iterator[Line]:
 @commands.command()
 def configure(
     api: Api,
-    queue: Annotated[str, typer.Argument(help="Name of the queue; created if it does not exist.")],
+    queue: Annotated[str, argument("Name of the queue; created if it does not exist.")],
     options: Annotated[
-        list[str] | None, typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
+        list[str] | None, argument("Options as NAME=VALUE, such as leaseTime=30.")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
-    task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
+    namespace: Annotated[str, option("Namespace of the queue.")] = "",
+    task: Annotated[str, option("Task of the queue.")] = "",
 ) -> None:
     """Create a queue or replace its options. Options that you leave out return to their defaults.
 
@@ -344,9 +318,7 @@ def configure(
 def set_command(
     api: Api,
     queue: Name,
-    options: Annotated[
-        list[str], typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
-    ],
+    options: Annotated[list[str], argument("Options as NAME=VALUE, such as leaseTime=30.")],
 ) -> None:
     """Change some options of a queue and keep the others.
 
@@ -357,10 +329,10 @@ def set_command(
 
 def _options(words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for option in words:
-        name, equals, value = option.partition("=")
+    for word in words:
+        name, equals, value = word.partition("=")
         if not equals:
-            raise usage(f"{option}: expected option=value")
+            raise usage(f"{word}: expected option=value")
         try:
             values[name] = json.loads(value)
         except ValueError:
@@ -373,9 +345,7 @@ def delete(
     api: Api,
     queue: Name,
     yes: Yes = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Delete only the messages and keep the queue.")
-    ] = False,
+    keep: Annotated[bool, option("Delete only the messages and keep the queue.")] = False,
 ) -> None:
     """Delete a queue with its messages, groups and dead letters.
 
