@@ -38,7 +38,7 @@ from penstock.cli.tables import Column, Facts, Table, View, count, duration, rat
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
@@ -207,8 +207,7 @@ def replay(api: Api, directory: Directory = None, database_url: DatabaseUrl = ""
         else _replay_there(api)
     )
     if remaining:
-        typer.echo(f"penstock: {remaining:,} events are left", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"{remaining:,} events are left")
 
 
 @commands.command("retry-failed")
@@ -238,8 +237,8 @@ def purge(
     Example: `penstock buffer purge --failed --yes`
     """
     place = _directory(directory)
-    failures = [file for file in _find(place) if (file.place == files.FAILED and failed)]
-    paths = [file.path for file in failures] + [_path_of(name, place) for name in names or []]
+    paths = [file.path for file in _find(place) if failed and file.place == files.FAILED]
+    paths += [_path_of(name, place) for name in names or []]
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
@@ -250,8 +249,7 @@ def purge(
         if (name := files.parse(path.name)) and files.is_live(place, name.tag)
     ]
     if owned:
-        typer.echo(f"penstock: a running broker owns {', '.join(owned)}; stop it first", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"a running broker owns {', '.join(owned)}; stop it first")
     events = sum(count_events(DISK, path) for path in paths)
     confirm(f"Delete {len(paths):,} files with {events:,} events?", yes)
     for path in paths:
@@ -278,16 +276,10 @@ def _find(directory: Path) -> list[StoredFile]:
 
 
 def _path_of(name: str, directory: Path) -> Path:
-    for path in (
-        Path(name),
-        directory / name,
-        directory / files.FAILED / name,
-        directory / files.QUARANTINE / name,
-    ):
-        if path.is_file():
-            return path
-    typer.echo(f"penstock: there is no buffer file {name}", err=True)
-    raise typer.Exit(1)
+    for place in (Path(), directory, directory / files.FAILED, directory / files.QUARANTINE):
+        if (place / name).is_file():
+            return place / name
+    raise PenstockError(f"there is no buffer file {name}")
 
 
 def _bar() -> Progress:

@@ -31,7 +31,13 @@ from penstock.client.brokers import Brokers, check
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
 
-QUEUES = ("demo-orders", "demo-payments", "demo-emails", "demo-thumbnails", "demo-audit-log")
+QUEUES: dict[str, dict[str, Any]] = {  # with their options
+    "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
+    "demo-payments": {"retryLimit": 2, "retryDelay": 500, "leaseTime": 30},
+    "demo-emails": {"ordering": "none"},
+    "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
+    "demo-audit-log": {"ttl": 3600},
+}
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
 FAILURES = (
@@ -52,7 +58,7 @@ class Shop:
     """The example, on one broker."""
 
     def __init__(self, api: Api, rate: float) -> None:
-        self._brokers = Brokers([api.url], token=api.token or None, patience=0.0)
+        self.brokers = Brokers([api.url], token=api.token or None, patience=0.0)
         self._rate = rate  # orders per second
         self._order = 0
         self._chance = random.Random(7)
@@ -62,25 +68,18 @@ class Shop:
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
         """One request; an error of the broker is raised as what it means."""
         encoded = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._brokers.ask(method, target, encoded)
+        answer = await self.brokers.ask(method, target, encoded)
         check(answer)
         return msgspec.json.decode(answer.body) if answer.body else None
 
-    async def set_up(self) -> int:
-        """Make everything; the port of the route's destination."""
-        options: dict[str, dict[str, Any]] = {
-            "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
-            "demo-payments": {"retryLimit": 2, "retryDelay": 500, "leaseTime": 30},
-            "demo-emails": {"ordering": "none"},
-            "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
-            "demo-audit-log": {"ttl": 3600},
-        }
-        for queue in QUEUES:
-            body = {"queue": queue, "namespace": "shop", "options": options[queue]}
+    async def set_up(self) -> None:
+        """Make everything."""
+        for queue, options in QUEUES.items():
+            body = {"queue": queue, "namespace": "shop", "options": options}
             await self.ask("POST", "/api/v1/configure", body)
         await self.ask("POST", f"/topics/{TOPIC}")
         server = await asyncio.start_server(self._receive, "127.0.0.1", 0)
-        port = int(server.sockets[0].getsockname()[1])
+        port = server.sockets[0].getsockname()[1]
         with contextlib.suppress(PenstockError):  # from a demo before
             await self.ask("DELETE", f"/api/v1/routes/{ROUTE}?force=true")
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
@@ -88,7 +87,6 @@ class Shop:
         await self.ask("POST", "/api/v1/routes", body)
         schedule = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
         await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", schedule | {"payload": {"id": 0}})
-        return port
 
     def parts(self) -> list[Callable[[], Awaitable[None]]]:
         """What goes on all the time."""
@@ -110,9 +108,8 @@ class Shop:
     async def _push_orders(self) -> None:
         chance = self._chance
         swing = 1 + 0.6 * random.Random(int(time.time() / 15)).random()
-        count = max(1, round(self._rate * swing))
         items: list[dict[str, Any]] = []
-        for _ in range(count):
+        for _ in range(max(1, round(self._rate * swing))):
             self._order += 1
             order = {
                 "id": self._order,
@@ -163,7 +160,8 @@ class Shop:
             worker["handled"] += 1
             if failed:
                 worker["failed"] += 1
-                worker["lastError"], worker["lastErrorAt"] = error, _now()
+                now = datetime.now(UTC).isoformat()
+                worker["lastError"], worker["lastErrorAt"] = error, now
         if answers:
             body = {"consumerGroup": group, "acknowledgments": answers}
             await self.ask("POST", "/api/v1/ack/batch", body)
@@ -251,13 +249,6 @@ class Shop:
             with contextlib.suppress(NotFound):
                 await self.ask("DELETE", target)
 
-    async def close(self) -> None:
-        await self._brokers.close()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
-
 
 async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
     while True:
@@ -282,7 +273,7 @@ async def run(api: Api, rate: float, keep: bool) -> None:
         if not keep:
             typer.echo("Removing what the demo made ...")
             await shop.clean_up()
-        await shop.close()
+        await shop.brokers.close()
 
 
 @app.command()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 import typer
@@ -91,12 +91,12 @@ def push(
     """
     if transaction_id and len(payloads or []) != 1:
         raise usage("--transaction-id goes with exactly one payload")
-    envelope = _Envelope(
-        partition=partition,
-        headers=dict(map(_header, header or [])),
-        delay=delay,
-        deliver_at=None if at is None else _moment(at),
-    )
+    envelope: dict[str, Any] = {  # what the messages have in common
+        "partition": partition,
+        "headers": dict(map(_header, header or [])),
+        "delay": delay,
+        "deliver_at": None if at is None else _moment(at),
+    }
 
     async def work(client: "Client") -> None:
         for lines in _batches(payloads if payloads else _input(), batch):
@@ -373,15 +373,6 @@ def _run(api: Api, work: "Callable[[Client], Awaitable[T]]") -> T:
 
 def _input() -> Iterator[str]:
     return (line for line in map(str.strip, sys.stdin) if line)
-
-
-class _Envelope(TypedDict):
-    """What messages of one command have in common."""
-
-    partition: str | None
-    headers: dict[str, str]
-    delay: float | None
-    deliver_at: datetime | None
 
 
 def _moment(text: str) -> datetime:

@@ -1,7 +1,7 @@
 """`penstock queue dlq`: look at dead letters, deliver them again, or delete them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from rich.console import Console
@@ -30,8 +30,8 @@ class DeadLetterFilter:
     error: Annotated[str | None, option("Only dead letters whose error contains this text.")] = None
 
     def query(self) -> dict[str, Any]:
-        names = {"queue": self.queue, "consumerGroup": self.group}
-        return names | {"partition": self.partition, "error": self.error}
+        fields = asdict(self)
+        return fields | {"consumerGroup": fields.pop("group")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,6 @@ class Selected(DeadLetterFilter):
     id: Annotated[
         int | None, option("Only the dead letter with this id, as shown by `dlq list`.")
     ] = None
-
-    def query(self) -> dict[str, Any]:
-        return DeadLetterFilter.query(self) | {"id": self.id}
 
 
 @dead_letters.command("list", watch=True)

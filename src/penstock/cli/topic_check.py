@@ -11,6 +11,7 @@ from penstock.cli import Api, BrokerConfig, ConfigFile, Display, Json, Settings,
 from penstock.cli.tables import Facts, View, fact, print_json
 from penstock.cli.topic import Broker, commands, progress_bar
 from penstock.cli.topic_tier import configured
+from penstock.errors import PenstockError
 from penstock.protocol.names import is_topic_name
 
 if TYPE_CHECKING:
@@ -69,12 +70,9 @@ def verify(
             path.name for path in data_dir.iterdir() if path.is_dir() and is_topic_name(path.name)
         )
     except OSError as error:
-        typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
-    missing = sorted(set(topics or ()) - set(names))
-    if missing:
-        typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"{data_dir}: {error.strerror}") from None
+    if missing := sorted(set(topics or ()) - set(names)):
+        raise PenstockError(f"no such topic in {data_dir}: {', '.join(missing)}")
     sound = True
     with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
         for name in topics or names:

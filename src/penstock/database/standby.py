@@ -54,8 +54,6 @@ class Standby:
                 self._lag = (await self._pool.fetch(STANDBY_LAG))[0][0]
                 self._measured_at = time.monotonic()
             return await self._pool.fetch(sql, *args), self._lag
-        except asyncpg.DataError:
-            raise  # the asker's mistake
         except FAILURES as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             log.warning(

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock.broker import Broker
 from penstock.errors import PenstockError
@@ -227,15 +226,13 @@ class StateMetrics:
     async def _fill_database(self) -> None:
         began = time.perf_counter()
         (row,) = await self._broker.database.browse(DATABASE)
-        figures: dict[str, Any] = {
-            "connections": row["connections"],
-            "max_connections": row["max_connections"],
-            "dead_rows": row["dead_rows"] or 0,
-            "oldest_transaction_seconds": row["oldest_seconds"] or 0.0,
+        figures = {
+            **row,
+            "oldest_transaction_seconds": row["oldest_seconds"],
             "answer_seconds": time.perf_counter() - began,
         }
-        for name, value in figures.items():
-            self._of_database[name].set(value)
+        for name, gauge in self._of_database.items():
+            gauge.set(figures[name] or 0)
         self._wal.values = {(): row["wal"]}
 
 

@@ -108,7 +108,7 @@ class Messages:
     ) -> MessagePage:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
-        after = _place(cursor)
+        after = place_of(cursor)
         number = None
         if which.partition is not None and which.queue is not None:
             number = await self._catalog.partition(which.queue, which.partition) or 0
@@ -298,8 +298,8 @@ class Messages:
         }
 
 
-def _place(cursor: str | None) -> tuple[str, int, int]:
-    """Where a page begins."""
+def place_of(cursor: str | None) -> tuple[str, int, int]:
+    """Where a page of messages begins."""
     if not cursor:
         return START
     try:
