@@ -253,8 +253,8 @@ class RouteFiles:
     def path(self) -> Path:
         directory = self.directory
         if directory is None:
-            flags = {"data_directory": self.data_dir} if self.data_dir else {}
-            directory = load(self.config, flags=flags).config.routes_directory / self.route
+            loaded = load(self.config, flags={"data_directory": self.data_dir})
+            directory = loaded.config.routes_directory / self.route
         if not directory.is_dir():
             raise PenstockError(f"there is no send queue at {directory}")
         return directory

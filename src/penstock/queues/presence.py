@@ -163,13 +163,11 @@ class Presence:
         try:
             await self._database.fetch(
                 "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2",
-                *self._now(),
+                self.member,
+                datetime.now(UTC) - timedelta(minutes=2),
             )
         except (Unavailable, asyncpg.PostgresError):
             pass  # then the others notice by its silence
-
-    def _now(self) -> tuple[str, datetime]:
-        return self.member, datetime.now(UTC) - timedelta(minutes=2)
 
     async def say(self) -> None:
         """Write the row of this minute."""
