@@ -160,7 +160,6 @@ def _fold(instrument: Any, most: int) -> None:
 
 
 def _combine(instrument: Any, key: Labels, value: Any) -> None:
-    """Add a value to what the instrument has under these labels."""
     values = instrument.values
     values[key] = instrument.combine(values[key], value) if key in values else value
 
@@ -300,7 +299,6 @@ def _open_files() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

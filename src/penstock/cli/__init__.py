@@ -221,8 +221,6 @@ LOCAL_URL = "http://127.0.0.1:6632"
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a command shows its view."""
-
     json: Json = False
     watch: Watch = None
 

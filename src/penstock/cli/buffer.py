@@ -62,8 +62,6 @@ DatabaseUrl = Annotated[str, option("Write the files in --dir to this database, 
 
 @dataclass(slots=True)
 class StoredFile:
-    """A file in a buffer directory."""
-
     name: files.Name
     path: Path
     place: str  # "", failed or quarantine
@@ -294,7 +292,6 @@ def _bar() -> Progress:
 
 
 def _replay_there(api: Api) -> int:
-    """Ask the broker and watch."""
     with api.caller() as caller, _bar() as bar:
 
         def status(method: str, path: str) -> BufferStatus:

@@ -55,8 +55,6 @@ NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Marg
 
 
 class Shop:
-    """The example, on one broker."""
-
     def __init__(self, api: Api, rate: float) -> None:
         self.brokers = Brokers([api.url], token=api.token or None, patience=0.0)
         self._rate = rate  # orders per second
@@ -73,7 +71,6 @@ class Shop:
         return msgspec.json.decode(answer.body) if answer.body else None
 
     async def set_up(self) -> None:
-        """Make everything."""
         for queue, options in QUEUES.items():
             body = {"queue": queue, "namespace": "shop", "options": options}
             await self.ask("POST", "/api/v1/configure", body)
@@ -89,7 +86,6 @@ class Shop:
         await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", schedule | {"payload": {"id": 0}})
 
     def parts(self) -> list[Callable[[], Awaitable[None]]]:
-        """What goes on all the time."""
         return [
             self._push_orders,
             self._produce_clicks,
@@ -259,7 +255,6 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(api: Api, rate: float, keep: bool) -> None:
-    """Fill the broker until cancelled."""
     shop = Shop(api, rate)
     try:
         await shop.set_up()

@@ -243,8 +243,6 @@ def purge(api: Api, route: Name, yes: Yes = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RouteFiles:
-    """A route, and where its files are."""
-
     route: Name
     config: ConfigFile = None
     data_dir: DataDir = None

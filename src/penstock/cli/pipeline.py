@@ -49,8 +49,6 @@ run_commands = Commands(
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Where a pipeline runs."""
-
     master: Annotated[
         str, option("Spark master, or sc://host for Spark Connect.", envvar="SPARK_MASTER")
     ] = "local[*]"

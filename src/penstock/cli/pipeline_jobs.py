@@ -116,8 +116,6 @@ def archive(
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is replayed, and where to."""
-
     topic: Annotated[str, argument("Topic to replay.")]
     id: Annotated[
         str, option("Name of this replay; another run with the same id adds no duplicates.")
@@ -158,8 +156,6 @@ def replay(given: Replay, spark: Spark) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """What is compacted, and where to."""
-
     topic: Annotated[str, option("The topic to compact.")]
     key: Annotated[str | None, option("Key as a JSON path in the payload: '$.id'.")] = None
     key_sql: Annotated[

@@ -22,8 +22,6 @@ Group = Annotated[str | None, option("Only dead letters of this consumer group."
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant."""
-
     queue: Queue = None
     group: Group = None
     partition: Annotated[str | None, option("Only dead letters of this partition.", "-p")] = None
@@ -36,8 +34,6 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Selected(DeadLetterFilter):
-    """Which dead letters are requeued or deleted."""
-
     id: Annotated[
         int | None, option("Only the dead letter with this id, as shown by `dlq list`.")
     ] = None

@@ -81,7 +81,6 @@ def status(
 def whole(
     api: Api, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
 ) -> View:
-    """All of it: figures that are live, and what is asked for besides."""
     todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
     state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]

@@ -197,48 +197,26 @@ def produce(
     end = _unescaped(delimiter)
     if not end:
         raise usage("the delimiter is empty; --whole makes each input one record")
-    with (
-        broker.connect() as client,
-        progress_bar(quiet, _size_of(files), f"to {topic}") as advance,
-    ):
-        _produce(
-            client.producer(topic, linger=linger, timeout=timeout),
-            topic,
-            files,
-            None if whole else end,
-            advance,
-            quiet,
-        )
-
-
-def _produce(
-    producer: SyncProducer,
-    topic: str,
-    files: list[Path] | None,
-    end: bytes | None,
-    advance: Callable[[int, int], None],
-    quiet: bool,
-) -> None:
-    """Send all records; say what became of them, whatever happens."""
-    sent = 0
-    try:
-        with producer:
-            for payloads, size in (
-                batch for source in _sources(files) for batch in _records(source, end)
-            ):
-                producer.send_many(payloads)
-                sent += len(payloads)
-                advance(size, sent)
-                if (
-                    producer.failure is not None
-                ):  # leaving raises it; what is queued behind would wait as long again
-                    producer.abort()
-                    break
-    except BaseException:
-        typer.echo(f"penstock: {_stored(producer, topic)}, of {sent:,} that were read", err=True)
-        raise
-    if not quiet:
-        typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
+    progress = progress_bar(quiet, _size_of(files), f"to {topic}")
+    with broker.connect() as client, progress as advance:
+        producer = client.producer(topic, linger=linger, timeout=timeout)
+        sent = 0
+        try:
+            with producer:
+                for payloads, size in _records(files, None if whole else end):
+                    producer.send_many(payloads)
+                    sent += len(payloads)
+                    advance(size, sent)
+                    # Leaving raises it; what is queued behind would wait as long again.
+                    if producer.failure is not None:
+                        producer.abort()
+                        break
+        except BaseException:
+            summary = f"{_stored(producer, topic)}, of {sent:,} that were read"
+            typer.echo(f"penstock: {summary}", err=True)
+            raise
+        if not quiet:
+            typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
 
 
 def _stored(producer: SyncProducer, topic: str) -> str:
@@ -427,20 +405,21 @@ def _size_of(files: list[Path] | None) -> int | None:
         return None
 
 
-def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
-    """The records of one input, as many as a read brings, and the bytes that were read."""
-    if end is None:
-        data = source.read()
-        yield [data], len(data)
-        return
-    read = getattr(source, "read1", source.read)
-    rest = b""
-    while data := read(READ_BYTES):
-        *whole, rest = (rest + data).split(end)
-        if whole:
-            yield whole, len(data)
-    if rest:
-        yield [rest], len(rest)
+def _records(files: list[Path] | None, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
+    """The records of all inputs, as many as a read brings, and the bytes that were read."""
+    for source in _sources(files):
+        if end is None:
+            data = source.read()
+            yield [data], len(data)
+            continue
+        read = getattr(source, "read1", source.read)
+        rest = b""
+        while data := read(READ_BYTES):
+            *whole, rest = (rest + data).split(end)
+            if whole:
+                yield whole, len(data)
+        if rest:
+            yield [rest], len(rest)
 
 
 @contextmanager

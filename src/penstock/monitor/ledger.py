@@ -21,7 +21,7 @@ def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[
         rows.append(
             {
                 "part": "queues",
-                "accepted": sum(queue.pushed for queue, _ in pairs),
+                "accepted": sum(queue.figures.pushed for queue, _ in pairs),
                 "delivered": sum(group.acked for _, group in pairs),
                 "dead": sum(group.dead for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),

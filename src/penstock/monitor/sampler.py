@@ -261,7 +261,7 @@ class Sampler:
     def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
         """Messages per second of all queues since the last sample."""
         before, self._totals = self._totals, (at, pushed, completed)
-        waiting = sum(queue.waiting for queue in self.queues.values())
+        waiting = sum(queue.figures.waiting for queue in self.queues.values())
         if before is None or at <= before[0]:
             return {"pushed": None, "delivered": None, "waiting": waiting}
         seconds = at - before[0]
@@ -278,8 +278,9 @@ class Sampler:
         self.queues_at, self.queues = at, {queue.name: self._queue(queue) for queue in figures}
         if self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS:
             self._before, self._last = self._last, (at, self.queues)
-            for name, one in self.queues.items():
-                self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(one.waiting)
+            for queue in figures:
+                line = self._lines.setdefault(queue.name, deque(maxlen=SPARK_SAMPLES))
+                line.append(queue.waiting)
             for name in self._lines.keys() - self.queues.keys():
                 del self._lines[name]
         if self._before is not None and self._before[0] < at:
@@ -288,18 +289,9 @@ class Sampler:
                 _set_rates(one, before.get(name, one), at - since)
 
     def _queue(self, queue: QueueFigures) -> Queue:
-        return Queue(
-            queue.name,
-            queue.namespace,
-            queue.task,
-            queue.stored,
-            queue.pushed,
-            None,
-            None,
-            queue.dead_letters,
-            [self._group(queue.name, group) for group in queue.groups],
-            None if queue.groups else self._ages.get(queue.id) if queue.stored else 0.0,
-        )
+        groups = [self._group(queue.name, group) for group in queue.groups]
+        unread = self._ages.get(queue.id) if queue.stored else 0.0
+        return Queue(queue, groups, None if groups else unread)
 
     def _group(self, queue: str, group: GroupFigures) -> Group:
         return Group(
@@ -362,7 +354,7 @@ class Sampler:
         return {
             "queues": len(self.queues),
             "topics": len(broker.logs.topics.names()) if broker.logs else None,
-            "deadLetters": sum(queue.dead_letters for queue in self.queues.values()),
+            "deadLetters": sum(queue.figures.dead_letters for queue in self.queues.values()),
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
             "schedules": self._schedules,
@@ -394,7 +386,7 @@ class Sampler:
         pairs.sort(key=lambda pair: -pair[1].lag)
         return [
             {
-                "queue": queue.name,
+                "queue": queue.figures.name,
                 "group": group.name,
                 "lag": group.lag,
                 "seconds": group.lag_seconds,
@@ -405,12 +397,10 @@ class Sampler:
 
 def _set_rates(queue: Queue, before: Queue, seconds: float) -> None:
     """Messages per second since; what was deleted and made anew counts from 0."""
-    queue.pushed_rate = max(0, queue.pushed - before.pushed) / seconds
-    queue.delivered_rate = 0.0
+    queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
     acked = {group.name: group.acked for group in before.groups}
     for group in queue.groups:
         group.rate = max(0, group.acked - acked.get(group.name, group.acked)) / seconds
-        queue.delivered_rate += group.rate
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:

@@ -170,7 +170,6 @@ class Presence:
             pass  # then the others notice by its silence
 
     async def say(self) -> None:
-        """Write the row of this minute."""
         await self._database.fetch(
             """INSERT INTO members (minute, member, hostname, worker, pid, server, started_at,
                                     seen_at, figures)
@@ -228,7 +227,6 @@ class Presence:
         return int(sum(self._metrics.values_of(name).values()))
 
     async def members(self) -> list[Member]:
-        """Every process that is alive, with its figures."""
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
         return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
@@ -247,7 +245,6 @@ class Presence:
         hostname: str | None,
         worker: int | None,
     ) -> list[LoadPoint]:
-        """Processor and memory of each process over time."""
         rows = await self._database.browse(
             SERIES, since, until, bucket.total_seconds(), hostname, worker
         )
@@ -256,7 +253,6 @@ class Presence:
     async def parked(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None
     ) -> list[ParkedPoint]:
-        """Waiting pops of each queue in each process over time."""
         rows = await self._database.browse(PARKED, since, until, bucket.total_seconds(), queue)
         return [ParkedPoint(*row.values()) for row in rows]
 
