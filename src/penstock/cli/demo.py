@@ -27,7 +27,7 @@ import msgspec
 import typer
 
 from penstock.cli import Api, app, errors_explained, option
-from penstock.client.brokers import Brokers, check
+from penstock.client.brokers import Brokers
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
 
@@ -64,11 +64,7 @@ class Shop:
         self._workers: dict[str, dict[str, Any]] = {}  # name -> what it reports of itself
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
-        """One request; an error of the broker is raised as what it means."""
-        encoded = b"" if body is None else msgspec.json.encode(body)
-        answer = await self.brokers.ask(method, target, encoded)
-        check(answer)
-        return msgspec.json.decode(answer.body) if answer.body else None
+        return await self.brokers.json(Any, method, target, body=body, again=False)
 
     async def set_up(self) -> None:
         for queue, options in QUEUES.items():

@@ -5,13 +5,12 @@ so commands compose. What is looked up is shown as `tables` says. Exit code 1 me
 refused or could not be reached, 2 wrong usage.
 """
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
@@ -36,9 +35,8 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
-    from penstock.client import AckStatus, Client
+    from penstock.client import AckStatus, SyncClient
 
-T = TypeVar("T")
 complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
     str, argument("Name of the queue.", metavar="QUEUE", autocompletion=complete_queue)
@@ -98,21 +96,17 @@ def push(
         "deliver_at": None if at is None else _moment(at),
     }
 
-    async def work(client: "Client") -> None:
+    with _client(api) as client:
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
-                results = [
-                    await client.push(queue, values[0], transaction_id=transaction_id, **envelope)
-                ]
+                results = [client.push(queue, values[0], transaction_id=transaction_id, **envelope)]
             else:
-                results = await client.push_many(queue, values, **envelope)
+                results = client.push_many(queue, values, **envelope)
             if not quiet:
                 for one in results:
                     about = {"transactionId": one.transaction_id, "id": one.message_id}
                     print_line({"status": one.status} | about)
-
-    _run(api, work)
 
 
 @commands.command()
@@ -136,21 +130,17 @@ def pop(
 
         penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
     """
-
-    async def work(client: "Client") -> None:
+    wait = max(wait, 30.0 if follow else 0.0)
+    with _client(api) as client:
         while True:
-            messages = await client.pop(
-                address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False
-            )
+            messages = client.pop(address, batch=batch, wait=wait, renew=False)
             for message in messages:
                 print_line(message.raw if data else message)
             sys.stdout.flush()
             if messages and (ack or follow):
-                await client.ack(messages)
+                client.ack(messages)
             if not follow:
                 return
-
-    _run(api, work)
 
 
 @commands.command("ack")
@@ -163,30 +153,27 @@ def ack_command(
 
     Example: `penstock queue ack --status failed --error "no stock" < work.jsonl`
     """
-
-    from penstock.client import Message
     from penstock.client.messages import AckRefused
+    from penstock.client.sync_client import SyncMessage
 
-    async def work(client: "Client") -> None:
-        messages = []
-        for number, line in enumerate(_input(), 1):
-            try:
-                messages.append(msgspec.json.decode(line, type=Message))
-            except msgspec.DecodeError as problem:
-                raise usage(
-                    f"line {number} is no message as `penstock queue pop` prints it: {problem}"
-                ) from None
+    messages = []
+    for number, line in enumerate(_input(), 1):
         try:
-            word = cast("AckStatus", status)  # the broker refuses any other
-            results = await client.ack(messages, word, error=error) if messages else []
+            messages.append(msgspec.json.decode(line, type=SyncMessage))
+        except msgspec.DecodeError as problem:
+            raise usage(
+                f"line {number} is no message as `penstock queue pop` prints it: {problem}"
+            ) from None
+    word = cast("AckStatus", status)  # the broker refuses any other
+    with _client(api) as client:
+        try:
+            results = client.ack(messages, word, error=error) if messages else []
         except AckRefused as refused:
             for result in refused.results:
                 print_line(result)
             raise
         for result in results:
             print_line(result)
-
-    _run(api, work)
 
 
 # Queues
@@ -361,14 +348,10 @@ def delete(
 # What they share
 
 
-def _run(api: Api, work: "Callable[[Client], Awaitable[T]]") -> T:
-    from penstock.client import Client
+def _client(api: Api) -> "SyncClient":
+    from penstock.client import SyncClient
 
-    async def with_client() -> T:
-        async with Client(api.url, token=api.token, patience=5.0) as client:
-            return await work(client)
-
-    return asyncio.run(with_client())
+    return SyncClient(api.url, token=api.token, patience=5.0)
 
 
 def _input() -> Iterator[str]:

@@ -277,9 +277,8 @@ def _postgres_url(url: str) -> str:
         raise _Wrong(f"postgresql://user:password@host:5432/database, {given}")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
     query = parse_qs(urlsplit(f"//x?{rest.partition('?')[2]}").query)
-    if not all(
-        map(_is_port, [*_ports(authority), *query.get("port", [""])[-1].split(",")])
-    ):  # a password may be in it
+    ports = [*_ports(authority), *query.get("port", [""])[-1].split(",")]
+    if not all(map(_is_port, ports)):  # they are not named: a password may be in it
         raise _Wrong(
             "a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)"
         )

@@ -75,9 +75,8 @@ async def _serve(loaded: Loaded) -> None:
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
-    verifier_of(
-        config.auth, Metrics()
-    )  # a key that cannot be used is reported before anything is started
+    # What cannot be used is reported before anything is started.
+    verifier_of(config.auth, Metrics())
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config, origins=loaded.origins)
