@@ -199,13 +199,9 @@ class Metrics:
     def values_of(self, name: str) -> Mapping[Labels, float]:
         """The values of a counter or gauge by its name; empty when there is none."""
         one = self._instruments.get(name)
-        return (
-            one.values
-            if isinstance(one, Counter)
-            else one.current()
-            if isinstance(one, Gauge)
-            else {}
-        )
+        if isinstance(one, Gauge):
+            return one.current()
+        return one.values if isinstance(one, Counter) else {}
 
     def collect(self) -> Iterator["Metric"]:
         """Called by prometheus_client at each scrape."""

@@ -199,11 +199,10 @@ def replay(api: Api, directory: Directory = None, database_url: DatabaseUrl = ""
     Without one: `penstock buffer replay --dir /backup/buffers --database-url
     postgresql://me@db/app`
     """
-    remaining = (
-        asyncio.run(_replay_here(_directory(directory), database_url))
-        if database_url
-        else _replay_there(api)
-    )
+    if database_url:
+        remaining = asyncio.run(_replay_here(_directory(directory), database_url))
+    else:
+        remaining = _replay_there(api)
     if remaining:
         raise PenstockError(f"{remaining:,} events are left")
 

@@ -11,9 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from penstock.cli import ConfigFile, Settings, app, option
+from penstock.cli import ConfigFile, Settings, app, option, usage
 from penstock.config.load import parse_settings
 from penstock.errors import ConfigError
 from penstock.server import ORDER
@@ -78,7 +76,6 @@ def serve(
     try:
         flags |= parse_settings(settings or [])
     except ConfigError as error:
-        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
-        raise typer.Exit(2) from None
+        raise usage(f"the configuration is wrong:\n{error}") from None
     os.environ[ORDER] = json.dumps([config, flags], default=str)
     os.execv(sys.executable, sys.orig_argv)

@@ -225,7 +225,7 @@ class Database:
         may be. None: they are the primary's.
         """
         if self._standby is not None:
-            rows = await self._standby.fetch(sql, *args)
+            rows = await self._standby.read(sql, *args)
             if rows is not None:
                 return rows
         return await self.browse(sql, *args), None

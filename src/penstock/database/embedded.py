@@ -300,11 +300,8 @@ class EmbeddedPostgres:
                 return
             output.seek(0)
             said = output.read().strip()
-        tail = (
-            "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
-            if self._log.exists()
-            else ""
-        )
+        logged = self._log.read_text(errors="replace") if self._log.exists() else ""
+        tail = "\n".join(logged.splitlines()[-5:])
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:

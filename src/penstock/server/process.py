@@ -134,11 +134,7 @@ def _on_signals() -> asyncio.Event:
 
 def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     database = broker.database
-    lines = [
-        f"Penstock {__version__} is ready."
-        if database.healthy
-        else f"Penstock {__version__} is ready, in part."
-    ]
+    lines = [f"Penstock {__version__} is ready{'' if database.healthy else ', in part'}."]
     lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
     lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
     if database.healthy:
