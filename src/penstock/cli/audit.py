@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any
 
 from penstock.cli import Api, app, argument, option
-from penstock.cli.tables import Column, Line, Table, View, when
+from penstock.cli.tables import Column, View, table, when
 
 PAGE_ROWS = 1000  # that the broker answers at most
 
@@ -34,16 +34,16 @@ def audit(
         before = page["next"]
         if before is None or len(entries) >= limit:
             break
-    entries = entries[:limit]
-    columns = (
+    return table(
+        entries[:limit],
         Column("at", format=when),
         Column("who"),
         Column("action"),
         Column("object"),
         Column("detail", _detail, prose=True, wrap=True),
+        empty="nothing was changed yet",
+        note="" if before is None else "there is more: --limit",
     )
-    more = [Line("there is more: --limit")] if before is not None else []
-    return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])
 
 
 def _detail(entry: dict[str, Any]) -> str:

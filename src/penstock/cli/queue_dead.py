@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.cli import Api, Commands, Yes, argument, confirm, option
 from penstock.cli.queue import commands, complete_queue, group_title
-from penstock.cli.tables import Column, Line, Table, View, count, print_json, table, when
+from penstock.cli.tables import Column, View, count, print_json, table, when
 from penstock.errors import PenstockError
 from penstock.net.addresses import resource
 
@@ -57,7 +57,8 @@ def dlq_list(
     """
     page = api.get(DEAD, **selected.query(), limit=limit, offset=offset)
     rows, total = page["messages"], page["total"]
-    columns = (
+    return table(
+        rows,
         Column("id", "dlqId"),
         Column("queue"),
         Column("partition"),
@@ -65,9 +66,9 @@ def dlq_list(
         Column("attempts", format=count),
         Column("failed at", "failedAt", when),
         Column("error", "errorMessage", prose=True),
+        empty="no dead letters",
+        note=f"{total:,} in all" if total > len(rows) else "",
     )
-    more = [Line(f"{total:,} in all")] if total > len(rows) else []
-    return View(rows, [Table(columns, rows, "no dead letters"), *more])
 
 
 @dead_letters.command("errors", watch=True)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from penstock.cli import Api, Yes, argument, confirm, option
 from penstock.cli.queue import Name, commands
-from penstock.cli.tables import Column, Line, Table, View, print_json, table, when
+from penstock.cli.tables import Column, View, print_json, table, when
 
 MESSAGES, SCHEDULED = "/api/v1/messages", "/api/v1/scheduled"
 Partition = Annotated[str | None, option("Only messages of this partition.", "-p")]
@@ -37,17 +37,17 @@ def messages(
     """
     query = {"queue": queue, "partition": partition, "status": status, "limit": limit}
     page = api.get(MESSAGES, **query, **{"from": since, "to": until})
-    columns = (
+    return table(
+        page["messages"],
         Column("pushed", "createdAt", when),
         Column("partition"),
         Column("status"),
         Column("transactionId"),
         Column("producer", "producerSub", optional=True),
         Column("partitionId", optional=True),
+        empty="no messages that match",
+        note="there are more: --limit, --from, --to" if page["next"] else "",
     )
-    more = [Line("there are more: --limit, --from, --to")] if page["next"] else []
-    rows = page["messages"]
-    return View(rows, [Table(columns, rows, "no messages that match"), *more])
 
 
 @commands.command()

@@ -296,9 +296,9 @@ class View:
                 sys.stderr.write(text(part.content) + "\n")
 
 
-def table(rows: Sequence[Any], *columns: Column, empty: str = "") -> View:
-    """A view of one table, whose rows are the data."""
-    return View(rows, [Table(columns, rows, empty)])
+def table(rows: Sequence[Any], *columns: Column, empty: str = "", note: str = "") -> View:
+    """A view of one table, whose rows are the data, and what is to be said below it."""
+    return View(rows, [Table(columns, rows, empty), *([Line(note)] if note else [])])
 
 
 # Showing it
