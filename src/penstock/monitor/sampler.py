@@ -43,7 +43,6 @@ MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
-LOOKED_AT_PARTITIONS = 200
 WORST_GROUPS = 5
 DISK_SECONDS = 30.0  # between two notes of the free space
 DISK_SAMPLES = 120  # an hour
@@ -312,12 +311,7 @@ class Sampler:
 
     async def _look_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at
-        behind = [group.id for queue in figures for group in queue.groups if group.waiting]
-        backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
-        self._waits = {group: backlog.seconds for group, backlog in backlogs.items()}
-        self._ages = await self._broker.queues.figures.ages(
-            [queue.id for queue in figures if queue.stored and not queue.groups]
-        )
+        self._waits, self._ages = await self._broker.queues.figures.waits(figures)
         moved = sum(queue.pushed for queue in figures)
         moved += sum(group.completed for queue in figures for group in queue.groups)
         self._database = await self._database_watch.look(moved)
