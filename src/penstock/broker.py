@@ -48,8 +48,6 @@ RESTORING = "restoring"  # in the private directory while `penstock restore` is 
 
 
 class Part(Protocol):
-    """What the broker is made of."""
-
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
@@ -70,7 +68,6 @@ class Logs:
             self.tier.sinks = config.private_directory / "groups" / SINKS
 
     def parts(self) -> list["Part"]:
-        """In the order of their start."""
         parts: list[Part] = [self.topics, self.groups, self.pipelines]
         return parts if self.tier is None else [*parts, self.tier]
 
@@ -173,7 +170,6 @@ class Broker:
             self._running = starting.pop_all()
 
     async def stop(self) -> None:
-        """Stop every part, the last started first."""
         await self._running.aclose()
 
 

@@ -160,7 +160,6 @@ def _fold(instrument: Any, most: int) -> None:
 
 
 def _combine(instrument: Any, key: Labels, value: Any) -> None:
-    """Add a value to what the instrument has under these labels."""
     values = instrument.values
     values[key] = instrument.combine(values[key], value) if key in values else value
 
@@ -200,13 +199,9 @@ class Metrics:
     def values_of(self, name: str) -> Mapping[Labels, float]:
         """The values of a counter or gauge by its name; empty when there is none."""
         one = self._instruments.get(name)
-        return (
-            one.values
-            if isinstance(one, Counter)
-            else one.current()
-            if isinstance(one, Gauge)
-            else {}
-        )
+        if isinstance(one, Gauge):
+            return one.current()
+        return one.values if isinstance(one, Counter) else {}
 
     def collect(self) -> Iterator["Metric"]:
         """Called by prometheus_client at each scrape."""
@@ -300,7 +295,6 @@ def _open_files() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

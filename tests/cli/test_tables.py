@@ -4,13 +4,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
 from rich.console import Console
 
-from penstock.cli import GROUPS, app
+from penstock.cli import GROUPS, Commands, app, option
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -135,6 +135,24 @@ def every_command() -> Iterator[tuple[str, Any]]:
 def test_every_command_explains_itself_with_an_example():
     lacking = [words for words, command in every_command() if words not in (command.help or "")]
     assert lacking == []
+
+
+def test_an_option_has_the_name_of_its_parameter_unless_it_has_a_long_one():
+    commands = Commands("Things.")
+    short = option("Only count.", "-n")
+
+    @commands.command()
+    def make(
+        dry_run: Annotated[bool, short] = False,
+        only_count: Annotated[bool, short] = False,
+        target: Annotated[str, option("Where to.", "--to")] = "",
+        keep: Annotated[bool, option("Keep it.", "--keep/--no-keep")] = False,
+    ) -> None: ...
+
+    params = typer.main.get_command(commands).params[:4]
+    names = [["--dry-run", "-n"], ["--only-count", "-n"], ["--to"], ["--keep"]]
+    assert [param.opts for param in params] == names
+    assert [param.secondary_opts for param in params] == [[], [], [], ["--no-keep"]]
 
 
 def test_what_shows_a_state_can_be_watched_and_read_by_programs():

@@ -5,6 +5,7 @@ A module is imported when its first word is on the command line, so that a comma
 what the others need. How results are shown is in `tables`.
 """
 
+import copy
 import functools
 import importlib
 import inspect
@@ -14,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from penstock import __version__
 from penstock.errors import Forbidden, PenstockError, Unauthorized
@@ -139,10 +141,33 @@ def _flat(function: Callable[..., Any], watch: bool) -> Callable[..., None]:
         else:
             function(**values)
 
-    given = [one.replace(kind=one.KEYWORD_ONLY) for one in parameters.values()]
+    given = [_named(one).replace(kind=one.KEYWORD_ONLY) for one in parameters.values()]
     command.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
-    command.__annotations__ = {name: one.annotation for name, one in parameters.items()}
+    command.__annotations__ = {one.name: one.annotation for one in given}
     return command
+
+
+def _named(parameter: inspect.Parameter) -> inspect.Parameter:
+    """With the parameter's name as the long one of an option that has none."""
+    kind, *about = get_args(parameter.annotation) or (None,)
+    for one in about:
+        names = one.param_decls or () if isinstance(one, OptionInfo) else ("--",)
+        if not any(name.startswith("--") for name in names):
+            named = copy.copy(one)  # other parameters may have the same
+            named.param_decls = (f"--{parameter.name.replace('_', '-')}", *names)
+            return parameter.replace(annotation=Annotated[kind, named])
+    return parameter
+
+
+def option(help: str, *names: str, **more: Any) -> Any:
+    """For the annotation of an option; its long name is the parameter's, unless one is given."""
+    made = typer.Option(help=help, **more)
+    made.param_decls = names
+    return made
+
+
+def argument(help: str, **more: Any) -> Any:
+    return typer.Argument(help=help, **more)
 
 
 app = Commands(
@@ -156,56 +181,46 @@ app = Commands(
 )
 
 Token = Annotated[
-    str,
-    typer.Option(
-        "--token", envvar="PENSTOCK_TOKEN", help="Access token (JWT), if the broker requires one."
-    ),
+    str, option("Access token (JWT), if the broker requires one.", envvar="PENSTOCK_TOKEN")
 ]
 Url = Annotated[
     str,
-    typer.Option(
-        "--url",
+    option(
+        "HTTP address of the broker; of several, separated by commas, the first that answers.",
         "-u",
         envvar="PENSTOCK_URL",
-        help="HTTP address of the broker; of several, separated by commas, the first that answers.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", "-J", help="Print JSON instead of text.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Json = Annotated[bool, option("Print JSON instead of text.", "--json", "-J")]
+Yes = Annotated[bool, option("Do not ask for confirmation.", "-y")]
 Watch = Annotated[
     float | None,
-    typer.Option(
-        "--watch",
+    option(
+        "Repeat every 2 seconds, or at the given interval in seconds, until Ctrl-C.",
         "-w",
         min=0.1,
         metavar="[SECONDS]",
-        help="Repeat every 2 seconds, or at the given interval in seconds, until Ctrl-C.",
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
+    option(
+        "The broker's configuration file (YAML); default: penstock.yaml or config.yaml, if it "
+        "exists.",
         "-c",
         envvar="PENSTOCK_CONFIG",
-        help="The broker's configuration file (YAML); default: penstock.yaml or config.yaml, if it "
-        "exists.",
     ),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", "-d", help="The broker's data directory.")
-]
+DataDir = Annotated[Path | None, option("The broker's data directory.", "-d")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration key; may be repeated."),
+    option("Set a configuration key; may be repeated.", "--set", metavar="KEY=VALUE"),
 ]
 LOCAL_URL = "http://127.0.0.1:6632"
 
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """How a command shows its view."""
-
     json: Json = False
     watch: Watch = None
 
@@ -349,25 +364,18 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def options(
     ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca", envvar=CA_FILE, help="Trust broker certificates signed by this CA (PEM)."
-        ),
+        Path | None, option("Trust broker certificates signed by this CA (PEM).", envvar=CA_FILE)
     ] = None,
     client_cert: Annotated[
         Path | None,
-        typer.Option(
-            envvar=CLIENT_CERT, help="Client certificate, for brokers that require one (PEM)."
-        ),
+        option("Client certificate, for brokers that require one (PEM).", envvar=CLIENT_CERT),
     ] = None,
     client_key: Annotated[
-        Path | None, typer.Option(envvar=CLIENT_KEY, help="Private key of --client-cert (PEM).")
+        Path | None, option("Private key of --client-cert (PEM).", envvar=CLIENT_KEY)
     ] = None,
     _version: Annotated[
         bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
-        ),
+        option("Print the version and exit.", "--version", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
     """Options of every command."""

@@ -3,10 +3,8 @@
 import json
 from typing import Annotated, Any
 
-import typer
-
-from penstock.cli import Api, app
-from penstock.cli.tables import Column, Line, Table, View, when
+from penstock.cli import Api, app, argument, option
+from penstock.cli.tables import Column, View, table, when
 
 PAGE_ROWS = 1000  # that the broker answers at most
 
@@ -15,9 +13,9 @@ PAGE_ROWS = 1000  # that the broker answers at most
 def audit(
     api: Api,
     filter: Annotated[
-        str, typer.Argument(help="Show only entries with this text in who, action or object.")
+        str, argument("Show only entries with this text in who, action or object.")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most entries to show.")] = 50,
+    limit: Annotated[int, option("Most entries to show.", "-n", min=1)] = 50,
 ) -> View:
     """Show who changed what and when, newest first.
 
@@ -36,16 +34,16 @@ def audit(
         before = page["next"]
         if before is None or len(entries) >= limit:
             break
-    entries = entries[:limit]
-    columns = (
+    return table(
+        entries[:limit],
         Column("at", format=when),
         Column("who"),
         Column("action"),
         Column("object"),
         Column("detail", _detail, prose=True, wrap=True),
+        empty="nothing was changed yet",
+        note="" if before is None else "there is more: --limit",
     )
-    more = [Line("there is more: --limit")] if before is not None else []
-    return View(entries, [Table(columns, entries, "nothing was changed yet"), *more])
 
 
 def _detail(entry: dict[str, Any]) -> str:

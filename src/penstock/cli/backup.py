@@ -14,21 +14,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from penstock.backup.create import create
 from penstock.backup.manifest import Manifest
 from penstock.backup.restore import check, restore
-from penstock.cli import BrokerConfig, app
+from penstock.cli import BrokerConfig, app, argument, option
 from penstock.object_store import ObjectStore
 
 Address = Annotated[
     str,
-    typer.Argument(
-        metavar="PLACE",
-        help="Location of the backup: a directory, or an s3://, gs:// or az:// address.",
+    argument(
+        "Location of the backup: a directory, or an s3://, gs:// or az:// address.", metavar="PLACE"
     ),
 ]
 Programs = Annotated[
     Path | None,
-    typer.Option(
-        help="Directory of pg_dump and pg_restore, for a server newer than the embedded PostgreSQL."
-    ),
+    option("Directory of pg_dump and pg_restore, for a server newer than the embedded PostgreSQL."),
 ]
 
 
@@ -37,9 +34,7 @@ def backup_command(
     place: Address,
     given: BrokerConfig,
     programs: Programs = None,
-    tier: Annotated[
-        bool, typer.Option("--tier", help="Also copy topic segments that are only in the tier.")
-    ] = False,
+    tier: Annotated[bool, option("Also copy topic segments that are only in the tier.")] = False,
 ) -> None:
     """Back up queues, topics, groups, routes and buffered pushes while the broker runs.
 
@@ -61,10 +56,7 @@ def restore_command(
     given: BrokerConfig,
     programs: Programs = None,
     only_check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Only read the backup and verify its checksums; restore nothing."
-        ),
+        bool, option("Only read the backup and verify its checksums; restore nothing.", "--check")
     ] = False,
 ) -> None:
     """Restore a backup into an empty data directory and database, and verify it.

@@ -33,12 +33,12 @@ from rich.progress import (
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import Api, Commands, Yes, app, confirm, usage
+from penstock.cli import Api, Commands, Yes, app, argument, confirm, option, usage
 from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
@@ -50,25 +50,18 @@ STATUS = "/api/v1/status/buffers"
 POLL_SECONDS = 0.1
 Directory = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "The buffer directory.",
         "--dir",
         envvar="FILE_BUFFER_DIR",
-        help="The buffer directory.",
         show_default="penstock-data/.penstock/buffers",
     ),
 ]
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(
-        "--database-url", help="Write the files in --dir to this database, without a broker."
-    ),
-]
+DatabaseUrl = Annotated[str, option("Write the files in --dir to this database, without a broker.")]
 
 
 @dataclass(slots=True)
 class StoredFile:
-    """A file in a buffer directory."""
-
     name: files.Name
     path: Path
     place: str  # "", failed or quarantine
@@ -156,13 +149,9 @@ def list_files(directory: Directory = None) -> View:
 
 @commands.command()
 def inspect(
-    file: Annotated[
-        str, typer.Argument(help="Path of a buffer file, or its name in the buffer directory.")
-    ],
+    file: Annotated[str, argument("Path of a buffer file, or its name in the buffer directory.")],
     directory: Directory = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Most events to print; 0 = all.")
-    ] = 20,
+    limit: Annotated[int, option("Most events to print; 0 = all.", "-n", min=0)] = 20,
 ) -> None:
     """Print the events of a buffer file, one JSON object per line. If the database rejected them,
     the reasons go to standard error.
@@ -210,14 +199,12 @@ def replay(api: Api, directory: Directory = None, database_url: DatabaseUrl = ""
     Without one: `penstock buffer replay --dir /backup/buffers --database-url
     postgresql://me@db/app`
     """
-    remaining = (
-        asyncio.run(_replay_here(_directory(directory), database_url))
-        if database_url
-        else _replay_there(api)
-    )
+    if database_url:
+        remaining = asyncio.run(_replay_here(_directory(directory), database_url))
+    else:
+        remaining = _replay_there(api)
     if remaining:
-        typer.echo(f"penstock: {remaining:,} events are left", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"{remaining:,} events are left")
 
 
 @commands.command("retry-failed")
@@ -236,13 +223,9 @@ def retry_failed(api: Api, directory: Directory = None, database_url: DatabaseUr
 
 @commands.command()
 def purge(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files to delete.")
-    ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Delete all files in failed/.")] = False,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Delete all files in quarantine/.")
-    ] = False,
+    names: Annotated[list[str] | None, argument("Files to delete.", metavar="[FILE]...")] = None,
+    failed: Annotated[bool, option("Delete all files in failed/.")] = False,
+    quarantine: Annotated[bool, option("Delete all files in quarantine/.")] = False,
     directory: Directory = None,
     yes: Yes = False,
 ) -> None:
@@ -251,8 +234,8 @@ def purge(
     Example: `penstock buffer purge --failed --yes`
     """
     place = _directory(directory)
-    failures = [file for file in _find(place) if (file.place == files.FAILED and failed)]
-    paths = [file.path for file in failures] + [_path_of(name, place) for name in names or []]
+    paths = [file.path for file in _find(place) if failed and file.place == files.FAILED]
+    paths += [_path_of(name, place) for name in names or []]
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
@@ -263,8 +246,7 @@ def purge(
         if (name := files.parse(path.name)) and files.is_live(place, name.tag)
     ]
     if owned:
-        typer.echo(f"penstock: a running broker owns {', '.join(owned)}; stop it first", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"a running broker owns {', '.join(owned)}; stop it first")
     events = sum(count_events(DISK, path) for path in paths)
     confirm(f"Delete {len(paths):,} files with {events:,} events?", yes)
     for path in paths:
@@ -291,16 +273,10 @@ def _find(directory: Path) -> list[StoredFile]:
 
 
 def _path_of(name: str, directory: Path) -> Path:
-    for path in (
-        Path(name),
-        directory / name,
-        directory / files.FAILED / name,
-        directory / files.QUARANTINE / name,
-    ):
-        if path.is_file():
-            return path
-    typer.echo(f"penstock: there is no buffer file {name}", err=True)
-    raise typer.Exit(1)
+    for place in (Path(), directory, directory / files.FAILED, directory / files.QUARANTINE):
+        if (place / name).is_file():
+            return place / name
+    raise PenstockError(f"there is no buffer file {name}")
 
 
 def _bar() -> Progress:
@@ -315,7 +291,6 @@ def _bar() -> Progress:
 
 
 def _replay_there(api: Api) -> int:
-    """Ask the broker and watch."""
     with api.caller() as caller, _bar() as bar:
 
         def status(method: str, path: str) -> BufferStatus:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Commands, ConfigFile, app
+from penstock.cli import Commands, ConfigFile, app, argument, option
 from penstock.cli.tables import Column, View, table
 from penstock.config import load
 from penstock.config import show as effective
@@ -18,9 +18,7 @@ commands = Commands("Show or check the configuration.", app, name="config")
 @commands.command("show")
 def show_command(
     config: ConfigFile = None,
-    changed: Annotated[
-        bool, typer.Option("--changed", help="Show only values that differ from the defaults.")
-    ] = False,
+    changed: Annotated[bool, option("Show only values that differ from the defaults.")] = False,
 ) -> View:
     """Print the effective configuration and where each value came from; secrets are masked.
 
@@ -42,7 +40,7 @@ def show_command(
 
 
 @commands.command("check")
-def check_command(file: Annotated[Path, typer.Argument(help="YAML file to check.")]) -> None:
+def check_command(file: Annotated[Path, argument("YAML file to check.")]) -> None:
     """Check a configuration file without starting anything.
 
     Example: `penstock config check penstock.yaml`

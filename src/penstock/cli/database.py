@@ -8,7 +8,7 @@ from typing import Annotated
 import asyncpg
 import typer
 
-from penstock.cli import BrokerConfig, Commands, app
+from penstock.cli import BrokerConfig, Commands, app, argument
 from penstock.config.database_url import url_here
 from penstock.errors import Unavailable
 from penstock.queues.grants import change_grant
@@ -16,7 +16,7 @@ from penstock.queues.grants import change_grant
 commands = Commands(
     "Connect to the broker's PostgreSQL, and grant access to the outbox.", app, name="database"
 )
-Role = Annotated[str, typer.Argument(help="Name of the database role.")]
+Role = Annotated[str, argument("Name of the database role.")]
 
 
 @commands.callback()

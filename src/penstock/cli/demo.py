@@ -26,12 +26,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import Api, app, errors_explained
-from penstock.client.brokers import Brokers, check
+from penstock.cli import Api, app, errors_explained, option
+from penstock.client.brokers import Brokers
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
 
-QUEUES = ("demo-orders", "demo-payments", "demo-emails", "demo-thumbnails", "demo-audit-log")
+QUEUES: dict[str, dict[str, Any]] = {  # with their options
+    "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
+    "demo-payments": {"retryLimit": 2, "retryDelay": 500, "leaseTime": 30},
+    "demo-emails": {"ordering": "none"},
+    "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
+    "demo-audit-log": {"ttl": 3600},
+}
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
 FAILURES = (
@@ -49,10 +55,8 @@ NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Marg
 
 
 class Shop:
-    """The example, on one broker."""
-
     def __init__(self, api: Api, rate: float) -> None:
-        self._brokers = Brokers([api.url], token=api.token or None, patience=0.0)
+        self.brokers = Brokers([api.url], token=api.token or None, patience=0.0)
         self._rate = rate  # orders per second
         self._order = 0
         self._chance = random.Random(7)
@@ -60,27 +64,15 @@ class Shop:
         self._workers: dict[str, dict[str, Any]] = {}  # name -> what it reports of itself
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
-        """One request; an error of the broker is raised as what it means."""
-        encoded = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._brokers.ask(method, target, encoded)
-        check(answer)
-        return msgspec.json.decode(answer.body) if answer.body else None
+        return await self.brokers.json(Any, method, target, body=body, again=False)
 
-    async def set_up(self) -> int:
-        """Make everything; the port of the route's destination."""
-        options: dict[str, dict[str, Any]] = {
-            "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
-            "demo-payments": {"retryLimit": 2, "retryDelay": 500, "leaseTime": 30},
-            "demo-emails": {"ordering": "none"},
-            "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
-            "demo-audit-log": {"ttl": 3600},
-        }
-        for queue in QUEUES:
-            body = {"queue": queue, "namespace": "shop", "options": options[queue]}
+    async def set_up(self) -> None:
+        for queue, options in QUEUES.items():
+            body = {"queue": queue, "namespace": "shop", "options": options}
             await self.ask("POST", "/api/v1/configure", body)
         await self.ask("POST", f"/topics/{TOPIC}")
         server = await asyncio.start_server(self._receive, "127.0.0.1", 0)
-        port = int(server.sockets[0].getsockname()[1])
+        port = server.sockets[0].getsockname()[1]
         with contextlib.suppress(PenstockError):  # from a demo before
             await self.ask("DELETE", f"/api/v1/routes/{ROUTE}?force=true")
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
@@ -88,10 +80,8 @@ class Shop:
         await self.ask("POST", "/api/v1/routes", body)
         schedule = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
         await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", schedule | {"payload": {"id": 0}})
-        return port
 
     def parts(self) -> list[Callable[[], Awaitable[None]]]:
-        """What goes on all the time."""
         return [
             self._push_orders,
             self._produce_clicks,
@@ -110,9 +100,8 @@ class Shop:
     async def _push_orders(self) -> None:
         chance = self._chance
         swing = 1 + 0.6 * random.Random(int(time.time() / 15)).random()
-        count = max(1, round(self._rate * swing))
         items: list[dict[str, Any]] = []
-        for _ in range(count):
+        for _ in range(max(1, round(self._rate * swing))):
             self._order += 1
             order = {
                 "id": self._order,
@@ -163,7 +152,8 @@ class Shop:
             worker["handled"] += 1
             if failed:
                 worker["failed"] += 1
-                worker["lastError"], worker["lastErrorAt"] = error, _now()
+                now = datetime.now(UTC).isoformat()
+                worker["lastError"], worker["lastErrorAt"] = error, now
         if answers:
             body = {"consumerGroup": group, "acknowledgments": answers}
             await self.ask("POST", "/api/v1/ack/batch", body)
@@ -251,13 +241,6 @@ class Shop:
             with contextlib.suppress(NotFound):
                 await self.ask("DELETE", target)
 
-    async def close(self) -> None:
-        await self._brokers.close()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
-
 
 async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
     while True:
@@ -268,7 +251,6 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(api: Api, rate: float, keep: bool) -> None:
-    """Fill the broker until cancelled."""
     shop = Shop(api, rate)
     try:
         await shop.set_up()
@@ -282,14 +264,16 @@ async def run(api: Api, rate: float, keep: bool) -> None:
         if not keep:
             typer.echo("Removing what the demo made ...")
             await shop.clean_up()
-        await shop.close()
+        await shop.brokers.close()
 
 
 @app.command()
 def demo(
     api: Api,
-    rate: Annotated[float, typer.Option(help="Orders per second.", min=0.1, max=1000)] = 20.0,
-    keep: Annotated[bool, typer.Option(help="Keep the example data when the demo ends.")] = False,
+    rate: Annotated[float, option("Orders per second.", min=0.1, max=1000)] = 20.0,
+    keep: Annotated[
+        bool, option("Keep the example data when the demo ends.", "--keep/--no-keep")
+    ] = False,
 ) -> None:
     """Fill a broker with live example data, to try the Console. Stop it with Ctrl-C.
 

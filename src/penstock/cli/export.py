@@ -31,8 +31,10 @@ from penstock.cli import (
     Url,
     Yes,
     app,
+    argument,
     completer,
     confirm,
+    option,
 )
 from penstock.cli.tables import (
     Column,
@@ -57,12 +59,9 @@ commands = Commands("Create, monitor, control and check export routes.", app, na
 
 ROUTES = "/api/v1/routes"
 Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="ROUTE", help="Name of the route.", autocompletion=completer(ROUTES, "routes")
-    ),
+    str, argument("Name of the route.", metavar="ROUTE", autocompletion=completer(ROUTES, "routes"))
 ]
-Dir = Annotated[Path | None, typer.Option("--directory", help="Directory of the route.")]
+Dir = Annotated[Path | None, option("Directory of the route.")]
 EXAMINE_TIMEOUT_SECONDS = 600.0  # gigabytes are read
 PAGE_RECORDS = 1000  # asked for at a time
 
@@ -104,9 +103,9 @@ def status(
     api: Api,
     route: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "Name of the route; default: all routes.",
             metavar="[ROUTE]",
-            help="Name of the route; default: all routes.",
             autocompletion=completer(ROUTES, "routes"),
         ),
     ] = "",
@@ -153,12 +152,10 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
 @commands.command()
 def create(
     api: Api,
-    name: Annotated[str, typer.Argument(metavar="ROUTE", help="Name of the route.")],
+    name: Annotated[str, argument("Name of the route.", metavar="ROUTE")],
     file: Annotated[
         typer.FileText,
-        typer.Argument(
-            help="YAML or JSON, as under `routes.NAME` in the configuration; - = standard input."
-        ),
+        argument("YAML or JSON, as under `routes.NAME` in the configuration; - = standard input."),
     ],
 ) -> None:
     """Create a route on a running broker. It exists until you delete it.
@@ -185,11 +182,7 @@ def delete(
     api: Api,
     route: Name,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Delete the route even if it has records or dead letters; they are lost.",
-        ),
+        bool, option("Delete the route even if it has records or dead letters; they are lost.")
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -250,8 +243,6 @@ def purge(api: Api, route: Name, yes: Yes = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RouteFiles:
-    """A route, and where its files are."""
-
     route: Name
     config: ConfigFile = None
     data_dir: DataDir = None
@@ -260,8 +251,8 @@ class RouteFiles:
     def path(self) -> Path:
         directory = self.directory
         if directory is None:
-            flags = {"data_directory": self.data_dir} if self.data_dir else {}
-            directory = load(self.config, flags=flags).config.routes_directory / self.route
+            loaded = load(self.config, flags={"data_directory": self.data_dir})
+            directory = loaded.config.routes_directory / self.route
         if not directory.is_dir():
             raise PenstockError(f"there is no send queue at {directory}")
         return directory
@@ -320,16 +311,9 @@ def inspect(
     inspected: Inspected,
     json: Json = False,
     records: Annotated[
-        int,
-        typer.Option(
-            "--records",
-            "-n",
-            help="Show this many queued records; a broker returns at most 1000.",
-        ),
+        int, option("Show this many queued records; a broker returns at most 1000.", "-n")
     ] = 0,
-    dead: Annotated[
-        bool, typer.Option("--dead", help="Show the dead letters instead of the queue.")
-    ] = False,
+    dead: Annotated[bool, option("Show the dead letters instead of the queue.")] = False,
 ) -> None:
     """Show what a route holds, from its broker or files: chunks, accounting, records, dead letters.
 

@@ -2,19 +2,15 @@
 
 from typing import Annotated
 
-import typer
-
-from penstock.cli import Api, app
+from penstock.cli import Api, app, option
 from penstock.cli.tables import Column, View, table, when
 
 
 @app.command(watch=True)
 def logs(
     api: Api,
-    level: Annotated[
-        str, typer.Option(help="Lowest level to show: info, warning or error.")
-    ] = "info",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Most lines to show.")] = 50,
+    level: Annotated[str, option("Lowest level to show: info, warning or error.")] = "info",
+    limit: Annotated[int, option("Most lines to show.", "-n", min=1)] = 50,
 ) -> View:
     """Show the latest log lines of the broker, newest last.
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Api, Commands, app
+from penstock.cli import Api, Commands, app, option
 from penstock.cli.tables import Column, Facts, View, count
 
 MAINTENANCE = "/api/v1/system/maintenance"
@@ -13,9 +13,7 @@ commands = Commands(
     app,
     name="maintenance",
 )
-Pops = Annotated[
-    bool, typer.Option("--pops", help="Apply to pops instead of pushes: pops return no messages.")
-]
+Pops = Annotated[bool, option("Apply to pops instead of pushes: pops return no messages.")]
 
 
 @commands.command(watch=True)

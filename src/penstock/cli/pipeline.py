@@ -19,15 +19,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import Api, Commands, Token, app, completer
+from penstock.cli import Api, Commands, Token, app, argument, completer, option
 from penstock.cli.tables import Column, Facts, View, count, rate, table
 from penstock.errors import PenstockError
 
 commands = Commands("Create, check, run and monitor Spark pipelines.", app, name="pipeline")
 PIPELINES = "/api/v1/pipelines"
 Name = Annotated[
-    str,
-    typer.Argument(help="Name of the pipeline.", autocompletion=completer(PIPELINES, "pipelines")),
+    str, argument("Name of the pipeline.", autocompletion=completer(PIPELINES, "pipelines"))
 ]
 
 
@@ -50,13 +49,8 @@ run_commands = Commands(
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Where a pipeline runs."""
-
     master: Annotated[
-        str,
-        typer.Option(
-            "--master", envvar="SPARK_MASTER", help="Spark master, or sc://host for Spark Connect."
-        ),
+        str, option("Spark master, or sc://host for Spark Connect.", envvar="SPARK_MASTER")
     ] = "local[*]"
 
     def session(self, name: str) -> Callable[[], Any]:
@@ -71,8 +65,7 @@ class LoggedSpark(Spark):
     """The same, and what is seen of its log."""
 
     spark_log: Annotated[
-        str,
-        typer.Option(envvar="PENSTOCK_SPARK_LOG", help="Show Spark's log at this level and above."),
+        str, option("Show Spark's log at this level and above.", envvar="PENSTOCK_SPARK_LOG")
     ] = ""
 
     def show_log(self) -> None:
@@ -81,7 +74,7 @@ class LoggedSpark(Spark):
             os.environ["PENSTOCK_SPARK_LOG"] = self.spark_log
 
 
-File = Annotated[Path, typer.Argument(help="The pipeline file.")]
+File = Annotated[Path, argument("The pipeline file.")]
 BAR_CHARACTERS = 24
 
 TEMPLATE = """\
@@ -133,8 +126,8 @@ def load_file(file: Path, token: str) -> Any:
 
 @commands.command()
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("pipeline.yaml"),
-    name: Annotated[str, typer.Option(help="Name of the pipeline.")] = "big-orders",
+    file: Annotated[Path, argument("The file to write.")] = Path("pipeline.yaml"),
+    name: Annotated[str, option("Name of the pipeline.")] = "big-orders",
 ) -> None:
     """Create a pipeline file to start from.
 
@@ -149,14 +142,9 @@ def init(
 @commands.command()
 def validate(
     file: File,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Do not contact the broker or the database.")
-    ] = False,
+    offline: Annotated[bool, option("Do not contact the broker or the database.")] = False,
     no_spark: Annotated[
-        bool,
-        typer.Option(
-            "--no-spark", help="Only the quick check: names of columns, views, options and topics."
-        ),
+        bool, option("Only the quick check: names of columns, views, options and topics.")
     ] = False,
     token: Token = "",
 ) -> None:
@@ -195,10 +183,7 @@ def run_file(
     spark: LoggedSpark,
     token: Token = "",
     no_check: Annotated[
-        bool,
-        typer.Option(
-            "--no-check", help="Skip the check before the run; Spark reports errors during the run."
-        ),
+        bool, option("Skip the check before the run; Spark reports errors during the run.")
     ] = False,
 ) -> None:
     """Run a pipeline file.

@@ -6,35 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import LOCAL_URL, Token, Url
+from penstock.cli import LOCAL_URL, Token, Url, argument, option
 from penstock.cli.pipeline import ShowReports, Spark, reporting, run_commands, say, stop_by_signal
 from penstock.cli.tables import Column, Table, View, count, print_json, when
 
 LOCAL_BROKER = "127.0.0.1:12345"
-Broker = Annotated[
-    str, typer.Option("--broker", "-b", envvar="PENSTOCK_BROKER", help="The broker's TCP address.")
-]
+Broker = Annotated[str, option("The broker's TCP address.", "-b", envvar="PENSTOCK_BROKER")]
 Database = Annotated[
     str | None,
-    typer.Option(
-        "--database",
+    option(
+        "PostgreSQL URL of the queues; default: that of the broker on this machine.",
         envvar="DATABASE_URL",
-        help="PostgreSQL URL of the queues; default: that of the broker on this machine.",
     ),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        help="Start of the period: a time (2026-01-31T12:00Z), or how long ago (90m, 24h, 7d)."
-    ),
+    option("Start of the period: a time (2026-01-31T12:00Z), or how long ago (90m, 24h, 7d)."),
 ]
-Until = Annotated[
-    str | None, typer.Option(help="End of the period, in the same form; default: now.")
-]
-Queues = Annotated[
-    list[str] | None, typer.Option("--queue", help="Only this queue; may be repeated.")
-]
-Html = Annotated[Path | None, typer.Option(help="Write the report to this HTML file.")]
+Until = Annotated[str | None, option("End of the period, in the same form; default: now.")]
+Queues = Annotated[list[str] | None, option("Only this queue; may be repeated.")]
+Html = Annotated[Path | None, option("Write the report to this HTML file.")]
 
 
 @run_commands.command()
@@ -42,54 +33,47 @@ def archive(
     spark: Spark,
     target: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "Location of the archives: a directory, or an s3://, gs:// or az:// address.",
             envvar="PENSTOCK_ARCHIVE",
-            help="Location of the archives: a directory, or an s3://, gs:// or az:// address.",
         ),
     ],
-    topic: Annotated[str | None, typer.Option(help="The topic to archive.")] = None,
-    queue: Annotated[str | None, typer.Option(help="The queue to archive.")] = None,
-    file_mib: Annotated[
-        int, typer.Option("--file-mib", min=1, help="Approximate size of the files in MiB.")
-    ] = 128,
+    topic: Annotated[str | None, option("The topic to archive.")] = None,
+    queue: Annotated[str | None, option("The queue to archive.")] = None,
+    file_mib: Annotated[int, option("Approximate size of the files in MiB.", min=1)] = 128,
     keep_days: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Delete archived days that are older than this many days. Default: keep all.",
+        option(
+            "Delete archived days that are older than this many days. Default: keep all.", min=1
         ),
     ] = None,
     vacuum_hours: Annotated[
-        int, typer.Option(min=1, help="Old versions of the table can be read for this many hours.")
+        int, option("Old versions of the table can be read for this many hours.", min=1)
     ] = 48,
     schema: Annotated[
         str | None,
-        typer.Option(
-            help="Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or "
+        option(
+            "Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or "
             "'infer' to detect them from the records. Default: the columns of the table."
         ),
     ] = None,
     dead_letter: Annotated[
-        str | None, typer.Option(help="Topic for copies of records that do not match the columns.")
+        str | None, option("Topic for copies of records that do not match the columns.")
     ] = None,
     with_outcomes: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "With --queue: archive messages older than this many minutes, with their outcome "
+            "in each consumer group.",
             metavar="MINUTES",
             min=0,
-            help="With --queue: archive messages older than this many minutes, with their outcome "
-            "in each consumer group.",
         ),
     ] = None,
     watch: Annotated[
-        float | None,
-        typer.Option("--watch", min=1, help="Keep running, at most about so many seconds behind."),
+        float | None, option("Keep running, at most about so many seconds behind.", min=1)
     ] = None,
     convert: Annotated[
-        bool,
-        typer.Option(
-            "--convert", help="First convert an archive of an earlier release to a table."
-        ),
+        bool, option("First convert an archive of an earlier release to a table.")
     ] = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
@@ -132,32 +116,23 @@ def archive(
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is replayed, and where to."""
-
-    topic: Annotated[str, typer.Argument(help="Topic to replay.")]
+    topic: Annotated[str, argument("Topic to replay.")]
     id: Annotated[
-        str,
-        typer.Option(
-            "--id", help="Name of this replay; another run with the same id adds no duplicates."
-        ),
+        str, option("Name of this replay; another run with the same id adds no duplicates.")
     ]
-    to_topic: Annotated[str | None, typer.Option(help="Write to this topic.")] = None
-    to_queue: Annotated[str | None, typer.Option(help="Write to this queue.")] = None
+    to_topic: Annotated[str | None, option("Write to this topic.")] = None
+    to_queue: Annotated[str | None, option("Write to this queue.")] = None
     archive: Annotated[
-        str | None,
-        typer.Option("--from-archive", help="Read from this archive instead of the topic."),
+        str | None, option("Read from this archive instead of the topic.", "--from-archive")
     ] = None
     where: Annotated[
-        str | None, typer.Option(help="SQL condition over topic, offset, timestamp, payload.")
+        str | None, option("SQL condition over topic, offset, timestamp, payload.")
     ] = None
-    start: Annotated[int | None, typer.Option(help="First offset to replay.")] = None
-    end: Annotated[int | None, typer.Option(help="Offset to stop before.")] = None
-    rate: Annotated[float, typer.Option(help="Most records per second; 0 = no limit.")] = 0.0
+    start: Annotated[int | None, option("First offset to replay.")] = None
+    end: Annotated[int | None, option("Offset to stop before.")] = None
+    rate: Annotated[float, option("Most records per second; 0 = no limit.")] = 0.0
     execute: Annotated[
-        bool,
-        typer.Option(
-            "--execute", help="Write the records. Without it, only the counts are printed."
-        ),
+        bool, option("Write the records. Without it, only the counts are printed.")
     ] = False
     broker: Broker = LOCAL_BROKER
     url: Url = LOCAL_URL
@@ -181,43 +156,26 @@ def replay(given: Replay, spark: Spark) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compact:
-    """What is compacted, and where to."""
-
-    topic: Annotated[str, typer.Option(help="The topic to compact.")]
-    key: Annotated[str | None, typer.Option(help="Key as a JSON path in the payload: '$.id'.")] = (
-        None
-    )
+    topic: Annotated[str, option("The topic to compact.")]
+    key: Annotated[str | None, option("Key as a JSON path in the payload: '$.id'.")] = None
     key_sql: Annotated[
-        str | None,
-        typer.Option(help="Key as an SQL expression over topic, offset, timestamp, payload."),
+        str | None, option("Key as an SQL expression over topic, offset, timestamp, payload.")
     ] = None
-    to_topic: Annotated[
-        str | None, typer.Option(help="Append the latest records to this topic.")
-    ] = None
-    to: Annotated[str | None, typer.Option(help="Write a Parquet snapshot to this directory.")] = (
-        None
-    )
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace the sealed segments of the topic itself.")
-    ] = False
+    to_topic: Annotated[str | None, option("Append the latest records to this topic.")] = None
+    to: Annotated[str | None, option("Write a Parquet snapshot to this directory.")] = None
+    in_place: Annotated[bool, option("Replace the sealed segments of the topic itself.")] = False
     tombstone: Annotated[
-        str | None,
-        typer.Option(help="JSON path that is true in tombstones (records that delete a key)."),
+        str | None, option("JSON path that is true in tombstones (records that delete a key).")
     ] = None
     tombstone_sql: Annotated[
-        str | None,
-        typer.Option(help="SQL condition that is true in tombstones. Default: an empty payload."),
+        str | None, option("SQL condition that is true in tombstones. Default: an empty payload.")
     ] = None
     tombstone_hours: Annotated[
-        float, typer.Option(min=0, help="With --in-place: hours to keep tombstones.")
+        float, option("With --in-place: hours to keep tombstones.", min=0)
     ] = 24.0
-    roll: Annotated[
-        bool, typer.Option("--roll", help="With --in-place: seal the active segment first.")
-    ] = False
-    segment_mib: Annotated[
-        int, typer.Option("--segment-mib", min=1, help="Merge segments up to this size in MiB.")
-    ] = 256
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False
+    roll: Annotated[bool, option("With --in-place: seal the active segment first.")] = False
+    segment_mib: Annotated[int, option("Merge segments up to this size in MiB.", min=1)] = 256
+    dry_run: Annotated[bool, option("Only count; change nothing.")] = False
     broker: Broker = LOCAL_BROKER
     url: Url = LOCAL_URL
     token: Token = ""
@@ -249,11 +207,9 @@ def compact(given: Compact, spark: Spark) -> None:
 @run_commands.command()
 def recover(
     spark: Spark,
-    directories: Annotated[
-        list[str], typer.Argument(help="Buffer directories of one or more brokers.")
-    ],
-    tasks: Annotated[int, typer.Option(min=1, help="Number of parallel tasks.")] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; push nothing.")] = False,
+    directories: Annotated[list[str], argument("Buffer directories of one or more brokers.")],
+    tasks: Annotated[int, option("Number of parallel tasks.", min=1)] = 8,
+    dry_run: Annotated[bool, option("Only count; push nothing.")] = False,
     url: Url = LOCAL_URL,
     token: Token = "",
 ) -> None:
@@ -278,13 +234,10 @@ def rollup(
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", help="Only this topic; may be repeated."),
-    ] = None,
+    topic: Annotated[list[str] | None, option("Only this topic; may be repeated.")] = None,
     html: Html = None,
     keep_days: Annotated[
-        int | None, typer.Option(min=1, help="Delete statistics older than this many days.")
+        int | None, option("Delete statistics older than this many days.", min=1)
     ] = None,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
@@ -330,9 +283,7 @@ def dlq_report(
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
-    samples: Annotated[
-        int, typer.Option(min=0, max=100, help="Dead letters to show per kind of error.")
-    ] = 3,
+    samples: Annotated[int, option("Dead letters to show per kind of error.", min=0, max=100)] = 3,
     html: Html = None,
     database: Database = None,
 ) -> View:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import Token
+from penstock.cli import Token, option
 from penstock.cli.pipeline import File, LoggedSpark, commands, load_file, reporting, say
 from penstock.cli.tables import Column, Table, View
 from penstock.errors import PenstockError
@@ -18,16 +18,11 @@ def trial(
     file: File,
     spark: LoggedSpark,
     given: Annotated[
-        Path,
-        typer.Option(
-            "--input", help="JSON file with the rows of the source, or of each source by name."
-        ),
+        Path, option("JSON file with the rows of the source, or of each source by name.", "--input")
     ],
     expect: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON file with the expected rows of the last step, or of each view by name."
-        ),
+        option("JSON file with the expected rows of the last step, or of each view by name."),
     ] = None,
 ) -> None:
     """Run the steps of a pipeline on given rows, in memory, and compare the result.
@@ -70,8 +65,8 @@ def trial(
 def preview(
     file: File,
     spark: LoggedSpark,
-    rows: Annotated[int, typer.Option(min=1, help="Rows to show per step.")] = 5,
-    records: Annotated[int, typer.Option(min=1, help="Records to read per source.")] = 1000,
+    rows: Annotated[int, option("Rows to show per step.", min=1)] = 5,
+    records: Annotated[int, option("Records to read per source.", min=1)] = 1000,
     token: Token = "",
 ) -> View:
     """Show the first rows of each source and step, computed from the first records of the sources.

@@ -5,18 +5,17 @@ so commands compose. What is looked up is shown as `tables` says. Exit code 1 me
 refused or could not be reached, 2 wrong usage.
 """
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
 
-from penstock.cli import Api, Commands, Yes, app, completer, confirm, usage
+from penstock.cli import Api, Commands, Yes, app, argument, completer, confirm, option, usage
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -36,13 +35,11 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
-    from penstock.client import AckStatus, Client
+    from penstock.client import AckStatus, SyncClient
 
-T = TypeVar("T")
 complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
-    str,
-    typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=complete_queue),
+    str, argument("Name of the queue.", metavar="QUEUE", autocompletion=complete_queue)
 ]
 
 commands = Commands("Push to, pop from and manage queues.", app, name="queue")
@@ -54,43 +51,31 @@ commands = Commands("Push to, pop from and manage queues.", app, name="queue")
 @commands.command()
 def push(
     api: Api,
-    queue: Annotated[str, typer.Argument(help="Queue, or queue/partition.")],
+    queue: Annotated[str, argument("Queue, or queue/partition.")],
     payloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Messages as JSON values; default: one per line of standard input."),
+        argument("Messages as JSON values; default: one per line of standard input."),
     ] = None,
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Partition to push to.")
-    ] = None,
+    partition: Annotated[str | None, option("Partition to push to.", "-p")] = None,
     transaction_id: Annotated[
         str | None,
-        typer.Option(
-            "--transaction-id",
-            "-t",
-            help="Id (transactionId) of a single message; a repeated push is not stored twice.",
+        option(
+            "Id (transactionId) of a single message; a repeated push is not stored twice.", "-t"
         ),
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", help="Header as NAME=VALUE; may be repeated."),
+        list[str] | None, option("Header as NAME=VALUE; may be repeated.", "-H")
     ] = None,
     delay: Annotated[
-        float | None,
-        typer.Option(min=0, help="Delay in seconds before the messages can be delivered."),
+        float | None, option("Delay in seconds before the messages can be delivered.", min=0)
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            help="Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."
-        ),
+        option("Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."),
     ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Read payloads as plain text instead of JSON.")
-    ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Lines of standard input per request.")] = 500,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing for stored messages.")
-    ] = False,
+    text: Annotated[bool, option("Read payloads as plain text instead of JSON.")] = False,
+    batch: Annotated[int, option("Lines of standard input per request.", min=1)] = 500,
+    quiet: Annotated[bool, option("Print nothing for stored messages.", "-q")] = False,
 ) -> None:
     """Push messages and print the result of each, one JSON object per line.
 
@@ -104,43 +89,35 @@ def push(
     """
     if transaction_id and len(payloads or []) != 1:
         raise usage("--transaction-id goes with exactly one payload")
-    envelope = _Envelope(
-        partition=partition,
-        headers=dict(map(_header, header or [])),
-        delay=delay,
-        deliver_at=None if at is None else _moment(at),
-    )
+    envelope: dict[str, Any] = {  # what the messages have in common
+        "partition": partition,
+        "headers": dict(map(_header, header or [])),
+        "delay": delay,
+        "deliver_at": None if at is None else _moment(at),
+    }
 
-    async def work(client: "Client") -> None:
+    with _client(api) as client:
         for lines in _batches(payloads if payloads else _input(), batch):
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
-                results = [
-                    await client.push(queue, values[0], transaction_id=transaction_id, **envelope)
-                ]
+                results = [client.push(queue, values[0], transaction_id=transaction_id, **envelope)]
             else:
-                results = await client.push_many(queue, values, **envelope)
+                results = client.push_many(queue, values, **envelope)
             if not quiet:
                 for one in results:
                     about = {"transactionId": one.transaction_id, "id": one.message_id}
                     print_line({"status": one.status} | about)
 
-    _run(api, work)
-
 
 @commands.command()
 def pop(
     api: Api,
-    address: Annotated[str, typer.Argument(help="queue, queue/partition or queue@group.")],
-    batch: Annotated[int, typer.Option("--batch", "-n", min=1, help="Most messages per pop.")] = 1,
-    wait: Annotated[
-        float, typer.Option("--wait", "-w", help="Seconds to wait if there are no messages.")
-    ] = 0.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep popping until Ctrl-C; implies --ack.")
-    ] = False,
-    ack: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
-    data: Annotated[bool, typer.Option("--data", "-d", help="Print only the payloads.")] = False,
+    address: Annotated[str, argument("queue, queue/partition or queue@group.")],
+    batch: Annotated[int, option("Most messages per pop.", "-n", min=1)] = 1,
+    wait: Annotated[float, option("Seconds to wait if there are no messages.", "-w")] = 0.0,
+    follow: Annotated[bool, option("Keep popping until Ctrl-C; implies --ack.", "-f")] = False,
+    ack: Annotated[bool, option("Acknowledge the printed messages.")] = False,
+    data: Annotated[bool, option("Print only the payloads.", "-d")] = False,
 ) -> None:
     """Pop messages and print them, one JSON object per line.
 
@@ -153,61 +130,50 @@ def pop(
 
         penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
     """
-
-    async def work(client: "Client") -> None:
+    wait = max(wait, 30.0 if follow else 0.0)
+    with _client(api) as client:
         while True:
-            messages = await client.pop(
-                address, batch=batch, wait=max(wait, 30.0 if follow else 0.0), renew=False
-            )
+            messages = client.pop(address, batch=batch, wait=wait, renew=False)
             for message in messages:
                 print_line(message.raw if data else message)
             sys.stdout.flush()
             if messages and (ack or follow):
-                await client.ack(messages)
+                client.ack(messages)
             if not follow:
                 return
-
-    _run(api, work)
 
 
 @commands.command("ack")
 def ack_command(
     api: Api,
-    status: Annotated[
-        str, typer.Option("--status", "-s", help="Outcome: completed, failed, retry or dlq.")
-    ] = "completed",
-    error: Annotated[
-        str | None, typer.Option("--error", "-e", help="Error message, for messages that failed.")
-    ] = None,
+    status: Annotated[str, option("Outcome: completed, failed, retry or dlq.", "-s")] = "completed",
+    error: Annotated[str | None, option("Error message, for messages that failed.", "-e")] = None,
 ) -> None:
     """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
     Example: `penstock queue ack --status failed --error "no stock" < work.jsonl`
     """
-
-    from penstock.client import Message
     from penstock.client.messages import AckRefused
+    from penstock.client.sync_client import SyncMessage
 
-    async def work(client: "Client") -> None:
-        messages = []
-        for number, line in enumerate(_input(), 1):
-            try:
-                messages.append(msgspec.json.decode(line, type=Message))
-            except msgspec.DecodeError as problem:
-                raise usage(
-                    f"line {number} is no message as `penstock queue pop` prints it: {problem}"
-                ) from None
+    messages = []
+    for number, line in enumerate(_input(), 1):
         try:
-            word = cast("AckStatus", status)  # the broker refuses any other
-            results = await client.ack(messages, word, error=error) if messages else []
+            messages.append(msgspec.json.decode(line, type=SyncMessage))
+        except msgspec.DecodeError as problem:
+            raise usage(
+                f"line {number} is no message as `penstock queue pop` prints it: {problem}"
+            ) from None
+    word = cast("AckStatus", status)  # the broker refuses any other
+    with _client(api) as client:
+        try:
+            results = client.ack(messages, word, error=error) if messages else []
         except AckRefused as refused:
             for result in refused.results:
                 print_line(result)
             raise
         for result in results:
             print_line(result)
-
-    _run(api, work)
 
 
 # Queues
@@ -249,16 +215,11 @@ PARTITIONS = (
 @commands.command("list", watch=True)
 def list_command(
     api: Api,
-    filter: Annotated[str, typer.Argument(help="Only queues whose name contains this text.")] = "",
+    filter: Annotated[str, argument("Only queues whose name contains this text.")] = "",
     sort: Annotated[
-        str,
-        typer.Option(
-            help="Sort by a field of --json, such as waiting; -waiting sorts the largest first."
-        ),
+        str, option("Sort by a field of --json, such as waiting; -waiting sorts the largest first.")
     ] = "name",
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Most queues to show; 0 = all.")
-    ] = 0,
+    limit: Annotated[int, option("Most queues to show; 0 = all.", "-n", min=0)] = 0,
 ) -> View:
     """List the queues with their counts and rates.
 
@@ -324,12 +285,12 @@ def _more(page: dict[str, Any]) -> Iterator[Line]:
 @commands.command()
 def configure(
     api: Api,
-    queue: Annotated[str, typer.Argument(help="Name of the queue; created if it does not exist.")],
+    queue: Annotated[str, argument("Name of the queue; created if it does not exist.")],
     options: Annotated[
-        list[str] | None, typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
+        list[str] | None, argument("Options as NAME=VALUE, such as leaseTime=30.")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Namespace of the queue.")] = "",
-    task: Annotated[str, typer.Option(help="Task of the queue.")] = "",
+    namespace: Annotated[str, option("Namespace of the queue.")] = "",
+    task: Annotated[str, option("Task of the queue.")] = "",
 ) -> None:
     """Create a queue or replace its options. Options that you leave out return to their defaults.
 
@@ -344,9 +305,7 @@ def configure(
 def set_command(
     api: Api,
     queue: Name,
-    options: Annotated[
-        list[str], typer.Argument(help="Options as NAME=VALUE, such as leaseTime=30.")
-    ],
+    options: Annotated[list[str], argument("Options as NAME=VALUE, such as leaseTime=30.")],
 ) -> None:
     """Change some options of a queue and keep the others.
 
@@ -357,10 +316,10 @@ def set_command(
 
 def _options(words: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for option in words:
-        name, equals, value = option.partition("=")
+    for word in words:
+        name, equals, value = word.partition("=")
         if not equals:
-            raise usage(f"{option}: expected option=value")
+            raise usage(f"{word}: expected option=value")
         try:
             values[name] = json.loads(value)
         except ValueError:
@@ -373,9 +332,7 @@ def delete(
     api: Api,
     queue: Name,
     yes: Yes = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Delete only the messages and keep the queue.")
-    ] = False,
+    keep: Annotated[bool, option("Delete only the messages and keep the queue.")] = False,
 ) -> None:
     """Delete a queue with its messages, groups and dead letters.
 
@@ -391,27 +348,14 @@ def delete(
 # What they share
 
 
-def _run(api: Api, work: "Callable[[Client], Awaitable[T]]") -> T:
-    from penstock.client import Client
+def _client(api: Api) -> "SyncClient":
+    from penstock.client import SyncClient
 
-    async def with_client() -> T:
-        async with Client(api.url, token=api.token, patience=5.0) as client:
-            return await work(client)
-
-    return asyncio.run(with_client())
+    return SyncClient(api.url, token=api.token, patience=5.0)
 
 
 def _input() -> Iterator[str]:
     return (line for line in map(str.strip, sys.stdin) if line)
-
-
-class _Envelope(TypedDict):
-    """What messages of one command have in common."""
-
-    partition: str | None
-    headers: dict[str, str]
-    delay: float | None
-    deliver_at: datetime | None
 
 
 def _moment(text: str) -> datetime:

@@ -1,15 +1,14 @@
 """`penstock queue dlq`: look at dead letters, deliver them again, or delete them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
-from penstock.cli import Api, Commands, Yes, confirm
+from penstock.cli import Api, Commands, Yes, argument, confirm, option
 from penstock.cli.queue import commands, complete_queue, group_title
-from penstock.cli.tables import Column, Line, Table, View, count, print_json, table, when
+from penstock.cli.tables import Column, View, count, print_json, table, when
 from penstock.errors import PenstockError
 from penstock.net.addresses import resource
 
@@ -17,54 +16,35 @@ dead_letters = Commands("List, requeue and delete dead letters.", commands, name
 DEAD, TASKS = "/api/v1/dlq", "/api/v1/tasks"
 DONE = {"requeue": "requeued", "purge": "deleted"}
 POLL_SECONDS = 0.2
-Queue = Annotated[
-    str | None, typer.Argument(help="Queue; default: all.", autocompletion=complete_queue)
-]
-Group = Annotated[
-    str | None, typer.Option("--group", "-g", help="Only dead letters of this consumer group.")
-]
+Queue = Annotated[str | None, argument("Queue; default: all.", autocompletion=complete_queue)]
+Group = Annotated[str | None, option("Only dead letters of this consumer group.", "-g")]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant."""
-
     queue: Queue = None
     group: Group = None
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Only dead letters of this partition.")
-    ] = None
-    error: Annotated[
-        str | None,
-        typer.Option("--error", help="Only dead letters whose error contains this text."),
-    ] = None
+    partition: Annotated[str | None, option("Only dead letters of this partition.", "-p")] = None
+    error: Annotated[str | None, option("Only dead letters whose error contains this text.")] = None
 
     def query(self) -> dict[str, Any]:
-        names = {"queue": self.queue, "consumerGroup": self.group}
-        return names | {"partition": self.partition, "error": self.error}
+        fields = asdict(self)
+        return fields | {"consumerGroup": fields.pop("group")}
 
 
 @dataclass(frozen=True, slots=True)
 class Selected(DeadLetterFilter):
-    """Which dead letters are requeued or deleted."""
-
     id: Annotated[
-        int | None,
-        typer.Option("--id", help="Only the dead letter with this id, as shown by `dlq list`."),
+        int | None, option("Only the dead letter with this id, as shown by `dlq list`.")
     ] = None
-
-    def query(self) -> dict[str, Any]:
-        return DeadLetterFilter.query(self) | {"id": self.id}
 
 
 @dead_letters.command("list", watch=True)
 def dlq_list(
     api: Api,
     selected: DeadLetterFilter,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Most dead letters to show.")
-    ] = 100,
-    offset: Annotated[int, typer.Option(min=0, help="Skip this many.")] = 0,
+    limit: Annotated[int, option("Most dead letters to show.", "-n", min=1)] = 100,
+    offset: Annotated[int, option("Skip this many.", min=0)] = 0,
 ) -> View:
     """List dead letters, newest first.
 
@@ -77,7 +57,8 @@ def dlq_list(
     """
     page = api.get(DEAD, **selected.query(), limit=limit, offset=offset)
     rows, total = page["messages"], page["total"]
-    columns = (
+    return table(
+        rows,
         Column("id", "dlqId"),
         Column("queue"),
         Column("partition"),
@@ -85,9 +66,9 @@ def dlq_list(
         Column("attempts", format=count),
         Column("failed at", "failedAt", when),
         Column("error", "errorMessage", prose=True),
+        empty="no dead letters",
+        note=f"{total:,} in all" if total > len(rows) else "",
     )
-    more = [Line(f"{total:,} in all")] if total > len(rows) else []
-    return View(rows, [Table(columns, rows, "no dead letters"), *more])
 
 
 @dead_letters.command("errors", watch=True)
@@ -95,9 +76,7 @@ def dlq_errors(
     api: Api,
     queue: Queue = None,
     group: Group = None,
-    filter: Annotated[
-        str, typer.Option("--filter", help="Only errors that contain this text.")
-    ] = "",
+    filter: Annotated[str, option("Only errors that contain this text.")] = "",
 ) -> View:
     """Count dead letters by error, most frequent first.
 

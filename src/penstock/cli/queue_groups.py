@@ -2,16 +2,12 @@
 
 from typing import Annotated, Any
 
-import typer
-
-from penstock.cli import Api, Yes, confirm, usage
+from penstock.cli import Api, Yes, argument, confirm, option, usage
 from penstock.cli.queue import commands, complete_queue, group_title
 from penstock.cli.tables import Column, View, count, duration, print_json, table
 
 GROUPS = "/api/v1/consumer-groups"
-Address = Annotated[
-    str, typer.Argument(metavar="QUEUE@GROUP", help="The queue and the consumer group.")
-]
+Address = Annotated[str, argument("The queue and the consumer group.", metavar="QUEUE@GROUP")]
 
 
 @commands.command(watch=True)
@@ -19,9 +15,9 @@ def groups(
     api: Api,
     address: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "A queue, to list its groups; or a group, to list its partitions; default: all.",
             metavar="[QUEUE | QUEUE@GROUP | @GROUP]",
-            help="A queue, to list its groups; or a group, to list its partitions; default: all.",
             autocompletion=complete_queue,
         ),
     ] = "",
@@ -70,9 +66,9 @@ def consumers(
     api: Api,
     queue: Annotated[
         str,
-        typer.Argument(
+        argument(
+            "Name of the queue; default: all queues.",
             metavar="[QUEUE]",
-            help="Name of the queue; default: all queues.",
             autocompletion=complete_queue,
         ),
     ] = "",
@@ -99,14 +95,9 @@ def seek(
     api: Api,
     address: Address,
     to: Annotated[
-        str,
-        typer.Argument(
-            help="New position: beginning, end, or a time such as 2026-01-31T12:00:00Z."
-        ),
+        str, argument("New position: beginning, end, or a time such as 2026-01-31T12:00:00Z.")
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be delivered again or skipped.")
-    ] = False,
+    dry_run: Annotated[bool, option("Only show what would be delivered again or skipped.")] = False,
     yes: Yes = False,
 ) -> None:
     """Move a consumer group to another position in its queue.

@@ -2,23 +2,17 @@
 
 from typing import Annotated
 
-import typer
-
-from penstock.cli import Api, Yes, confirm
+from penstock.cli import Api, Yes, argument, confirm, option
 from penstock.cli.queue import Name, commands
-from penstock.cli.tables import Column, Line, Table, View, print_json, table, when
+from penstock.cli.tables import Column, View, print_json, table, when
 
 MESSAGES, SCHEDULED = "/api/v1/messages", "/api/v1/scheduled"
-Partition = Annotated[
-    str | None, typer.Option("--partition", "-p", help="Only messages of this partition.")
-]
-Limit = Annotated[
-    int, typer.Option("--limit", "-n", min=1, max=1000, help="Most messages to show.")
-]
+Partition = Annotated[str | None, option("Only messages of this partition.", "-p")]
+Limit = Annotated[int, option("Most messages to show.", "-n", min=1, max=1000)]
 PartitionId = Annotated[
-    str, typer.Argument(help="The message's partitionId, as shown by `penstock queue messages`.")
+    str, argument("The message's partitionId, as shown by `penstock queue messages`.")
 ]
-TransactionId = Annotated[str, typer.Argument(help="The message's transactionId.")]
+TransactionId = Annotated[str, argument("The message's transactionId.")]
 
 
 @commands.command(watch=True)
@@ -28,19 +22,13 @@ def messages(
     partition: Partition = None,
     status: Annotated[
         str | None,
-        typer.Option(
-            help="Only messages in this state: pending, processing, completed or dead_letter."
-        ),
+        option("Only messages in this state: pending, processing, completed or dead_letter."),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--from", help="Only messages pushed at or after this time, such as 2026-01-31T12:00Z."
-        ),
+        option("Only messages pushed at or after this time, such as 2026-01-31T12:00Z.", "--from"),
     ] = None,
-    until: Annotated[
-        str | None, typer.Option("--to", help="Only messages pushed before this time.")
-    ] = None,
+    until: Annotated[str | None, option("Only messages pushed before this time.", "--to")] = None,
     limit: Limit = 50,
 ) -> View:
     """List stored messages, newest first. This takes no lease and counts as no attempt.
@@ -49,17 +37,17 @@ def messages(
     """
     query = {"queue": queue, "partition": partition, "status": status, "limit": limit}
     page = api.get(MESSAGES, **query, **{"from": since, "to": until})
-    columns = (
+    return table(
+        page["messages"],
         Column("pushed", "createdAt", when),
         Column("partition"),
         Column("status"),
         Column("transactionId"),
         Column("producer", "producerSub", optional=True),
         Column("partitionId", optional=True),
+        empty="no messages that match",
+        note="there are more: --limit, --from, --to" if page["next"] else "",
     )
-    more = [Line("there are more: --limit, --from, --to")] if page["next"] else []
-    rows = page["messages"]
-    return View(rows, [Table(columns, rows, "no messages that match"), *more])
 
 
 @commands.command()
@@ -112,7 +100,7 @@ def scheduled(api: Api, queue: Name, partition: Partition = None, limit: Limit =
 def cancel(
     api: Api,
     queue: Name,
-    partition: Annotated[str, typer.Argument(help="The message's partition.")],
+    partition: Annotated[str, argument("The message's partition.")],
     transaction: TransactionId,
 ) -> None:
     """Cancel a delayed message before it is due.

@@ -4,9 +4,8 @@ import json as text
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
-from penstock.cli import Api, Commands, Yes, app, completer, confirm, usage
+from penstock.cli import Api, Commands, Yes, app, argument, completer, confirm, option, usage
 from penstock.cli.tables import Column, Facts, Table, View, table, when
 
 commands = Commands("Push messages on a cron schedule.", app, name="schedule")
@@ -14,9 +13,9 @@ commands = Commands("Push messages on a cron schedule.", app, name="schedule")
 SCHEDULES = "/api/v1/schedules"
 Name = Annotated[
     str,
-    typer.Argument(
+    argument(
+        "Name of the schedule.",
         metavar="SCHEDULE",
-        help="Name of the schedule.",
         autocompletion=completer(SCHEDULES, "schedules"),
     ),
 ]
@@ -68,30 +67,22 @@ NO_SCHEDULES = (
 @commands.command()
 def create(
     api: Api,
-    name: Annotated[str, typer.Argument(metavar="SCHEDULE", help="Name of the schedule.")],
+    name: Annotated[str, argument("Name of the schedule.", metavar="SCHEDULE")],
     cron: Annotated[
         str,
-        typer.Option(
-            help="Cron expression: minute, hour, day of month, month, day of week; or @daily etc."
-        ),
+        option("Cron expression: minute, hour, day of month, month, day of week; or @daily etc."),
     ],
-    queue: Annotated[str, typer.Option("--queue", "-q", help="Queue to push to.")],
-    payload: Annotated[str, typer.Option(help="Payload of the messages, as JSON.")] = "null",
-    tz: Annotated[str, typer.Option("--tz", help="Time zone, such as Europe/Rome.")] = "UTC",
-    partition: Annotated[
-        str | None, typer.Option("--partition", "-p", help="Partition to push to.")
-    ] = None,
+    queue: Annotated[str, option("Queue to push to.", "-q")],
+    payload: Annotated[str, option("Payload of the messages, as JSON.")] = "null",
+    tz: Annotated[str, option("Time zone, such as Europe/Rome.")] = "UTC",
+    partition: Annotated[str | None, option("Partition to push to.", "-p")] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header", metavar="NAME=VALUE", help="Header of the messages; may be repeated."
-        ),
+        list[str] | None, option("Header of the messages; may be repeated.", metavar="NAME=VALUE")
     ] = None,
     catch_up: Annotated[
-        str,
-        typer.Option(help="What to push for runs missed while no broker ran: none, one or all."),
+        str, option("What to push for runs missed while no broker ran: none, one or all.")
     ] = "one",
-    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
+    paused: Annotated[bool, option("Create the schedule paused.")] = False,
 ) -> View:
     """Create a schedule, or change the one with this name.
 

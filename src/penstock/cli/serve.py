@@ -11,9 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from penstock.cli import ConfigFile, Settings, app
+from penstock.cli import ConfigFile, Settings, app, option, usage
 from penstock.config.load import parse_settings
 from penstock.errors import ConfigError
 from penstock.server import ORDER
@@ -26,34 +24,24 @@ for _library in ("asyncpg", "numpy", "picows", "uvloop"):  # of the extra `serve
 @app.command()
 def serve(
     config: ConfigFile = None,
-    data_dir: Annotated[Path | None, typer.Option(help="The broker's data directory.")] = None,
-    tcp_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve TCP on this port.")
-    ] = None,
-    http_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve HTTP on this port.")
-    ] = None,
+    data_dir: Annotated[Path | None, option("The broker's data directory.")] = None,
+    tcp_port: Annotated[int | None, option("Serve TCP on this port.", min=0, max=65535)] = None,
+    http_port: Annotated[int | None, option("Serve HTTP on this port.", min=0, max=65535)] = None,
     ws_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve WebSocket on this port.")
+        int | None, option("Serve WebSocket on this port.", min=0, max=65535)
     ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option(
-            help="URL of PostgreSQL 14 or later; default: an embedded one in the data directory."
-        ),
+        option("URL of PostgreSQL 14 or later; default: an embedded one in the data directory."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes that share the HTTP port.")
+        int | None, option("Number of processes that share the HTTP port.", min=1)
     ] = None,
     no_topics: Annotated[
-        bool,
-        typer.Option(
-            "--no-topics",
-            help="Serve queues only, as one of several brokers on the same PostgreSQL.",
-        ),
+        bool, option("Serve queues only, as one of several brokers on the same PostgreSQL.")
     ] = False,
     log_level: Annotated[
-        str | None, typer.Option(help="Lowest level to log: debug, info, warning or error.")
+        str | None, option("Lowest level to log: debug, info, warning or error.")
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -88,7 +76,6 @@ def serve(
     try:
         flags |= parse_settings(settings or [])
     except ConfigError as error:
-        typer.echo(f"penstock: the configuration is wrong:\n{error}", err=True)
-        raise typer.Exit(2) from None
+        raise usage(f"the configuration is wrong:\n{error}") from None
     os.environ[ORDER] = json.dumps([config, flags], default=str)
     os.execv(sys.executable, sys.orig_argv)

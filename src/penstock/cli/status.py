@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 
 from penstock import __version__
-from penstock.cli import REFUSED, Api, Json, Watch, app, errors_explained
+from penstock.cli import REFUSED, Api, Json, Watch, app, errors_explained, option
 from penstock.cli.live import RATE_SECONDS, LiveFigures
 from penstock.cli.queue import FIGURES
 from penstock.cli.tables import (
@@ -49,10 +49,7 @@ COMMANDS = {  # view of the Console -> the command that shows the same
 def status(
     api: Api,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Exit with 1 on a warning, 2 on an error, 3 if the state is unknown."
-        ),
+        bool, option("Exit with 1 on a warning, 2 on an error, 3 if the state is unknown.")
     ] = False,
     as_json: Json = False,
     watch: Watch = None,
@@ -84,7 +81,6 @@ def status(
 def whole(
     api: Api, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
 ) -> View:
-    """All of it: figures that are live, and what is asked for besides."""
     todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
     state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]

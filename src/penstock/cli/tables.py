@@ -103,11 +103,9 @@ def text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() else _escaped(char) for char in shown)
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown
+    )
 
 
 NUMBERS: Mapping[Callable[[Any], str], str] = {  # shown to the right -> unit in a pipe
@@ -298,9 +296,9 @@ class View:
                 sys.stderr.write(text(part.content) + "\n")
 
 
-def table(rows: Sequence[Any], *columns: Column, empty: str = "") -> View:
-    """A view of one table, whose rows are the data."""
-    return View(rows, [Table(columns, rows, empty)])
+def table(rows: Sequence[Any], *columns: Column, empty: str = "", note: str = "") -> View:
+    """A view of one table, whose rows are the data, and what is to be said below it."""
+    return View(rows, [Table(columns, rows, empty), *([Line(note)] if note else [])])
 
 
 # Showing it

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Api, Commands, app
+from penstock.cli import Api, Commands, app, argument
 from penstock.cli.tables import Column, View, count, table, when
 
 TASKS = "/api/v1/tasks"
@@ -35,7 +35,7 @@ def list_tasks(api: Api) -> View:
 @commands.command()
 def cancel(
     api: Api,
-    id: Annotated[str, typer.Argument(help="Id of the task, as shown by `penstock tasks list`.")],
+    id: Annotated[str, argument("Id of the task, as shown by `penstock tasks list`.")],
 ) -> None:
     """Cancel a task. What it has already done is not undone.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import Commands, ConfigFile, Settings, app, usage
+from penstock.cli import Commands, ConfigFile, Settings, app, option, usage
 from penstock.config import load
 from penstock.config.load import default_file, parse_settings
 from penstock.protocol.roles import Role
@@ -17,20 +17,16 @@ DAY_SECONDS = 86_400.0
 
 @commands.command()
 def create(
-    role: Annotated[str, typer.Option(help=f"Role of the token: {', '.join(ROLES)}.")],
+    role: Annotated[str, option(f"Role of the token: {', '.join(ROLES)}.")],
     subject: Annotated[
-        str,
-        typer.Option(
-            help="Who uses the token; stored with the messages they push, and in the audit log."
-        ),
+        str, option("Who uses the token; stored with the messages they push, and in the audit log.")
     ],
-    days: Annotated[float, typer.Option(min=0.0, help="Days until the token expires.")] = 30.0,
+    days: Annotated[float, option("Days until the token expires.", min=0.0)] = 30.0,
     private_key: Annotated[
         Path | None,
-        typer.Option(
-            "--private-key",
-            help="Private key (PEM) that belongs to the broker's auth.public_key; default: sign "
-            "with auth.secret.",
+        option(
+            "Private key (PEM) that belongs to the broker's auth.public_key; default: sign "
+            "with auth.secret."
         ),
     ] = None,
     config: ConfigFile = None,

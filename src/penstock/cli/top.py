@@ -14,13 +14,12 @@ import tty
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from penstock.cli import Api, Json, app, explain, usage
+from penstock.cli import Api, Json, app, explain, option, usage
 from penstock.cli.live import LiveFigures
 from penstock.cli.status import whole
 from penstock.cli.tables import View, show
@@ -44,10 +43,8 @@ QUIT = ("q", "\x03", "\x04")
 @app.command()
 def top(
     api: Api,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
-    sort: Annotated[
-        str, typer.Option(help=f"Initial order, by the key to press: {', '.join(SORTS)}.")
-    ] = "w",
+    interval: Annotated[float, option("Seconds between updates.", min=0.2)] = 1.0,
+    sort: Annotated[str, option(f"Initial order, by the key to press: {', '.join(SORTS)}.")] = "w",
     as_json: Json = False,
 ) -> None:
     """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s,

@@ -36,8 +36,10 @@ from penstock.cli import (
     Url,
     Yes,
     app,
+    argument,
     completer,
     confirm,
+    option,
     usage,
 )
 from penstock.cli.tables import Column, Facts, View, count, print_json
@@ -52,10 +54,7 @@ READ_BYTES = 1 << 20
 MAX_LEASED_RECORDS = 10_000  # records a group member takes at once
 
 Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="TOPIC", help="Name of the topic.", autocompletion=completer("/topics", "")
-    ),
+    str, argument("Name of the topic.", metavar="TOPIC", autocompletion=completer("/topics", ""))
 ]
 
 
@@ -65,11 +64,10 @@ class Broker:
 
     broker: Annotated[
         str,
-        typer.Option(
-            "--broker",
+        option(
+            "Broker address as HOST:PORT, or several separated by commas.",
             "-b",
             envvar="PENSTOCK_BROKER",
-            help="Broker address as HOST:PORT, or several separated by commas.",
         ),
     ] = "127.0.0.1:12345"
     token: Token = ""
@@ -86,7 +84,7 @@ class Policy(StrEnum):
 @commands.command()
 def create(
     broker: Broker,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Names of the topics.")],
+    topics: Annotated[list[str], argument("Names of the topics.", metavar="TOPIC...")],
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
@@ -144,9 +142,7 @@ def policy(
     topic: Name,
     wanted: Annotated[
         Policy | None,
-        typer.Argument(
-            metavar="[delete|compact]", help="The new policy; default: show the current one."
-        ),
+        argument("The new policy; default: show the current one.", metavar="[delete|compact]"),
     ] = None,
     url: Url = LOCAL_URL,
 ) -> None:
@@ -178,24 +174,17 @@ def produce(
     broker: Broker,
     topic: Name,
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="Files to read; default: standard input."),
+        list[Path] | None, argument("Files to read; default: standard input.", metavar="[FILE]...")
     ] = None,
     delimiter: Annotated[
-        str,
-        typer.Option(
-            "--delimiter", "-D", help=r"Delimiter that ends a record: \n, \t, \0, or text."
-        ),
+        str, option(r"Delimiter that ends a record: \n, \t, \0, or text.", "-D")
     ] = r"\n",
-    whole: Annotated[bool, typer.Option("--whole", help="Store each file as one record.")] = False,
-    linger: Annotated[float, typer.Option(help="Seconds to wait for a batch to fill.")] = 0.005,
+    whole: Annotated[bool, option("Store each file as one record.")] = False,
+    linger: Annotated[float, option("Seconds to wait for a batch to fill.")] = 0.005,
     timeout: Annotated[
-        float,
-        typer.Option(min=0.1, help="Seconds to wait for a record to be stored before it fails."),
+        float, option("Seconds to wait for a record to be stored before it fails.", min=0.1)
     ] = 30.0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not show progress or a summary.")
-    ] = False,
+    quiet: Annotated[bool, option("Do not show progress or a summary.", "-q")] = False,
 ) -> None:
     """Append records from standard input or files, one per line. Each is stored once, in order.
 
@@ -208,48 +197,26 @@ def produce(
     end = _unescaped(delimiter)
     if not end:
         raise usage("the delimiter is empty; --whole makes each input one record")
-    with (
-        broker.connect() as client,
-        progress_bar(quiet, _size_of(files), f"to {topic}") as advance,
-    ):
-        _produce(
-            client.producer(topic, linger=linger, timeout=timeout),
-            topic,
-            files,
-            None if whole else end,
-            advance,
-            quiet,
-        )
-
-
-def _produce(
-    producer: SyncProducer,
-    topic: str,
-    files: list[Path] | None,
-    end: bytes | None,
-    advance: Callable[[int, int], None],
-    quiet: bool,
-) -> None:
-    """Send all records; say what became of them, whatever happens."""
-    sent = 0
-    try:
-        with producer:
-            for payloads, size in (
-                batch for source in _sources(files) for batch in _records(source, end)
-            ):
-                producer.send_many(payloads)
-                sent += len(payloads)
-                advance(size, sent)
-                if (
-                    producer.failure is not None
-                ):  # leaving raises it; what is queued behind would wait as long again
-                    producer.abort()
-                    break
-    except BaseException:
-        typer.echo(f"penstock: {_stored(producer, topic)}, of {sent:,} that were read", err=True)
-        raise
-    if not quiet:
-        typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
+    progress = progress_bar(quiet, _size_of(files), f"to {topic}")
+    with broker.connect() as client, progress as advance:
+        producer = client.producer(topic, linger=linger, timeout=timeout)
+        sent = 0
+        try:
+            with producer:
+                for payloads, size in _records(files, None if whole else end):
+                    producer.send_many(payloads)
+                    sent += len(payloads)
+                    advance(size, sent)
+                    # Leaving raises it; what is queued behind would wait as long again.
+                    if producer.failure is not None:
+                        producer.abort()
+                        break
+        except BaseException:
+            summary = f"{_stored(producer, topic)}, of {sent:,} that were read"
+            typer.echo(f"penstock: {summary}", err=True)
+            raise
+        if not quiet:
+            typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
 
 
 def _stored(producer: SyncProducer, topic: str) -> str:
@@ -267,37 +234,26 @@ def consume(
     topic: Name,
     offset: Annotated[
         str,
-        typer.Option(
-            "--offset",
-            "-o",
-            help="Where to start: an offset, -N for the last N, earliest, latest, or a time "
+        option(
+            "Where to start: an offset, -N for the last N, earliest, latest, or a time "
             "(@2026-01-31T12:00, or @ and milliseconds).",
+            "-o",
         ),
     ] = "earliest",
     exit_at_end: Annotated[
-        bool, typer.Option("--exit", "-e", help="Exit at the end of the topic instead of waiting.")
+        bool, option("Exit at the end of the topic instead of waiting.", "--exit", "-e")
     ] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Exit after this many records.")
-    ] = None,
+    count: Annotated[int | None, option("Exit after this many records.", "-n", min=1)] = None,
     format: Annotated[
         str,
-        typer.Option(
-            "--format",
-            "-f",
-            help=r"Format: %s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.",
-        ),
+        option(r"Format: %s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.", "-f"),
     ] = r"%s\n",
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            "-g",
-            help="Read as a member of this consumer group, and commit printed records.",
-        ),
+        option("Read as a member of this consumer group, and commit printed records.", "-g"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
+    json: Annotated[bool, option("One JSON object per line.", "-J")] = False,
+    quiet: Annotated[bool, option("Do not show progress.", "-q")] = False,
 ) -> None:
     """Print records from an offset on, and wait for new ones unless you use --exit.
 
@@ -325,17 +281,10 @@ def consume(
 def tail(
     broker: Broker,
     topic: Name,
-    count: Annotated[
-        int,
-        typer.Option("--count", "-n", min=0, help="Number of existing records to print first."),
-    ] = 10,
-    follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", "-F", help="Wait for new records.")
-    ] = True,
-    format: Annotated[
-        str, typer.Option("--format", "-f", help="Output format, as in `consume`.")
-    ] = r"%s\n",
-    json: Annotated[bool, typer.Option("--json", "-J", help="One JSON object per line.")] = False,
+    count: Annotated[int, option("Number of existing records to print first.", "-n", min=0)] = 10,
+    follow: Annotated[bool, option("Wait for new records.", "--follow/--no-follow", "-F")] = True,
+    format: Annotated[str, option("Output format, as in `consume`.", "-f")] = r"%s\n",
+    json: Annotated[bool, option("One JSON object per line.", "-J")] = False,
 ) -> None:
     """Print the last records, and new ones as they are appended.
 
@@ -456,20 +405,21 @@ def _size_of(files: list[Path] | None) -> int | None:
         return None
 
 
-def _records(source: BinaryIO, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
-    """The records of one input, as many as a read brings, and the bytes that were read."""
-    if end is None:
-        data = source.read()
-        yield [data], len(data)
-        return
-    read = getattr(source, "read1", source.read)
-    rest = b""
-    while data := read(READ_BYTES):
-        *whole, rest = (rest + data).split(end)
-        if whole:
-            yield whole, len(data)
-    if rest:
-        yield [rest], len(rest)
+def _records(files: list[Path] | None, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
+    """The records of all inputs, as many as a read brings, and the bytes that were read."""
+    for source in _sources(files):
+        if end is None:
+            data = source.read()
+            yield [data], len(data)
+            continue
+        read = getattr(source, "read1", source.read)
+        rest = b""
+        while data := read(READ_BYTES):
+            *whole, rest = (rest + data).split(end)
+            if whole:
+                yield whole, len(data)
+        if rest:
+            yield [rest], len(rest)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import Api, BrokerConfig, ConfigFile, Display, Json, Settings
+from penstock.cli import Api, BrokerConfig, ConfigFile, Display, Json, Settings, argument, option
 from penstock.cli.tables import Facts, View, fact, print_json
 from penstock.cli.topic import Broker, commands, progress_bar
 from penstock.cli.topic_tier import configured
+from penstock.errors import PenstockError
 from penstock.protocol.names import is_topic_name
 
 if TYPE_CHECKING:
@@ -22,27 +23,18 @@ if TYPE_CHECKING:
 def verify(
     broker: Broker,
     topics: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[TOPIC]...", help="Topics to verify; default: all."),
+        list[str] | None, argument("Topics to verify; default: all.", metavar="[TOPIC]...")
     ] = None,
     data_dir: Annotated[
-        Path,
-        typer.Option(
-            "--data-dir", envvar="PENSTOCK_DATA_DIRECTORY", help="The broker's data directory."
-        ),
+        Path, option("The broker's data directory.", envvar="PENSTOCK_DATA_DIRECTORY")
     ] = Path("penstock-data"),
     live: Annotated[
         bool,
-        typer.Option(
-            "--live",
-            help="The broker is running: ask it for the end of each topic, and check up to there.",
-        ),
+        option("The broker is running: ask it for the end of each topic, and check up to there."),
     ] = False,
     json: Json = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
-    tier: Annotated[
-        bool, typer.Option("--tier", help="Verify the objects in the tier instead.")
-    ] = False,
+    quiet: Annotated[bool, option("Do not show progress.", "-q")] = False,
+    tier: Annotated[bool, option("Verify the objects in the tier instead.")] = False,
     config: ConfigFile = None,
     settings: Settings = None,
 ) -> None:
@@ -78,12 +70,9 @@ def verify(
             path.name for path in data_dir.iterdir() if path.is_dir() and is_topic_name(path.name)
         )
     except OSError as error:
-        typer.echo(f"penstock: {data_dir}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
-    missing = sorted(set(topics or ()) - set(names))
-    if missing:
-        typer.echo(f"penstock: no such topic in {data_dir}: {', '.join(missing)}", err=True)
-        raise typer.Exit(1)
+        raise PenstockError(f"{data_dir}: {error.strerror}") from None
+    if missing := sorted(set(topics or ()) - set(names)):
+        raise PenstockError(f"no such topic in {data_dir}: {', '.join(missing)}")
     sound = True
     with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
         for name in topics or names:
@@ -131,9 +120,7 @@ def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, j
 def scrub(
     api: Api,
     display: Display,
-    now: Annotated[
-        bool, typer.Option("--now", help="Start a scrub now instead of at its scheduled time.")
-    ] = False,
+    now: Annotated[bool, option("Start a scrub now instead of at its scheduled time.")] = False,
 ) -> None:
     """Show the progress of the scrub, the broker's own check of sealed segments, and the result of
     the last one. Exit code 1 if it found damage.

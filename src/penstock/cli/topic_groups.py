@@ -6,25 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import Api, Yes, completer, confirm, usage
+from penstock.cli import Api, Yes, argument, completer, confirm, option, usage
 from penstock.cli.tables import Column, View, count, duration, rate, size, table
 from penstock.cli.topic import commands
 
 TOPICS = "/topics"
-Address = Annotated[
-    str, typer.Argument(metavar="TOPIC@GROUP", help="The topic and the consumer group.")
-]
+Address = Annotated[str, argument("The topic and the consumer group.", metavar="TOPIC@GROUP")]
 
 
 @commands.command(watch=True)
 def status(
     api: Api,
-    filter: Annotated[str, typer.Argument(help="Only topics whose name contains this text.")] = "",
+    filter: Annotated[str, argument("Only topics whose name contains this text.")] = "",
     sort: Annotated[
-        str,
-        typer.Option(
-            help="Sort by a field of --json, such as bytes; -bytes sorts the largest first."
-        ),
+        str, option("Sort by a field of --json, such as bytes; -bytes sorts the largest first.")
     ] = "name",
 ) -> View:
     """Show the topics with their size, offsets and damage.
@@ -53,9 +48,9 @@ def groups(
     api: Api,
     topic: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "Name of the topic; default: all topics.",
             metavar="[TOPIC]",
-            help="Name of the topic; default: all topics.",
             autocompletion=completer(TOPICS, ""),
         ),
     ] = None,
@@ -88,9 +83,7 @@ def seek(
     address: Address,
     to: Annotated[
         str,
-        typer.Argument(
-            help="New position: earliest, latest, an offset, or a time such as @2026-01-31T12:00."
-        ),
+        argument("New position: earliest, latest, an offset, or a time such as @2026-01-31T12:00."),
     ],
     yes: Yes = False,
 ) -> None:

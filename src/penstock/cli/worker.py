@@ -5,30 +5,23 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import app
+from penstock.cli import app, argument, option
 from penstock.worker import DRAIN_SECONDS, Settings, run
 
 
 @app.command()
 def worker(
-    target: Annotated[str, typer.Argument(help="MODULE:CLIENT, such as shop.consumers:client.")],
+    target: Annotated[str, argument("MODULE:CLIENT, such as shop.consumers:client.")],
     processes: Annotated[
-        int,
-        typer.Option(
-            "--processes", "-p", min=1, help="Number of processes that run the consumers."
-        ),
+        int, option("Number of processes that run the consumers.", "-p", min=1)
     ] = 1,
-    reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when a Python file changes.")
-    ] = False,
-    directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="Directory of the module.")
-    ] = Path(),
+    reload: Annotated[bool, option("Restart when a Python file changes.")] = False,
+    directory: Annotated[Path, option("Directory of the module.", "-d")] = Path(),
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="On shutdown, seconds for messages in progress to finish.")
+        float, option("On shutdown, seconds for messages in progress to finish.", min=0)
     ] = DRAIN_SECONDS,
     log_level: Annotated[
-        str, typer.Option(help="Lowest level to log: debug, info, warning or error.")
+        str, option("Lowest level to log: debug, info, warning or error.")
     ] = "info",
 ) -> None:
     """Run the consumers of a Python module.

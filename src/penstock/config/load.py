@@ -76,10 +76,7 @@ def load(
     given |= {
         name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None
     }
-    given = _of_keys(given, [name for name, _, _ in leaves()], problems)
-    config = _build(Config, "", given, problems)
-    if problems:
-        raise ConfigError("\n".join(problems))
+    config = _made(Config, given, problems)
     return Loaded(config, {name: value.origin for name, value in given.items()}, warnings)
 
 
@@ -131,13 +128,8 @@ def build(
     or the defaults.
     """
     problems: list[str] = []
-    values: dict[str, Given] = {}
-    keys = [name for name, _, _ in leaves(kind)]
-    _flatten(dict(tree), "", origin, values, set(keys), problems)
-    made: Section = _build(kind, "", _of_keys(values, keys, problems), problems, base)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return made
+    given = _flatten(dict(tree), origin, [name for name, _, _ in leaves(kind)], problems)
+    return _made(kind, given, problems, base)
 
 
 def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
@@ -150,30 +142,22 @@ def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
         raise ConfigError(
             f"{file}: expected a mapping of keys at the top, got {type(tree).__name__}"
         )
-    values: dict[str, Given] = {}
-    _flatten(tree, "", str(file), values, {name for name, _, _ in leaves()}, problems)
-    return values
+    return _flatten(tree, str(file), [name for name, _, _ in leaves()], problems)
 
 
 def _flatten(
-    tree: dict[Any, Any],
-    prefix: str,
-    origin: str,
-    values: dict[str, Given],
-    keys: set[str],
-    problems: list[str],
-) -> None:
+    tree: dict[Any, Any], origin: str, keys: list[str], problems: list[str], prefix: str = ""
+) -> dict[str, Given]:
+    values: dict[str, Given] = {}
     for word, value in tree.items():
         name = f"{prefix}{word}"
-        is_section = any(other.startswith(f"{name}.") for other in keys)
-        if is_section and value is None:
-            continue  # `http_server:` with everything under it commented out
-        if is_section and not isinstance(value, dict):
-            problems.append(f"{name}: expected a section with keys, got {value!r} ({origin})")
-        elif is_section:
-            _flatten(value, f"{name}.", origin, values, keys, problems)
-        else:
+        if not any(key.startswith(f"{name}.") for key in keys):
             values[name] = Given(value, origin)
+        elif isinstance(value, dict):
+            values |= _flatten(value, origin, keys, problems, f"{name}.")
+        elif value is not None:  # as in `http_server:` with everything under it commented out
+            problems.append(f"{name}: expected a section with keys, got {value!r} ({origin})")
+    return values
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
@@ -193,14 +177,20 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], lis
     return values, warnings
 
 
-def _of_keys(given: dict[str, Given], keys: list[str], problems: list[str]) -> dict[str, Given]:
-    """What was given for keys that there are; the others are problems."""
+def _made(
+    kind: type[Section], given: dict[str, Given], problems: list[str], base: Section | None = None
+) -> Section:
+    """The section with what was given for it; all that is wrong is raised."""
+    keys = [name for name, _, _ in leaves(kind)]
     problems += [
         f"{name} = {one.value!r}: no such key ({one.origin}){_suggest(name, keys)}"
         for name, one in given.items()
         if name not in keys
     ]
-    return {name: one for name, one in given.items() if name in keys}
+    made: Section = _build(kind, "", given, problems, base)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return made
 
 
 def _suggest(word: str, keys: Any) -> str:
@@ -287,9 +277,8 @@ def _postgres_url(url: str) -> str:
         raise _Wrong(f"postgresql://user:password@host:5432/database, {given}")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
     query = parse_qs(urlsplit(f"//x?{rest.partition('?')[2]}").query)
-    if not all(
-        map(_is_port, [*_ports(authority), *query.get("port", [""])[-1].split(",")])
-    ):  # a password may be in it
+    ports = [*_ports(authority), *query.get("port", [""])[-1].split(",")]
+    if not all(map(_is_port, ports)):  # they are not named: a password may be in it
         raise _Wrong(
             "a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)"
         )

@@ -6,6 +6,7 @@ is then refused with a clear text.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import asyncpg
 
 from penstock.config import schema
-from penstock.errors import Busy
+from penstock.errors import Busy, InvalidRequest
+
+log = logging.getLogger("penstock.database")
 
 IDLE_SECONDS = 20.0  # after which a connection that nobody uses is closed
 WAIT_SECONDS = 2.0
@@ -59,12 +62,20 @@ class BrowsePool:
                     sql, *args, timeout=limit + patience if limit else None
                 )
                 return rows
+        except asyncpg.DataError as error:
+            raise unusable(error) from error
         except asyncpg.QueryCanceledError as error:
             raise Busy(
                 f"reading this took longer than {limit:g} s (database.browse_timeout); ask for less"
             ) from error
         finally:
             self._turns.release()
+
+
+def unusable(error: asyncpg.DataError) -> InvalidRequest:
+    """A value that PostgreSQL cannot take is the asker's mistake."""
+    log.info("the database refused a value: %s", error)
+    return InvalidRequest("a value of this request cannot be stored or looked for")
 
 
 async def keep_session(connection: Any) -> None:

@@ -133,33 +133,30 @@ class Connector:
             return Sighting(host, None, explain(error))
 
     async def _identify(self, host: Host) -> Server:
-        connection = self._surveying.pop(host, None)
+        kept = self._surveying.pop(host, None)
+        if kept is not None and not kept.is_closed():
+            try:
+                return await self._ask(host, kept)
+            except (*REFUSED, ConnectionError):
+                pass  # the server may have been restarted: ask again
+        return await self._ask(host, await self.dial(host))
+
+    async def _ask(self, host: Host, connection: Any) -> Server:
+        """Who it is; the connection is kept for the next survey where there are several hosts."""
         try:
-            if connection is not None and not connection.is_closed():
-                try:
-                    server = await self.identify(connection, host)
-                    self._reuse(host, connection)
-                    return server
-                except (*REFUSED, ConnectionError):
-                    connection.terminate()  # the server may have been restarted: ask again
-            connection = await self.dial(host)
             server = await self.identify(connection, host)
-            self._reuse(host, connection)
-            return server
         except BaseException:
-            if connection is not None:
-                connection.terminate()
+            connection.terminate()
             raise
-
-    async def identify(self, connection: Any, host: Host) -> Server:
-        limit = self._settings.acquire_timeout
-        return await identify(connection, host, limit, self._search_path)
-
-    def _reuse(self, host: Host, connection: Any) -> None:
         if len(self.hosts) > 1 and host not in self._surveying:
             self._surveying[host] = connection
         else:  # another survey at the same time was first
             connection.terminate()
+        return server
+
+    async def identify(self, connection: Any, host: Host) -> Server:
+        limit = self._settings.acquire_timeout
+        return await identify(connection, host, limit, self._search_path)
 
     def _session_settings(self, statement_timeout: float | None) -> dict[str, str]:
         settings = {

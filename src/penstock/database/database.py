@@ -15,14 +15,14 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.config.database_url import EMBEDDED, url_of
-from penstock.database.browse import IDLE_SECONDS, BrowsePool, keep_session
+from penstock.database.browse import IDLE_SECONDS, BrowsePool, keep_session, unusable
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.health import GONE, UNREACHABLE, Health
 from penstock.database.migrate import SchemaFiles, drop_unused_functions
 from penstock.database.notifications import Notifications
 from penstock.database.standby import Standby
-from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
+from penstock.errors import Busy, ConnectionLost, Unavailable
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -215,7 +215,7 @@ class Database:
                 if attempt == MAX_READ_ATTEMPTS - 1:
                     raise
             except asyncpg.DataError as error:
-                raise _unusable(error) from error
+                raise unusable(error) from error
         raise AssertionError("unreachable")
 
     async def browse_standby(
@@ -225,10 +225,7 @@ class Database:
         may be. None: they are the primary's.
         """
         if self._standby is not None:
-            try:
-                rows = await self._standby.fetch(sql, *args)
-            except asyncpg.DataError as error:
-                raise _unusable(error) from error
+            rows = await self._standby.read(sql, *args)
             if rows is not None:
                 return rows
         return await self.browse(sql, *args), None
@@ -243,8 +240,6 @@ class Database:
                 break
             try:
                 return await self._browsing.fetch(sql, *args)
-            except asyncpg.DataError as error:
-                raise _unusable(error) from error
             except GONE as error:
                 lost = await self._health.suspect(error)
                 if attempt == MAX_READ_ATTEMPTS - 1 or not isinstance(lost, ConnectionLost):
@@ -339,8 +334,3 @@ class Database:
                 next_probe = now + self.settings.acquire_timeout
                 if not await self._health.probe():
                     self._health.went_down()
-
-
-def _unusable(error: asyncpg.DataError) -> InvalidRequest:
-    log.info("the database refused a value: %s", error)
-    return InvalidRequest("a value of this request cannot be stored or looked for")

@@ -173,7 +173,8 @@ class EmbeddedPostgres:
 
     def _start_server(self) -> None:
         """One that was just killed may hold its lock file or its memory for a moment."""
-        options = " ".join(f"-c {name}='{value}'" for name, value in self._start_settings().items())
+        settings = self.settings | {"unix_socket_directories": self.socket_directory.resolve()}
+        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
         while True:
             self._remove_lock_of_the_dead()
@@ -219,9 +220,6 @@ class EmbeddedPostgres:
             return self.directory
         name = hashlib.sha256(str(self.directory).encode()).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"penstock-{name}"
-
-    def _start_settings(self) -> dict[str, str]:
-        return self.settings | {"unix_socket_directories": str(self.socket_directory.resolve())}
 
     def _prepare_user(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -300,11 +298,8 @@ class EmbeddedPostgres:
                 return
             output.seek(0)
             said = output.read().strip()
-        tail = (
-            "\n".join(self._log.read_text(errors="replace").splitlines()[-5:])
-            if self._log.exists()
-            else ""
-        )
+        logged = self._log.read_text(errors="replace") if self._log.exists() else ""
+        tail = "\n".join(logged.splitlines()[-5:])
         raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:

@@ -185,12 +185,7 @@ def _why_none(
             f"{names} is another PostgreSQL cluster than the one this broker has worked with: "
             "restart the broker if that is meant"
         )
+    read_only = "takes no writes (a standby, or set to read only)"
     return "; ".join(
-        f"{sighting.host.name}: "
-        + (
-            "takes no writes (a standby, or set to read only)"
-            if sighting.server
-            else sighting.error
-        )
-        for sighting in sightings
+        f"{one.host.name}: {read_only if one.server else one.error}" for one in sightings
     )

@@ -25,37 +25,28 @@ LAG_SECONDS = 1.0  # for which a measured lag holds
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
-class Standby:
+class Standby(BrowsePool):
     """`primary` says which server the broker works on."""
 
     def __init__(
         self, settings: schema.Database, search_path: str, primary: Callable[[], Server | None]
     ) -> None:
-        self._settings = settings
+        super().__init__(settings, self._dial)
         self._primary = primary
         self._connector = Connector(settings, settings.read_url, search_path)
-        self._pool = BrowsePool(settings, self._connect)
         self._retry_at = 0.0
         self._lag = 0.0  # seconds
         self._measured_at = -LAG_SECONDS
 
-    async def start(self) -> None:
-        await self._pool.start()
-
-    async def stop(self) -> None:
-        await self._pool.stop()
-
-    async def fetch(self, sql: str, *args: Any) -> tuple[list[Any], float] | None:
+    async def read(self, sql: str, *args: Any) -> tuple[list[Any], float] | None:
         """The rows, and how many seconds old they may be; None when the standby cannot be used."""
         if time.monotonic() < self._retry_at:
             return None
         try:
             if time.monotonic() - self._measured_at >= LAG_SECONDS:
-                self._lag = (await self._pool.fetch(STANDBY_LAG))[0][0]
+                self._lag = (await self.fetch(STANDBY_LAG))[0][0]
                 self._measured_at = time.monotonic()
-            return await self._pool.fetch(sql, *args), self._lag
-        except asyncpg.DataError:
-            raise  # the asker's mistake
+            return await self.fetch(sql, *args), self._lag
         except FAILURES as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             log.warning(
@@ -64,7 +55,7 @@ class Standby:
             )
             return None
 
-    async def _connect(self, _: None = None, **options: Any) -> Any:
+    async def _dial(self, _: None = None, **options: Any) -> Any:
         """A connection to the first host that belongs to the primary's cluster."""
         primary = self._primary()
         problem: BaseException = WrongServer("the primary is not known")

@@ -51,18 +51,8 @@ SELECT id, at, who, action, object, detail::text AS detail
  ORDER BY id DESC LIMIT $3"""
 
 
-class Change(msgspec.Struct, frozen=True):
-    """What somebody did."""
-
-    who: str
-    action: str
-    object: str
-    detail: dict[str, Any]
-    at: float  # seconds since 1970
-
-
 class Entry(msgspec.Struct):
-    """A change as it was recorded."""
+    """What somebody did."""
 
     at: float  # milliseconds since 1970
     who: str
@@ -75,35 +65,35 @@ class Audit:
     def __init__(self, database: Database, broker: str) -> None:
         self._database = database
         self._broker = broker  # the name of this process
-        self._waiting: deque[Change] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
+        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
 
     async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None:
         """Log a change and store it; nothing is raised, for what it is about has happened."""
         values = {name: _short(value) for name, value in detail.items()}
-        change = Change(_short(who), action, _short(object), values, time.time())
+        entry = Entry(1000 * time.time(), _short(who), action, _short(object), values)
         about = "".join(f" {name}={value}" for name, value in values.items())
-        log.info("%s: %s %s%s", change.who, action, change.object, about)
-        self._waiting.append(change)
+        log.info("%s: %s %s%s", entry.who, action, entry.object, about)
+        self._waiting.append(entry)
         await self._write()
 
     async def _write(self) -> None:
-        changes = list(self._waiting)
-        if not changes or not self._database.healthy:
+        entries = list(self._waiting)
+        if not entries or not self._database.healthy:
             return
         columns = [
-            [datetime.fromtimestamp(change.at, UTC) for change in changes],
-            [change.who for change in changes],
-            [change.action for change in changes],
-            [change.object for change in changes],
-            [msgspec.json.encode(change.detail).decode() for change in changes],
-            [self._broker] * len(changes),
+            [datetime.fromtimestamp(entry.at / 1000, UTC) for entry in entries],
+            [entry.who for entry in entries],
+            [entry.action for entry in entries],
+            [entry.object for entry in entries],
+            [msgspec.json.encode(entry.detail).decode() for entry in entries],
+            [self._broker] * len(entries),
         ]
         self._waiting.clear()  # before the wait, so that nobody else writes them too
         try:
             await self._database.fetch(WRITE, *columns, KEPT_ENTRIES, KEPT_DAYS)
         except (PenstockError, asyncpg.PostgresError) as error:
-            log.warning("%d audit entries wait for PostgreSQL: %s", len(changes), error)
-            self._waiting.extendleft(reversed(changes))
+            log.warning("%d audit entries wait for PostgreSQL: %s", len(entries), error)
+            self._waiting.extendleft(reversed(entries))
 
     async def page(
         self, words: str, before: int | None, limit: int

@@ -7,6 +7,7 @@ it is asked for.
 
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from importlib.resources import files
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.status import NOT_JSON
 from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
+from penstock.queues.messages import place_of
 
 
 def sql(name: str) -> str:
@@ -52,7 +54,6 @@ MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
 MAX_ID_PARTITIONS = 10_000  # in which a transaction id is searched for
 COUNTED_LETTERS = 20_000
 BUCKETS = 30  # of the counts over time
-START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before the newest message
 RANGES = {  # seconds, seconds of a point
     "1h": (3600, 60),
     "24h": (86_400, 900),
@@ -184,7 +185,7 @@ class Inspection:
         number = None
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
-        after, hits, searched = _place(cursor), [], 0
+        after, hits, searched = place_of(cursor), [], 0
         while searched < SEARCHED:
             rows = await self._database.browse(
                 WINDOW, queue, number, since, until, *after, ROWS_PER_STEP, MAX_SEARCHED_PAYLOAD
@@ -200,16 +201,12 @@ class Inspection:
         rows = await self._database.browse(BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS)
         return Hits([self._hit(row) for row in rows], len(rows), True, None)
 
-    def _holds(self, row: Any, matches: Any) -> bool:
-        payload = row["payload"]
-        if payload is None:
-            return False
-        if row["key_id"] is not None:
-            try:
-                payload = self._queues.keys.open(row["partition_id"], row["key_id"], payload)
-            except PenstockError:
-                return False  # it is shown as sealed; nothing can be said of its content
-        return bool(matches(payload))
+    def _holds(self, row: Any, matches: Callable[[bytes], bool]) -> bool:
+        try:
+            payload = self._queues.keys.payload_of(row)
+        except PenstockError:
+            return False  # it is shown as sealed; nothing can be said of its content
+        return payload is not None and matches(payload)
 
     def _hit(self, row: Any) -> Hit:
         return struct_of(
@@ -290,7 +287,7 @@ def bucket_seconds(begin: float) -> float:
     return max(1.0, (time.time() - begin) / BUCKETS)
 
 
-def matcher(wanted: str) -> Any:
+def matcher(wanted: str) -> Callable[[bytes], bool]:
     """A function that says whether a payload matches: `total=42`, `items[0].sku=a-7`, or a text
     that occurs in it.
     """
@@ -321,16 +318,6 @@ def matcher(wanted: str) -> Any:
         return text == value
 
     return holds
-
-
-def _place(cursor: str | None) -> tuple[Any, Any, Any]:
-    if not cursor:
-        return START
-    try:
-        xid, seq, partition = map(int, cursor.split("."))
-    except ValueError:
-        raise InvalidRequest("cursor must be the `next` of the page before") from None
-    return str(xid), seq, partition
 
 
 def _age(at: datetime | None, now: datetime) -> float | None:

@@ -18,17 +18,16 @@ def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
     if pairs:
-        skipped = sum(group.skipped for _, group in pairs)
         rows.append(
             {
                 "part": "queues",
-                "accepted": sum(queue.pushed for queue, _ in pairs),
+                "accepted": sum(queue.figures.pushed for queue, _ in pairs),
                 "delivered": sum(group.acked for _, group in pairs),
                 "dead": sum(group.dead for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
                 "waiting": sum(group.lag for _, group in pairs),
-                "skipped": skipped,
-                "agrees": True if all(not group.skipped for _, group in pairs) else None,
+                "skipped": sum(group.skipped for _, group in pairs),
+                "agrees": None if any(group.skipped for _, group in pairs) else True,
             }
         )
     books = [route.queue.accounting for route in routes if route.queue]

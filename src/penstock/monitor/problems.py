@@ -95,16 +95,14 @@ class Problems:
         deaths: Mapping[str, int],
         disk: dict[str, Any] | None,
     ) -> Iterator[Wrong]:
-        for queue in queues.values():
-            path = quote(queue.name, safe="")
+        for name, queue in queues.items():
+            path = quote(name, safe="")
             for group in queue.groups:
                 if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
-                    text = (
-                        f"group {queue.name}@{group.name or 'queue mode'}: messages wait for long"
-                    )
+                    text = f"group {name}@{group.name or 'queue mode'}: messages wait for long"
                     yield text, f"/queues/{path}", at - group.lag_seconds
-            if queue.dead_letters and deaths.get(queue.name):
-                text = f"queue {queue.name} has new dead letters"
+            if queue.figures.dead_letters and deaths.get(name):
+                text = f"queue {name} has new dead letters"
                 yield text, f"/dead-letters?queue={path}", None
         if disk and disk["free"] < LOW_DISK * disk["total"]:
             yield "the disk is nearly full", "/overview", None

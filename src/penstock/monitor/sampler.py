@@ -43,7 +43,6 @@ MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
 SPARK_SAMPLES = 60  # of a queue's line in a list
-LOOKED_AT_PARTITIONS = 200
 WORST_GROUPS = 5
 DISK_SECONDS = 30.0  # between two notes of the free space
 DISK_SAMPLES = 120  # an hour
@@ -98,7 +97,9 @@ class Sampler:
         self._totals: tuple[float, int, int] | None = None  # when, pushed, completed
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
-        self._before: tuple[float, dict[int, int], dict[int, int]] | None = None
+        # when queues were read, and what was read: the last time, and the one that rates are since
+        self._last: tuple[float, dict[str, Queue]] | None = None
+        self._before: tuple[float, dict[str, Queue]] | None = None
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
@@ -220,7 +221,7 @@ class Sampler:
             if at >= self._queues_due:
                 await self._read_queues(at)
         except PenstockError:
-            self._before = self._totals = None
+            self._before = self._last = self._totals = None
             self._queues_due = 0.0
         else:
             sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
@@ -259,7 +260,7 @@ class Sampler:
     def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
         """Messages per second of all queues since the last sample."""
         before, self._totals = self._totals, (at, pushed, completed)
-        waiting = sum(queue.waiting for queue in self.queues.values())
+        waiting = sum(queue.figures.waiting for queue in self.queues.values())
         if before is None or at <= before[0]:
             return {"pushed": None, "delivered": None, "waiting": waiting}
         seconds = at - before[0]
@@ -270,64 +271,26 @@ class Sampler:
         }
 
     def _take(self, at: float, figures: list[QueueFigures]) -> None:
-        """Figures of now. Their rates are since the last reading, or that one's own where this one
-        is too soon after it.
+        """Figures of now, with their rates since the reading before. One that comes too soon after
+        the last has its rates since the same reading as that one.
         """
-        before = self._before if self._before and self._before[0] < at else None
-        last, self.queues_at = self.queues, at
-        self.queues = {queue.name: self._queue(queue) for queue in figures}
-        if before and last and at - before[0] < MIN_SAMPLE_SECONDS:
-            self._keep_rates(last)
-            return
-        self._before = (
-            at,
-            {queue.id: queue.pushed for queue in figures},
-            {group.id: group.completed for queue in figures for group in queue.groups},
-        )
-        if before:
-            self._set_rates(figures, before[1], before[2], at - before[0])
-        for name, one in self.queues.items():
-            self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES)).append(one.waiting)
-        for name in self._lines.keys() - self.queues.keys():
-            del self._lines[name]
-
-    def _set_rates(
-        self,
-        figures: list[QueueFigures],
-        pushed: dict[int, int],
-        completed: dict[int, int],
-        seconds: float,
-    ) -> None:
-        for queue in figures:
-            one = self.queues[queue.name]
-            one.pushed_rate = max(0, queue.pushed - pushed.get(queue.id, queue.pushed)) / seconds
-            one.delivered_rate = 0.0
-            for group, shown in zip(queue.groups, one.groups, strict=True):
-                done = group.completed - completed.get(group.id, group.completed)
-                shown.rate = max(0, done) / seconds
-                one.delivered_rate += shown.rate
-
-    def _keep_rates(self, last: dict[str, Queue]) -> None:
-        for name, one in self.queues.items():
-            if (old := last.get(name)) is not None:
-                one.pushed_rate, one.delivered_rate = old.pushed_rate, old.delivered_rate
-                rates = {group.name: group.rate for group in old.groups}
-                for group in one.groups:
-                    group.rate = rates.get(group.name)
+        self.queues_at, self.queues = at, {queue.name: self._queue(queue) for queue in figures}
+        if self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS:
+            self._before, self._last = self._last, (at, self.queues)
+            for queue in figures:
+                line = self._lines.setdefault(queue.name, deque(maxlen=SPARK_SAMPLES))
+                line.append(queue.waiting)
+            for name in self._lines.keys() - self.queues.keys():
+                del self._lines[name]
+        if self._before is not None and self._before[0] < at:
+            since, before = self._before
+            for name, one in self.queues.items():
+                _set_rates(one, before.get(name, one), at - since)
 
     def _queue(self, queue: QueueFigures) -> Queue:
-        return Queue(
-            queue.name,
-            queue.namespace,
-            queue.task,
-            queue.stored,
-            queue.pushed,
-            None,
-            None,
-            queue.dead_letters,
-            [self._group(queue.name, group) for group in queue.groups],
-            None if queue.groups else self._ages.get(queue.id) if queue.stored else 0.0,
-        )
+        groups = [self._group(queue.name, group) for group in queue.groups]
+        unread = self._ages.get(queue.id) if queue.stored else 0.0
+        return Queue(queue, groups, None if groups else unread)
 
     def _group(self, queue: str, group: GroupFigures) -> Group:
         return Group(
@@ -348,12 +311,7 @@ class Sampler:
 
     async def _look_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at
-        behind = [group.id for queue in figures for group in queue.groups if group.waiting]
-        backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
-        self._waits = {group: backlog.seconds for group, backlog in backlogs.items()}
-        self._ages = await self._broker.queues.figures.ages(
-            [queue.id for queue in figures if queue.stored and not queue.groups]
-        )
+        self._waits, self._ages = await self._broker.queues.figures.waits(figures)
         moved = sum(queue.pushed for queue in figures)
         moved += sum(group.completed for queue in figures for group in queue.groups)
         self._database = await self._database_watch.look(moved)
@@ -390,7 +348,7 @@ class Sampler:
         return {
             "queues": len(self.queues),
             "topics": len(broker.logs.topics.names()) if broker.logs else None,
-            "deadLetters": sum(queue.dead_letters for queue in self.queues.values()),
+            "deadLetters": sum(queue.figures.dead_letters for queue in self.queues.values()),
             "routes": routes,
             "pipelines": len(broker.logs.pipelines.all()) if broker.logs else None,
             "schedules": self._schedules,
@@ -422,7 +380,7 @@ class Sampler:
         pairs.sort(key=lambda pair: -pair[1].lag)
         return [
             {
-                "queue": queue.name,
+                "queue": queue.figures.name,
                 "group": group.name,
                 "lag": group.lag,
                 "seconds": group.lag_seconds,
@@ -431,21 +389,23 @@ class Sampler:
         ]
 
 
+def _set_rates(queue: Queue, before: Queue, seconds: float) -> None:
+    """Messages per second since; what was deleted and made anew counts from 0."""
+    queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
+    acked = {group.name: group.acked for group in before.groups}
+    for group in queue.groups:
+        group.rate = max(0, group.acked - acked.get(group.name, group.acked)) / seconds
+
+
 def _buffers(broker: Broker) -> dict[str, Any]:
     buffer = broker.buffer
     kinds = [buffer.status.kind("failover"), buffer.status.kind("qos0")]
-    mode = (
-        "maintenance"
-        if buffer.maintenance.modes.push
-        else "direct"
-        if buffer.healthy
-        else "failover"
-    )
+    mode = "direct" if buffer.healthy else "failover"
     return {
         "pending": sum(kind.pending for kind in kinds),
         "oldest": max((kind.oldest_age for kind in kinds if kind.files), default=None),
         "failed": buffer.failed.events,
-        "mode": mode,
+        "mode": "maintenance" if buffer.maintenance.modes.push else mode,
     }
 
 

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock.broker import Broker
 from penstock.errors import PenstockError
@@ -26,7 +25,6 @@ log = logging.getLogger("penstock.monitor")
 
 CACHE_SECONDS = 2.0
 MAX_SECONDS = 4.0  # a scrape waits for the database no longer: the rest must come in time
-LOOKED_AT_PARTITIONS = 200  # of a group, for the age of what waits
 DATABASE = sql("database_figures")
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
@@ -206,36 +204,28 @@ class StateMetrics:
         self._members.values = {
             labels: members.get((labels[0], one.name), 0) for labels, one in pairs
         }
-        behind = [one.id for _, one in pairs if one.waiting][: self._max_looks]
-        backlogs = await self._broker.queues.figures.backlogs(behind, LOOKED_AT_PARTITIONS)
-        waits: dict[Labels, float] = {}
-        unread = [queue for queue in queues if queue.stored and not queue.groups]
-        oldest = await self._broker.queues.figures.ages(
-            [queue.id for queue in unread[: self._max_looks]]
-        )
+        waits, unread = await self._broker.queues.figures.waits(queues, self._max_looks)
+        lags: dict[Labels, float] = {}
         ages: dict[Labels, float] = {
-            (queue.name,): oldest[queue.id] for queue in unread if queue.id in oldest
+            (queue.name,): unread[queue.id] for queue in queues if queue.id in unread
         }
         for labels, one in pairs:
-            backlog = backlogs.get(one.id)
-            if one.waiting and (backlog is None or backlog.seconds is None):
-                continue  # not looked at
-            waits[labels] = seconds = (backlog.seconds or 0.0) if backlog else 0.0
-            ages[labels[:1]] = max(ages.get(labels[:1], 0.0), seconds)
-        self._lag_seconds.values, self._ages.values = waits, ages
+            seconds = waits.get(one.id) if one.waiting else 0.0
+            if seconds is not None:
+                lags[labels] = seconds
+                ages[labels[:1]] = max(ages.get(labels[:1], 0.0), seconds)
+        self._lag_seconds.values, self._ages.values = lags, ages
 
     async def _fill_database(self) -> None:
         began = time.perf_counter()
         (row,) = await self._broker.database.browse(DATABASE)
-        figures: dict[str, Any] = {
-            "connections": row["connections"],
-            "max_connections": row["max_connections"],
-            "dead_rows": row["dead_rows"] or 0,
-            "oldest_transaction_seconds": row["oldest_seconds"] or 0.0,
+        figures = {
+            **row,
+            "oldest_transaction_seconds": row["oldest_seconds"],
             "answer_seconds": time.perf_counter() - began,
         }
-        for name, value in figures.items():
-            self._of_database[name].set(value)
+        for name, gauge in self._of_database.items():
+            gauge.set(figures[name] or 0)
         self._wal.values = {(): row["wal"]}
 
 

@@ -164,7 +164,8 @@ class Tasks:
             try:
                 mine = list(self._running)
                 for row in await self._database.fetch(CLAIM, self._broker, ABANDONED_SECONDS, mine):
-                    log.info("task %s resumes here, at %d of %d", *_progress(row))
+                    progress = row["id"], row["done"], row["total"]
+                    log.info("task %s resumes here, at %d of %d", *progress)
                     self._work_on(row)
                 (others,) = await self._database.fetch(OTHERS, self._broker, list(self._running))
                 if not others[0]:
@@ -228,10 +229,6 @@ def _task(row: Any) -> Task:
         state=row["state"] if row["state"] in get_args(State) else "failed",
         ended_at=epoch_millis(row["ended_at"]) if row["ended_at"] else None,
     )
-
-
-def _progress(row: Any) -> tuple[UUID, int, int]:
-    return row["id"], row["done"], row["total"]
 
 
 def _uuid(number: str) -> UUID:

@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 
 from penstock.topics.store import TopicStore
 
@@ -11,16 +10,15 @@ MIN_LOOK_SECONDS = 0.5  # between two looks
 
 
 class TopicRates:
-    def __init__(self, topics: TopicStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, topics: TopicStore) -> None:
         self._topics = topics
-        self._clock = clock
         self._at: float | None = None  # of the last look
         self._offsets: dict[str, int] = {}  # then
         self._rates: dict[str, deque[float]] = {}  # records per second, the newest last
 
     def look(self) -> None:
         """Note where topics end now."""
-        at = self._clock()
+        at = time.monotonic()
         if self._at is not None and at - self._at < MIN_LOOK_SECONDS:
             return
         offsets = {

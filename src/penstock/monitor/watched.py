@@ -2,6 +2,8 @@
 
 import msgspec
 
+from penstock.queues.figures import QueueFigures
+
 
 class Group(msgspec.Struct, rename="camel"):
     """Counts and rates of a consumer group."""
@@ -19,26 +21,16 @@ class Group(msgspec.Struct, rename="camel"):
     rate: float | None  # completed per second
 
 
-class Queue(msgspec.Struct, rename="camel"):
-    name: str
-    namespace: str
-    task: str
-    stored: int
-    pushed: int
-    pushed_rate: float | None
-    delivered_rate: float | None
-    dead_letters: int
+class Queue(msgspec.Struct):
+    figures: QueueFigures
     groups: list[Group]
     unread: float | None  # how long the oldest message waits, while no group reads the queue
+    pushed_rate: float | None = None
 
     @property
-    def waiting(self) -> int:
-        """The largest lag of its groups; all that is stored while it has none."""
-        return max((group.lag for group in self.groups), default=self.stored)
-
-    @property
-    def leased(self) -> int:
-        return sum(group.leased for group in self.groups)
+    def delivered_rate(self) -> float | None:
+        rates = (group.rate or 0.0 for group in self.groups)
+        return None if self.pushed_rate is None else sum(rates, 0.0)
 
     @property
     def oldest(self) -> float | None:

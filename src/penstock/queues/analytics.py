@@ -75,7 +75,6 @@ class Analytics:
         return Points([point_of(row) for row in rows], truncated, following)
 
     async def totals(self, since: datetime) -> Totals:
-        """What everything added up to, minute by minute."""
         (upto,) = await self._database.browse(UPTO)
         rows = await self._database.browse(TOTALS, since) if upto[0] else []
         figures = ([row[name] for row in rows] for name in ("pushed", "delivered", "produced"))

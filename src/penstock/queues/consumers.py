@@ -25,8 +25,6 @@ class Consumer(Protocol):
 
 
 class Consumers:
-    """Connections that pop."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         self.member = ""  # this process in the table, when it is there

@@ -8,7 +8,10 @@ wall, so it runs in both of two equal hours. cronsim knows all this; here are on
 names for common expressions, and errors in words.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -60,14 +63,11 @@ class Cron:
             pass
         return None
 
-    def upcoming(self, moment: datetime, count: int) -> list[datetime]:
-        """The next due times after a moment."""
-        times: list[datetime] = []
-        due = self.after(moment)
-        while due is not None and len(times) < count:
-            times.append(due)
-            due = self.after(due)
-        return times
+    def times(self, moment: datetime) -> Iterator[datetime]:
+        """The due times after a moment."""
+        while (due := self.after(moment)) is not None:
+            yield due
+            moment = due
 
 
 def _zone(name: str) -> ZoneInfo:
@@ -88,12 +88,9 @@ class Due(NamedTuple):
 def due_until(cron: Cron, catch_up: CatchUp, next_at: datetime, now: datetime) -> Due:
     """What to do about the due times from `next_at` to `now`."""
     if catch_up == "all":
-        times = [next_at]
-        following = cron.after(next_at)
-        while following is not None and following <= now and len(times) < MAX_DUE:
-            times.append(following)
-            following = cron.after(following)
-        return Due(times, [], following)
+        following = takewhile(lambda due: due <= now, cron.times(next_at))
+        times = [next_at, *islice(following, MAX_DUE - 1)]
+        return Due(times, [], cron.after(times[-1]))
     last = _last_due(cron, next_at, now)
     missed = [next_at] if next_at < last else []
     if catch_up == "none" and (now - last).total_seconds() >= MISSED_SECONDS:
@@ -105,11 +102,8 @@ def _last_due(cron: Cron, first: datetime, now: datetime) -> datetime:
     """The last due time up to now, at least `first`. A schedule of every second may have missed a
     million, so we look from shortly before, then from longer and longer before.
     """
-    last = first
     for seconds in LOOK_BACK_SECONDS:
-        due = cron.after(max(first, now - timedelta(seconds=seconds)))
-        while due is not None and due <= now:
-            last, due = due, cron.after(due)
-        if last != first:
-            break
-    return last
+        since = cron.times(max(first, now - timedelta(seconds=seconds)))
+        if last := deque(takewhile(lambda due: due <= now, since), maxlen=1):
+            return last[0]
+    return first

@@ -42,9 +42,6 @@ class Which:
     id: int | None = None
     error: str | None = None  # a part of it, in upper or lower case
 
-    def args(self) -> tuple[Any, ...]:
-        return astuple(self)
-
 
 class DeadLetter(msgspec.Struct):
     number: int  # by which it is put back or purged alone
@@ -90,18 +87,18 @@ class DeadLetters:
         """The newest failure first, with payloads up to MAX_PAGE_BYTES of them. `before`: those
         older than this letter, for the next page."""
         rows = await self._database.browse(
-            LISTING, *which.args(), limit, offset, MAX_PAGE_BYTES, before
+            LISTING, *astuple(which), limit, offset, MAX_PAGE_BYTES, before
         )
         return DeadLetterPage([self._entry(row) for row in rows], await self.count(which))
 
     async def count(self, which: Which) -> int:
         """How many match, exact up to `COUNTED`."""
-        rows = await self._database.browse(COUNT, *which.args())
+        rows = await self._database.browse(COUNT, *astuple(which))
         return int(rows[0][0])
 
     async def errors(self, which: Which, most: int = 10) -> DeadLetterErrors:
         """What the newest 1000 letters died of, the most frequent first."""
-        rows = await self._database.browse(ERRORS, *which.args(), most)
+        rows = await self._database.browse(ERRORS, *astuple(which), most)
         partitions = rows[0]["partitions"] if rows else 0
         return DeadLetterErrors(partitions, [struct_of(ErrorCount, row) for row in rows])
 
@@ -133,14 +130,14 @@ class DeadLetters:
     async def purge_steps(self, which: Which) -> AsyncIterator[int]:
         """As `purge`; says after each step how many it deleted."""
         while True:
-            ((removed,),) = await self._database.fetch(PURGE, *which.args(), LETTERS_PER_STEP)
+            ((removed,),) = await self._database.fetch(PURGE, *astuple(which), LETTERS_PER_STEP)
             yield removed
             if removed < LETTERS_PER_STEP:
                 return
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
         """Put back letters behind `after`: how many it looked at, those put back, the last."""
-        rows = await connection.fetch(NEXT, *which.args(), after, LETTERS_PER_STEP)
+        rows = await connection.fetch(NEXT, *astuple(which), after, LETTERS_PER_STEP)
         await connection.execute(
             "SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE",
             [row["partition_id"] for row in rows],

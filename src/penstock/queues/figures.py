@@ -24,6 +24,7 @@ from penstock.queues.schema import query
 FIGURES = query("figures")
 BACKLOG = query("backlog")
 OLDEST = query("oldest_messages")
+LOOKED_AT_PARTITIONS = 200  # of a group, for how long its oldest message waits
 
 
 class GroupFigures(msgspec.Struct):
@@ -105,10 +106,20 @@ class Figures:
                 queue.groups.append(_group(row))
         return list(queues.values())
 
-    async def ages(self, queues: list[int]) -> dict[int, float]:
-        """How many seconds ago the oldest stored message of each queue was pushed."""
-        rows = await self._database.browse(OLDEST, queues) if queues else []
-        return {row["id"]: max(0.0, row["seconds"]) for row in rows}
+    async def waits(
+        self, queues: list[QueueFigures], most: int | None = None
+    ) -> tuple[dict[int, float | None], dict[int, float]]:
+        """For how many seconds the oldest message waits: by the group that is behind, and by the
+        queue that no group reads; of `most` each. Who is not there was not looked at.
+        """
+        behind = [group.id for queue in queues for group in queue.groups if group.waiting][:most]
+        unread = [queue.id for queue in queues if queue.stored and not queue.groups][:most]
+        backlogs = await self.backlogs(behind, LOOKED_AT_PARTITIONS)
+        rows = await self._database.browse(OLDEST, unread) if unread else []
+        return (
+            {group: backlog.seconds for group, backlog in backlogs.items()},
+            {row["id"]: max(0.0, row["seconds"]) for row in rows},
+        )
 
     async def backlogs(self, groups: list[int], max_partitions: int) -> dict[int, Backlog]:
         """What waits for these groups, looked for in up to so many of their lagging partitions."""

@@ -204,7 +204,6 @@ class Groups:
         return SeekPreview(partitions, again, skipped)
 
     async def _find(self, group: str, queue: str) -> tuple[int, int]:
-        """The numbers of a group and its queue."""
         rows = await self._database.read(
             """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id
                 WHERE q.deleted_at IS NULL AND g.name = $1 AND q.name = $2""",
@@ -216,7 +215,6 @@ class Groups:
         return rows[0]["id"], rows[0]["queue_id"]
 
     async def _walk(self, queue_id: int) -> AsyncIterator[list[int]]:
-        """The partitions of a queue, in steps."""
         after = 0
         while step := await self._database.read(
             """SELECT id FROM partitions WHERE queue_id = $1 AND id > $2

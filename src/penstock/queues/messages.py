@@ -108,7 +108,7 @@ class Messages:
     ) -> MessagePage:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
-        after = _place(cursor)
+        after = place_of(cursor)
         number = None
         if which.partition is not None and which.queue is not None:
             number = await self._catalog.partition(which.queue, which.partition) or 0
@@ -147,7 +147,7 @@ class Messages:
         """A message with its payload and what each group did with it."""
         row = await self._find(partition_id, transaction_id)
         place = row["partition_id"], row["seq"]
-        stored = await self._database.browse(MESSAGE, *place)
+        stored = await self._database.browse(MESSAGE, *place, QUEUE_MODE)
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
@@ -155,22 +155,12 @@ class Messages:
         (queue,) = await self._database.browse("SELECT * FROM queues WHERE id = $1", number)
         groups = await self._database.browse(MESSAGE_GROUPS, *place, number)
         dead = next((group for group in groups if group["error"] is not None), None)
-        buses = [group for group in groups if group["name"] != QUEUE_MODE]
-        queue_mode = next((group for group in groups if group["name"] == QUEUE_MODE), None)
-        status = _status(
-            dead is not None,
-            queue_mode is not None,
-            bool(queue_mode and queue_mode["consumed"]),
-            any(group["leased"] for group in groups),
-            len(buses),
-            sum(bool(group["consumed"]) for group in buses),
-        )
         return struct_of(
             MessageDetail,
             message,
             **self._ids(message),
             queue=info_of(queue),
-            status=status,
+            status=_status(message),
             payload=self._keys.payload_of(message),
             encrypted=message["key_id"] is not None,
             error=dead["error"]
@@ -268,22 +258,14 @@ class Messages:
         return rows[0]
 
     def _entry(self, row: Any) -> StoredMessage:
-        status = _status(
-            row["dead"],
-            row["has_queue_mode"],
-            bool(row["queue_done"]),
-            bool(row["any_leased"]),
-            row["groups"],
-            row["groups_done"],
-        )
         queue_status = "none"
         if row["has_queue_mode"]:
-            queue_status = _progress(bool(row["queue_done"]), bool(row["queue_leased"]))
+            queue_status = _progress(row["queue_done"], row["queue_leased"])
         return struct_of(
             StoredMessage,
             row,
             **self._ids(row),
-            status=status,
+            status=_status(row),
             queue_status=queue_status,
             lease_expires_at=row["lease_expires_at"] if row["any_leased"] else None,
         )
@@ -298,8 +280,8 @@ class Messages:
         }
 
 
-def _place(cursor: str | None) -> tuple[str, int, int]:
-    """Where a page begins."""
+def place_of(cursor: str | None) -> tuple[str, int, int]:
+    """Where a page of messages begins."""
     if not cursor:
         return START
     try:
@@ -311,13 +293,13 @@ def _place(cursor: str | None) -> tuple[str, int, int]:
     return str(xid), seq, partition
 
 
-def _status(
-    dead: bool, queue_mode: bool, queue_done: bool, leased: bool, groups: int, groups_done: int
-) -> str:
-    if dead:
+def _status(row: Any) -> str:
+    """Of a message, by what `message_progress` says of it."""
+    if row["dead"]:
         return "dead_letter"
-    return _progress(queue_done if queue_mode else 0 < groups == groups_done, leased)
+    all_done = 0 < row["groups"] == row["groups_done"]
+    return _progress(row["queue_done"] if row["has_queue_mode"] else all_done, row["any_leased"])
 
 
-def _progress(done: bool, leased: bool) -> str:
+def _progress(done: bool | None, leased: bool | None) -> str:
     return "completed" if done else "processing" if leased else "pending"

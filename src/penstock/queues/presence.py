@@ -163,16 +163,13 @@ class Presence:
         try:
             await self._database.fetch(
                 "UPDATE members SET seen_at = '-infinity' WHERE member = $1 AND minute >= $2",
-                *self._now(),
+                self.member,
+                datetime.now(UTC) - timedelta(minutes=2),
             )
         except (Unavailable, asyncpg.PostgresError):
             pass  # then the others notice by its silence
 
-    def _now(self) -> tuple[str, datetime]:
-        return self.member, datetime.now(UTC) - timedelta(minutes=2)
-
     async def say(self) -> None:
-        """Write the row of this minute."""
         await self._database.fetch(
             """INSERT INTO members (minute, member, hostname, worker, pid, server, started_at,
                                     seen_at, figures)
@@ -230,7 +227,6 @@ class Presence:
         return int(sum(self._metrics.values_of(name).values()))
 
     async def members(self) -> list[Member]:
-        """Every process that is alive, with its figures."""
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
         return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
@@ -249,7 +245,6 @@ class Presence:
         hostname: str | None,
         worker: int | None,
     ) -> list[LoadPoint]:
-        """Processor and memory of each process over time."""
         rows = await self._database.browse(
             SERIES, since, until, bucket.total_seconds(), hostname, worker
         )
@@ -258,7 +253,6 @@ class Presence:
     async def parked(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None
     ) -> list[ParkedPoint]:
-        """Waiting pops of each queue in each process over time."""
         rows = await self._database.browse(PARKED, since, until, bucket.total_seconds(), queue)
         return [ParkedPoint(*row.values()) for row in rows]
 

@@ -20,6 +20,7 @@ import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import asyncpg
@@ -150,9 +151,8 @@ class Schedules:
 
         async def work(connection: Any) -> Any:
             row = await connection.fetchrow(LOCKED, name)
-            if row and row["next_at"] and _same_times(row, wanted):
-                next_at = row["next_at"]
-            else:
+            next_at = row and row["next_at"]
+            if not next_at or (row["cron"], row["timezone"]) != (wanted.cron, wanted.timezone):
                 next_at = cron.after(await connection.fetchval("SELECT clock_timestamp()"))
             return await connection.fetchrow(
                 PUT,
@@ -253,8 +253,7 @@ class Schedules:
         self, connection: Any, snapshot: Snapshot, row: Any, times: list[datetime]
     ) -> Fired:
         """Push a message per due time, all or none."""
-        at_rest = _item(row)
-        template = self._keys.open_item(at_rest)
+        template = self._keys.open_item(_item(row))
         items = [
             msgspec.structs.replace(template, transaction_id=_id(row["name"], at)) for at in times
         ]
@@ -329,7 +328,7 @@ class Schedules:
         next_runs = []
         if row["next_at"] is not None:
             cron = Cron(row["cron"], row["timezone"])
-            next_runs = [row["next_at"], *cron.upcoming(row["next_at"], SHOWN_RUNS - 1)]
+            next_runs = [row["next_at"], *islice(cron.times(row["next_at"]), SHOWN_RUNS - 1)]
         return Schedule(
             row["name"],
             struct_of(Definition, row, payload=item.payload, headers=item.headers),
@@ -365,10 +364,6 @@ def _item(row: Any) -> Item:
         key_id=row["key_id"],
         headers=row["headers"],
     )
-
-
-def _same_times(row: Any, wanted: Definition) -> bool:
-    return (row["cron"], row["timezone"]) == (wanted.cron, wanted.timezone)
 
 
 def _runs(row: Any) -> list[Run]:

@@ -2,7 +2,9 @@
 finds it.
 """
 
-from penstock.database import Database
+from msgspec.structs import astuple
+
+from penstock.database import Database, struct_of
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 
@@ -17,16 +19,9 @@ class Sinks:
         for name in ("target", "app", "checksum", "run", "note"):
             check_text(name, getattr(claim, name))
         (row,) = await self._database.fetch(
-            "SELECT * FROM sink_claim($1, $2, $3, $4, $5, $6, $7)",
-            claim.target,
-            claim.app,
-            claim.batch,
-            claim.task,
-            claim.checksum,
-            claim.run,
-            claim.note,
+            "SELECT * FROM sink_claim($1, $2, $3, $4, $5, $6, $7)", *astuple(claim)
         )
-        return Claimed(row["verdict"], row["newest"], row["note"], row["tasks"])
+        return struct_of(Claimed, row)
 
     async def commit(self, done: Commit) -> None:
         check_text("target", done.target)
@@ -36,9 +31,7 @@ class Sinks:
                SELECT s.target, s.app, s.batch, -1, s.queue_id, '', '', '' FROM sink_tasks s
                 WHERE s.target = $1 AND s.app = $2 AND s.batch = $3 LIMIT 1
                ON CONFLICT DO NOTHING""",
-            done.target,
-            done.app,
-            done.batch,
+            *astuple(done),
         )
 
     async def forget_old(self) -> None:

@@ -236,7 +236,6 @@ class Status:
         namespace: str | None = None,
         task: str | None = None,
     ) -> list[HistoryPoint]:
-        """Messages pushed, completed, failed and given up per time bucket."""
         rows = await self._database.browse(
             HISTORY, since, until, bucket.total_seconds(), queue, namespace, task
         )
@@ -245,7 +244,6 @@ class Status:
     async def removals(
         self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
     ) -> list[Removal]:
-        """Messages deleted by upkeep per time bucket, queue and reason."""
         rows = await self._database.browse(REMOVALS, since, until, bucket.total_seconds(), queue)
         return [Removal(*row.values()) for row in rows]
 

@@ -107,10 +107,8 @@ class Traces:
         return TracePage([self._with_message(row) for row in rows], total[0][0])
 
     def _with_message(self, row: Any) -> Trace:
-        partition, payload = (
-            self._catalog.partition_uuid(row["partition_id"]),
-            self._keys.payload_of(row),
-        )
+        partition = self._catalog.partition_uuid(row["partition_id"])
+        payload = self._keys.payload_of(row)
         return _entry(row, struct_of(TracedMessage, row, partition_id=partition, payload=payload))
 
     async def names(self, limit: int = 50, offset: int = 0) -> TraceNames:

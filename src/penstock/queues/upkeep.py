@@ -36,7 +36,7 @@ HEAL_STEPS = 5  # in one run, so a million cursors are walked in about a quarter
 TIDY_SECONDS = 3600.0
 HISTORY_DAYS = 7
 DELIVERY_DAYS = 7
-MESSAGES_PER_STEP = 5000  # at most
+MIN_MESSAGES_PER_STEP, MESSAGES_PER_STEP = 200, 5000
 TIDIED_PER_STEP = 1000  # partitions
 EVICTED_PER_STEP = 500  # partitions
 MAX_EVICTED = 100_000  # partitions in one run; the rest in the next
@@ -104,12 +104,12 @@ class Upkeep:
             async for removed in forgotten(self._database, row["group_id"]):
                 total += removed
                 await asyncio.sleep(STEP_GAP_SECONDS)
-        while rows := (await self._database.fetch("SELECT queue_purge($1)", MESSAGES_PER_STEP))[0][
-            0
-        ]:
-            total += rows
+        while True:
+            ((purged,),) = await self._database.fetch("SELECT queue_purge($1)", MESSAGES_PER_STEP)
+            if not purged:
+                return total
+            total += purged
             await asyncio.sleep(STEP_GAP_SECONDS)
-        return total
 
     async def heal(self) -> int:
         """Make cursors due that rest beside messages their group could have, and say so: each is a
@@ -202,7 +202,6 @@ class Upkeep:
             if row is None:
                 break
             total += row["deleted"]
-            self._removed.add(row["deleted"], "eviction")
             await asyncio.sleep(STEP_GAP_SECONDS)
         return total
 
@@ -242,15 +241,9 @@ class Upkeep:
             )
             if row is None:
                 return total
-            self._step = max(
-                200,
-                min(
-                    MESSAGES_PER_STEP,
-                    int(self._step * STEP_SECONDS / (time.monotonic() - began + 0.001)),
-                ),
-            )
+            step = int(self._step * STEP_SECONDS / (time.monotonic() - began + 0.001))
+            self._step = min(max(step, MIN_MESSAGES_PER_STEP), MESSAGES_PER_STEP)
             total += int(row["deleted"])
-            self._removed.add(row["deleted"], reason)
             if not row["more"]:
                 self._positions.pop(key, None)
                 return total
@@ -258,7 +251,7 @@ class Upkeep:
             await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
-        """One step of a job on a queue, noted in `removals`; None: another broker is at it."""
+        """One step of a job on a queue, counted by its reason; None: another broker is at it."""
         async with self._database.connection() as connection, connection.transaction():
             if not await connection.fetchval(
                 "SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue
@@ -267,7 +260,8 @@ class Upkeep:
             row = await connection.fetchrow(sql, queue, *args)
             if row["deleted"]:
                 await connection.execute(NOTED, queue, reason, row["deleted"])
-            return row
+        self._removed.add(row["deleted"], reason)
+        return row
 
     async def _every(self, job: Callable[[], Awaitable[Any]], interval: float) -> None:
         while True:

@@ -75,9 +75,8 @@ async def _serve(loaded: Loaded) -> None:
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
-    verifier_of(
-        config.auth, Metrics()
-    )  # a key that cannot be used is reported before anything is started
+    # What cannot be used is reported before anything is started.
+    verifier_of(config.auth, Metrics())
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
     broker = Broker(config, origins=loaded.origins)
@@ -135,11 +134,7 @@ def _on_signals() -> asyncio.Event:
 
 def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     database = broker.database
-    lines = [
-        f"Penstock {__version__} is ready."
-        if database.healthy
-        else f"Penstock {__version__} is ready, in part."
-    ]
+    lines = [f"Penstock {__version__} is ready{'' if database.healthy else ', in part'}."]
     lines += [f"  {name:<10} {address}" for name, address in addresses.items()]
     lines.append(f"  {'data':<10} {broker.config.data_directory.absolute()}")
     if database.healthy:

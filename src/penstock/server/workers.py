@@ -104,7 +104,6 @@ async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
 
 
 def main() -> None:
-    """A worker process."""
     (length,) = struct.unpack(">I", sys.stdin.buffer.read(4))
     config, number, sockets = pickle.loads(sys.stdin.buffer.read(length))
     set_up(config.log_level, config.log_format)

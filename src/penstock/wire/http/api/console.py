@@ -219,4 +219,5 @@ def console_routes() -> list[Route]:
 
 
 def _row(queue: Queue, sampler: Sampler) -> QueueRow:
-    return of(QueueRow, queue, groups=len(queue.groups), history=sampler.line_of(queue.name))
+    history = sampler.line_of(queue.figures.name)
+    return of(QueueRow, queue.figures, queue, groups=len(queue.groups), history=history)
