@@ -33,15 +33,12 @@ from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient, iso_time
 from penstock.client.results import (
     BrokerStatus,
-    Configured,
     ConsumerHealth,
     DeadLetters,
     GroupPartition,
-    GroupSummary,
     QueueDescription,
     QueueSettings,
     QueueSummary,
-    Result,
     ScheduledMessages,
     Seek,
 )
@@ -52,6 +49,7 @@ from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
+from penstock.protocol.answers import Body, Configured, GroupSummary
 from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULT_URL = "http://127.0.0.1:6632"
@@ -59,19 +57,19 @@ GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/ap
 GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
-class _Queues(Result):
+class _Queues(Body):
     queues: list[QueueSummary]
 
 
-class _Consumers(Result):
+class _Consumers(Body):
     consumers: list[ConsumerHealth]
 
 
-class _Partitions(Result):
+class _Partitions(Body):
     partitions: list[GroupPartition]
 
 
-class _Deleted(Result):
+class _Deleted(Body):
     deleted: int = 0
     deleted_partitions: int = 0
     requeued: int = 0

@@ -9,12 +9,13 @@ from penstock.client.brokers import Brokers
 from penstock.client.items import Item, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
-from penstock.client.results import Result, TransactionStep
+from penstock.client.results import TransactionStep
 from penstock.errors import Conflict
+from penstock.protocol.answers import Body
 from penstock.protocol.payload import check_payload
 
 
-class _Committed(Result, kw_only=True):
+class _Committed(Body, kw_only=True):
     success: bool
     results: list[TransactionStep]
     error: str | None = None
