@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -73,6 +73,15 @@ class _Deleted(Body):
     deleted: int = 0
     deleted_partitions: int = 0
     requeued: int = 0
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters, of a queue or of all."""
+
+    group: str | None  # those of this consumer group
+    partition: str | None  # those of this partition
+    since: datetime | None  # those that failed at this time or later
+    until: datetime | None  # those that failed before this time
 
 
 class Client(QueueClient):
@@ -347,50 +356,33 @@ class Client(QueueClient):
         self,
         queue: str | None = None,
         *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         limit: int = 100,
         before: int | None = None,
+        **which: Unpack[DeadLetterFilter],
     ) -> DeadLetters:
         """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
         last one as `before`.
         """
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         return await self._brokers.json(
             DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
         )
 
     async def requeue(
-        self,
-        queue: str | None = None,
-        *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        id: int | None = None,
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Deliver dead letters again, to the groups they failed in: all that match, or the one with
         the `dlq_id` given as `id`. Returns how many.
         """
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
         return answer.requeued
 
     async def purge(
-        self,
-        queue: str | None = None,
-        *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        id: int | None = None,
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Delete the dead letters that match. Returns how many."""
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
         return answer.deleted
 
@@ -422,18 +414,14 @@ class Client(QueueClient):
 
 def _filter(
     queue: str | None,
-    group: str | None,
-    partition: str | None,
-    since: datetime | None,
-    until: datetime | None,
+    *,
+    group: str | None = None,
+    partition: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> dict[str, Any]:
-    return {
-        "queue": queue,
-        "consumerGroup": group,
-        "partition": partition,
-        "from": iso_time(since),
-        "to": iso_time(until),
-    }
+    times = {"from": iso_time(since), "to": iso_time(until)}
+    return {"queue": queue, "consumerGroup": group, "partition": partition, **times}
 
 
 def _camel(name: str) -> str:
