@@ -28,6 +28,7 @@ from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 from penstock.protocol.payload import check_payload
+from penstock.protocol.status import NOT_JSON
 
 log = logging.getLogger("penstock.client")
 
@@ -225,5 +226,5 @@ def _plain(item: Item) -> Item:
     """The item with its payload as a value again."""
     try:
         return {**item, "payload": msgspec.json.decode(item["payload"])}
-    except msgspec.DecodeError:  # a Raw of the caller's that is no JSON
+    except NOT_JSON:  # a Raw of the caller's that is no JSON
         return item

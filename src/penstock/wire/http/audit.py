@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.monitor.audit import Record
-from penstock.protocol.status import status_of
+from penstock.protocol.status import NOT_JSON, status_of
 from penstock.wire.http.messages import Answer, Handler, Request, Response, finished
 from penstock.wire.http.routes import Audited
 
@@ -78,7 +78,7 @@ def _fields(body: bytes, names: tuple[str, ...]) -> dict[str, Any]:
         return {}
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return {}  # only the handler knows what it is
     if not isinstance(value, dict):
         return {}

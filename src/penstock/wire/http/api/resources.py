@@ -18,6 +18,7 @@ from penstock.protocol.answers import (
     QueueNames,
 )
 from penstock.protocol.queue_options import QueueOptions
+from penstock.protocol.status import NOT_JSON
 from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
 from penstock.queues.status import QueueStatus
@@ -294,7 +295,7 @@ class ResourcesApi:
 def _option(name: str, raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InvalidRequest(f"option {name[:60]} is not understood: {error}") from None
 
 
