@@ -10,7 +10,7 @@ from penstock.config import Config
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
 from penstock.wire.http.audit import object_of, recording
-from penstock.wire.http.messages import EMPTY
+from penstock.wire.http.messages import EMPTY, Head
 from penstock.wire.http.routes import Audited
 from penstock.wire.listeners import Listeners
 from tests.queues.support import run
@@ -73,7 +73,8 @@ def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_w
         recorded.append(entry)
 
     class Nested:
-        params, query, subject = {"queue": "orders"}, "", "ann"
+        params, subject = {"queue": "orders"}, "ann"
+        head = Head("POST", "/", "/", [])
         body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
     handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)

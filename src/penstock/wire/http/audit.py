@@ -43,8 +43,9 @@ def recording(record: Record, audited: Audited, call: Handler) -> Handler:
 def _described(
     audited: Audited, request: Request, outcome: dict[str, Any]
 ) -> tuple[str, str, str, dict[str, Any]]:
-    query = {name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED}
-    asked = {**_fields(request.body, audited.body), **query}
+    query = parse_qsl(request.head.query)
+    asked = _fields(request.body, audited.body)
+    asked |= {name: value for name, value in query if name not in _NOT_RECORDED}
     target = request.params.get("name", "")  # of a schedule, say; its queue is a property
     if not target:
         target = object_of({**asked, **request.params})

@@ -57,7 +57,7 @@ class Head:
         self.method = method
         self.target = target
         self.headers = headers  # names in lower case
-        self.path, _, self.query = location.partition("?")
+        self.path, _, self.query = location.partition("?")  # as they came
         self.length = 0  # of the body; CHUNKED when it says its end itself
         self.keep_alive = False  # another request may follow on the connection
         self.http10 = False
@@ -94,22 +94,9 @@ class Request(msgspec.Struct, eq=False):
     data: Any = None  # the decoded body, when the route names a type for it
 
     @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
-    def path(self) -> str:
-        return self.head.path
-
-    @property
     def params(self) -> Mapping[str, str]:
         """Percent-decoded path parameters."""
         return self.head.params
-
-    @property
-    def query(self) -> str:
-        """The raw query string, without the question mark."""
-        return self.head.query
 
     @property
     def address(self) -> str:
@@ -201,6 +188,6 @@ def failure_response(error: BaseException, request: Request | None) -> Response:
         details = msgspec.to_builtins(details_of(error))
         return error_response(status, str(error), headers, **details)
     number = str(uuid7())
-    what = f"{request.method} {request.path}" if request is not None else "an answer"
+    what = f"{request.head.method} {request.head.path}" if request is not None else "an answer"
     log.error("internal error %s at %s", number, what, exc_info=error)
     return error_response(500, "internal error", id=number)

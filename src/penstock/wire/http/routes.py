@@ -432,7 +432,7 @@ def _always(response: Response) -> Endpoint:
 
 
 def _not_found(request: Request) -> Response:
-    return error_response(404, f"Nothing at {request.path}")
+    return error_response(404, f"Nothing at {request.head.path}")
 
 
 def _preflight(allow: str) -> Handler:
