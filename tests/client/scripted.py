@@ -38,7 +38,7 @@ class Stocked:
         self.acks: list[dict[str, Any]] = []
 
     async def pop(self, request: Request) -> Response:
-        batch = int(dict(pair.split("=") for pair in request.query.split("&"))["batch"])
+        batch = int(dict(pair.split("=") for pair in request.head.query.split("&"))["batch"])
         out, self.left = self.left[:batch], self.left[batch:]
         if not out:
             await asyncio.sleep(0.02)

@@ -121,7 +121,7 @@ def test_the_address_names_queue_partition_and_group():
         seen = []
 
         def pop(request: Request) -> Response:
-            seen.append((request.params, request.query))
+            seen.append((request.params, request.head.query))
             return EMPTY
 
         route = Route("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", pop)

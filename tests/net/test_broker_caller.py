@@ -115,9 +115,10 @@ def test_a_caller_outlives_its_broker() -> None:
         caller.close()
 
 
-def test_an_answer_that_is_no_json_is_not_a_brokers() -> None:
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000 + b"]" * 100_000], ids=["no", "deep"])
+def test_an_answer_that_is_no_json_is_not_a_brokers(body: bytes) -> None:
     with (
-        answering(lambda _: Response(200, b"<html>")) as url,
+        answering(lambda _: Response(200, body)) as url,
         BrokerCaller(url) as caller,
         pytest.raises(Unavailable, match="not a broker's"),
     ):

@@ -13,15 +13,15 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import results, routes
+from penstock.client import Configured, GroupSummary, results, routes
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 
 # What the client makes of answers, by operation.
 DECODED: dict[str, Any] = {
-    "POST /api/v1/configure": results.Configured,
+    "POST /api/v1/configure": Configured,
     "GET /api/v1/status/queues/{queue}": results.QueueDescription,
-    "GET /api/v1/consumer-groups": list[results.GroupSummary],
+    "GET /api/v1/consumer-groups": list[GroupSummary],
     "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": results.Seek,
     "GET /api/v1/dlq": results.DeadLetters,
     "GET /api/v1/scheduled": results.ScheduledMessages,

@@ -1,5 +1,6 @@
 """Which requests are recorded as changes, and what is kept of them."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,7 +9,9 @@ from penstock.broker import Broker
 from penstock.config import Config
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
-from penstock.wire.http.audit import object_of
+from penstock.wire.http.audit import object_of, recording
+from penstock.wire.http.messages import EMPTY, Head
+from penstock.wire.http.routes import Audited
 from penstock.wire.listeners import Listeners
 from tests.queues.support import run
 
@@ -61,6 +64,22 @@ def test_every_request_that_changes_something_is_recorded(tmp_path):
 )
 def test_the_object_reads_like_elsewhere(named, text):
     assert object_of(named) == text
+
+
+def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_without_it():
+    recorded: list[tuple] = []
+
+    async def record(*entry) -> None:
+        recorded.append(entry)
+
+    class Nested:
+        params, subject = {"queue": "orders"}, "ann"
+        head = Head("POST", "/", "/", [])
+        body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+    handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)
+    assert asyncio.run(handler(Nested())) is EMPTY
+    assert recorded == [("ann", "queue.configure", "orders", {})]
 
 
 class FakeOutage:

@@ -30,6 +30,8 @@ from penstock.protocol.status import (
 )
 from tests.support.served import Served, Wire, serving_in_thread
 
+NESTED = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
 
 def test_every_error_class_has_a_row() -> None:
     classes = [
@@ -216,6 +218,7 @@ def test_a_client_of_the_original_reads_status_and_message_where_they_were(
         (507, b'["error"]', errors.StorageFull),
         (409, b'{"error": "x", "code": "NoSuchClass"}', errors.Conflict),
         (409, b'{"error": "x", "code": {}}', errors.Conflict),
+        pytest.param(502, NESTED, errors.Unavailable, id="nested too deeply"),
     ],
 )
 def test_an_answer_without_a_class_of_ours_is_what_its_http_status_says(
@@ -234,6 +237,7 @@ def test_an_answer_without_a_class_of_ours_is_what_its_http_status_says(
         (TcpStatus.INTERNAL, b"no json", errors.Unavailable),
         (TcpStatus.INVALID_REQUEST, b'{"code": "NoSuchClass"}', errors.InvalidRequest),
         (77, b"", errors.Unavailable),
+        pytest.param(TcpStatus.INTERNAL, NESTED, errors.Unavailable, id="nested too deeply"),
     ],
 )
 def test_an_answer_without_a_class_of_ours_is_what_its_tcp_status_says(

@@ -21,23 +21,19 @@ from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader
 from penstock.client.results import (
     BrokerStatus,
-    Configured,
     ConsumerHealth,
     Counts,
     DeadLetterMessage,
     DeadLetters,
     GroupPartition,
-    GroupSummary,
     PartitionSummary,
     QueueDescription,
     QueueSettings,
     QueueSummary,
-    RoutePushed,
     RouteStatus,
     Schedule,
     ScheduledMessage,
     ScheduledMessages,
-    ScheduleRun,
     Seek,
     TransactionStep,
 )
@@ -81,6 +77,7 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
+from penstock.protocol.answers import Configured, GroupSummary, RoutePushed, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.record_batch import Batch, Record
 

@@ -25,7 +25,7 @@ from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavaila
 from penstock.net.addresses import Token, resource
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
 from penstock.net.retry import Backoff
-from penstock.protocol.status import error_from_http
+from penstock.protocol.status import NOT_JSON, error_from_http
 
 _JSON = (("Content-Type", "application/json"),)
 T = TypeVar("T")
@@ -185,7 +185,7 @@ def understood(decode: Callable[[bytes], T], body: bytes) -> T:
     """What a body says; `Unavailable` when it is not a broker's but a proxy's."""
     try:
         return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise Unavailable(f"the answer is not a broker's: {error}") from error
 
 

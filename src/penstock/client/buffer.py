@@ -16,20 +16,19 @@ in silence.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 
 from penstock.client import tracing
-from penstock.client.items import Item, new_item
+from penstock.client.items import Item, PushOptions, new_item
 from penstock.client.messages import Address, QueueFull
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 from penstock.protocol.payload import check_payload
+from penstock.protocol.status import NOT_JSON
 
 log = logging.getLogger("penstock.client")
 
@@ -84,30 +83,14 @@ class PushBuffer:
         self,
         address: str | Address,
         payload: Any,
-        *,
-        partition: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: float | timedelta | None = None,
-        deliver_at: datetime | None = None,
-        transaction_id: str | None = None,
-        trace_id: str | None = None,
+        **options: Unpack[PushOptions],
     ) -> str:
         """Add a message and return its transaction id. Waits while the buffer is full. A `delay`
         starts when the broker stores the message.
         """
         check_payload(payload)
         encoded = msgspec.Raw(msgspec.json.encode(payload))
-        item = new_item(
-            address,
-            encoded,
-            partition=partition,
-            headers=headers,
-            delay=delay,
-            deliver_at=deliver_at,
-            transaction_id=transaction_id,
-            trace_id=trace_id,
-        )
-        item = tracing.created(item)
+        item = tracing.created(new_item(address, encoded, **options))
         while len(self) >= self._max and not self.closed:
             self._progress.clear()
             await self._progress.wait()
@@ -243,5 +226,5 @@ def _plain(item: Item) -> Item:
     """The item with its payload as a value again."""
     try:
         return {**item, "payload": msgspec.json.decode(item["payload"])}
-    except msgspec.DecodeError:  # a Raw of the caller's that is no JSON
+    except NOT_JSON:  # a Raw of the caller's that is no JSON
         return item

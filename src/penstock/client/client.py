@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 
@@ -33,15 +33,12 @@ from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient, iso_time
 from penstock.client.results import (
     BrokerStatus,
-    Configured,
     ConsumerHealth,
     DeadLetters,
     GroupPartition,
-    GroupSummary,
     QueueDescription,
     QueueSettings,
     QueueSummary,
-    Result,
     ScheduledMessages,
     Seek,
 )
@@ -52,6 +49,7 @@ from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
+from penstock.protocol.answers import Body, Configured, GroupSummary
 from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULT_URL = "http://127.0.0.1:6632"
@@ -59,22 +57,31 @@ GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/ap
 GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
-class _Queues(Result):
+class _Queues(Body):
     queues: list[QueueSummary]
 
 
-class _Consumers(Result):
+class _Consumers(Body):
     consumers: list[ConsumerHealth]
 
 
-class _Partitions(Result):
+class _Partitions(Body):
     partitions: list[GroupPartition]
 
 
-class _Deleted(Result):
+class _Deleted(Body):
     deleted: int = 0
     deleted_partitions: int = 0
     requeued: int = 0
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters, of a queue or of all."""
+
+    group: str | None  # those of this consumer group
+    partition: str | None  # those of this partition
+    since: datetime | None  # those that failed at this time or later
+    until: datetime | None  # those that failed before this time
 
 
 class Client(QueueClient):
@@ -349,50 +356,33 @@ class Client(QueueClient):
         self,
         queue: str | None = None,
         *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         limit: int = 100,
         before: int | None = None,
+        **which: Unpack[DeadLetterFilter],
     ) -> DeadLetters:
         """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
         last one as `before`.
         """
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         return await self._brokers.json(
             DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
         )
 
     async def requeue(
-        self,
-        queue: str | None = None,
-        *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        id: int | None = None,
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Deliver dead letters again, to the groups they failed in: all that match, or the one with
         the `dlq_id` given as `id`. Returns how many.
         """
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
         return answer.requeued
 
     async def purge(
-        self,
-        queue: str | None = None,
-        *,
-        group: str | None = None,
-        partition: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        id: int | None = None,
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Delete the dead letters that match. Returns how many."""
-        query = _filter(queue, group, partition, since, until)
+        query = _filter(queue, **which)
         answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
         return answer.deleted
 
@@ -424,18 +414,14 @@ class Client(QueueClient):
 
 def _filter(
     queue: str | None,
-    group: str | None,
-    partition: str | None,
-    since: datetime | None,
-    until: datetime | None,
+    *,
+    group: str | None = None,
+    partition: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> dict[str, Any]:
-    return {
-        "queue": queue,
-        "consumerGroup": group,
-        "partition": partition,
-        "from": iso_time(since),
-        "to": iso_time(until),
-    }
+    times = {"from": iso_time(since), "to": iso_time(until)}
+    return {"queue": queue, "consumerGroup": group, "partition": partition, **times}
 
 
 def _camel(name: str) -> str:

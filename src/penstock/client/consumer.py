@@ -104,13 +104,13 @@ class ConsumerOptions(TypedDict, total=False):
     prefetch: bool | None  # fetch while the function works; None: if it pays
 
 
+@dataclass(slots=True)
 class Outcome:
     """What became of an attempt."""
 
-    __slots__ = ("delay", "error", "status")
-
-    def __init__(self, status: AckStatus, error: str | None = None, delay: float = 0.0) -> None:
-        self.status, self.error, self.delay = status, error, delay
+    status: AckStatus
+    error: str | None = None
+    delay: float = 0.0
 
     def answer(self, worker: str) -> dict[str, str]:
         """As `ack_each` takes it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from penstock.client.messages import Address, Received
 from penstock.errors import InvalidRequest
@@ -11,6 +11,17 @@ from penstock.protocol.ids import uuid7
 from penstock.protocol.names import DEFAULT_PARTITION
 
 Item = dict[str, Any]
+
+
+class PushOptions(TypedDict, total=False):
+    """The options of a message: those of `Client.push`."""
+
+    partition: str | None  # default: the address's, or "Default"
+    headers: Mapping[str, str] | None  # they travel with the message
+    delay: float | timedelta | None  # deliver it after so many seconds, or a timedelta
+    deliver_at: datetime | None  # deliver it at this time, which has a time zone
+    transaction_id: str | None  # a second message with this id is a duplicate; default: a new one
+    trace_id: str | None  # a UUID that belongs to the message
 
 
 def new_item(

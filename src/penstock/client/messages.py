@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -127,10 +127,13 @@ def client_of(message: Received) -> Any:
         raise InvalidRequest("this message was not taken by a client: nobody to answer") from None
 
 
-class Popped(msgspec.Struct, rename="camel"):
+M = TypeVar("M", bound=Received)
+
+
+class Popped(msgspec.Struct, Generic[M]):
     """The body of a pop's answer."""
 
-    messages: list[Message] = []
+    messages: list[M] = []
     queue: str = ""
 
 

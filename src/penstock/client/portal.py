@@ -147,6 +147,13 @@ async def _cancel_rest() -> None:
     await asyncio.gather(*rest, return_exceptions=True)
 
 
+def taking(
+    method: Callable[Concatenate[S, P], Any],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Decorates a facade's method that takes what the async object's takes."""
+    return functools.wraps(method)
+
+
 def blocking(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[Any, P], T]:

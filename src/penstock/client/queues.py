@@ -82,7 +82,8 @@ class QueueClient:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
         # the plain client has another kind of messages
-        self._decode_popped: Callable[[bytes], Popped] = msgspec.json.Decoder(Popped).decode
+        self._decode_popped: Callable[[bytes], Popped[Any]]
+        self._decode_popped = msgspec.json.Decoder(Popped[Message]).decode
         self._answers_to: object = self  # who the messages' own methods call
         self._separate_acks = False  # whether the broker takes no acks with a pop
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once

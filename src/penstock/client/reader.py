@@ -124,15 +124,13 @@ class Reader:
             for record in batch:
                 yield record
 
-    async def batches(self) -> AsyncGenerator[Batch, None]:
+    def batches(self) -> AsyncGenerator[Batch, None]:
         """Iterate over batches, in order. Ends at the end of the topic if `follow` is False."""
-        source = self._owned() if self.group is None else self._leased()
-        async for batch in source:
-            yield batch
+        return self._owned() if self.group is None else self._leased()
 
     # Alone
 
-    async def _owned(self) -> AsyncIterator[Batch]:
+    async def _owned(self) -> AsyncGenerator[Batch, None]:
         if self.position is None:
             self.position = await self._first_position()
         while True:
@@ -240,7 +238,7 @@ class Reader:
 
     # In a group
 
-    async def _leased(self) -> AsyncIterator[Batch]:
+    async def _leased(self) -> AsyncGenerator[Batch, None]:
         while True:
             lease = self._lease = await self._next_lease()
             if lease.start == lease.end:

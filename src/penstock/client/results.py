@@ -8,22 +8,20 @@ from typing import Any, TypedDict
 
 import msgspec
 
+from penstock.protocol.answers import (
+    Body,
+    GroupPosition,
+    PartitionCounts,
+    PartitionTimes,
+    QueueNames,
+    ScheduleRun,
+)
 from penstock.protocol.queue_options import QueueOptions
 
 
-class Result(msgspec.Struct, rename="camel", kw_only=True):
-    """Base of the answers; `msgspec.json.encode` gives the API's JSON again."""
-
-
-class Counts(Result, kw_only=True):
+class Counts(PartitionCounts):
     """The messages of a queue or a partition, by state."""
 
-    total: int
-    pending: int
-    processing: int
-    completed: int
-    failed: int | None = None  # failed attempts; None for a partition
-    dead_letter: int
     dropped: int = 0
     scheduled: int = 0
 
@@ -50,54 +48,27 @@ class QueueSettings(TypedDict, total=False):
     ordering: str
 
 
-class Configured(Result, kw_only=True):
-    """The configuration of a queue after a change."""
-
-    configured: bool
-    queue: str
-    queue_id: str
-    partition_id: str | None = None
-    namespace: str = ""
-    task: str = ""
-    options: QueueOptions
-
-
-class QueueSummary(Result, kw_only=True):
+class QueueSummary(QueueNames):
     """A queue, as listed by `Client.queues`."""
 
-    id: str
-    name: str
-    namespace: str
-    task: str
-    created_at: datetime
     partitions: int
     messages: Counts
 
 
-class QueueAbout(Result, kw_only=True):
+class QueueAbout(QueueNames):
     """The names and options of a queue."""
 
-    id: str
-    name: str
-    namespace: str
-    task: str
-    created_at: datetime
     options: QueueOptions
 
 
-class PartitionSummary(Result, kw_only=True):
+class PartitionSummary(PartitionTimes):
     """A partition of a queue."""
 
-    id: str
-    name: str
-    created_at: datetime
     messages: Counts
     last_activity: datetime | None = None
-    oldest_message: datetime | None = None
-    newest_message: datetime | None = None
 
 
-class QueueDescription(Result, kw_only=True):
+class QueueDescription(Body, kw_only=True):
     """A queue with its options, partitions and counts."""
 
     queue: QueueAbout
@@ -106,40 +77,13 @@ class QueueDescription(Result, kw_only=True):
     totals: Counts
 
 
-class GroupSummary(Result, kw_only=True):
-    """A consumer group on one queue."""
-
-    name: str
-    queue_name: str
-    members: int
-    partitions_with_lag: int
-    total_lag: int
-    max_time_lag: float
-    state: str
-    subscription_mode: str | None = None  # None: the group never subscribed
-    subscription_timestamp: datetime | None = None
-    leased: int = 0
-    completed: int = 0
-    failed: int = 0
-    dead_letters: int = 0
-    dropped: int = 0
-    skipped: int = 0
-
-
-class GroupPartition(Result, kw_only=True):
+class GroupPartition(GroupPosition):
     """The position and lag of a consumer group in one partition."""
 
     queue: str = ""
-    partition: str
-    worker_id: str | None = None
-    last_consumed_at: datetime | None = None
-    total_consumed: int
-    offset_lag: int
-    time_lag_seconds: float
-    lease_active: bool
 
 
-class Seek(Result, kw_only=True):
+class Seek(Body, kw_only=True):
     """The result of moving a consumer group, or of the dry run."""
 
     consumer_group: str
@@ -152,7 +96,7 @@ class Seek(Result, kw_only=True):
     skipped: int | None = None  # only in a dry run
 
 
-class DeadLetterMessage(Result, kw_only=True):
+class DeadLetterMessage(msgspec.Struct, rename="camel", kw_only=True):
     """A dead letter: a message that failed for good, with the reason."""
 
     dlq_id: int
@@ -173,14 +117,14 @@ class DeadLetterMessage(Result, kw_only=True):
     failed_at: datetime
 
 
-class DeadLetters(Result, kw_only=True):
+class DeadLetters(Body, kw_only=True):
     """A page of dead letters, newest first. `total` counts all that match."""
 
     messages: list[DeadLetterMessage]
     total: int
 
 
-class RouteQueue(Result, kw_only=True):
+class RouteQueue(Body, kw_only=True):
     """The send queue of a route: records not delivered yet."""
 
     batches: int
@@ -190,7 +134,7 @@ class RouteQueue(Result, kw_only=True):
     drain_eta_seconds: float = 0.0
 
 
-class RouteStatus(Result, kw_only=True):
+class RouteStatus(Body, kw_only=True):
     """The status of an export route. If the route could not start, only `state` and `last_error`
     are set.
     """
@@ -204,13 +148,6 @@ class RouteStatus(Result, kw_only=True):
     queue: RouteQueue | None = None
     dead_letters: int = 0
     last_error: str | None = None
-
-
-class RoutePushed(Result, kw_only=True):
-    """The result of pushing records to a route."""
-
-    accepted: int
-    dropped: int
 
 
 class BrokerStatus(msgspec.Struct, kw_only=True):
@@ -227,7 +164,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     listeners: dict[str, str] = {}
 
 
-class TransactionStep(Result, kw_only=True):
+class TransactionStep(Body, kw_only=True):
     """The result of one push or ack in a transaction."""
 
     type: str
@@ -241,7 +178,7 @@ class TransactionStep(Result, kw_only=True):
     dlq: bool = False
 
 
-class ScheduledMessage(Result, kw_only=True):
+class ScheduledMessage(msgspec.Struct, rename="camel", kw_only=True):
     """A delayed message that is not due yet."""
 
     transaction_id: str
@@ -256,7 +193,7 @@ class ScheduledMessage(Result, kw_only=True):
     headers: dict[str, str] = {}
 
 
-class ScheduledMessages(Result, kw_only=True):
+class ScheduledMessages(Body, kw_only=True):
     """A page of delayed messages, next due first. Pass `next` as `cursor` to get the following
     page.
     """
@@ -265,18 +202,7 @@ class ScheduledMessages(Result, kw_only=True):
     next: str | None = None
 
 
-class ScheduleRun(Result, kw_only=True):
-    """One run of a schedule: the message it pushed, or why it pushed none."""
-
-    due_at: datetime
-    fired_at: datetime
-    transaction_id: str
-    result: str  # queued, duplicate, skipped, full, refused
-    manual: bool = False
-    error: str | None = None
-
-
-class Schedule(Result, kw_only=True):
+class Schedule(msgspec.Struct, rename="camel", kw_only=True):
     """A schedule: a message that is pushed at the times of a cron expression."""
 
     name: str
@@ -294,7 +220,7 @@ class Schedule(Result, kw_only=True):
     last_runs: list[ScheduleRun] = []
 
 
-class ConsumerHealth(Result, kw_only=True):
+class ConsumerHealth(Body, kw_only=True):
     """The status of a running consumer, as it last reported."""
 
     id: str

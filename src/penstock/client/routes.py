@@ -6,17 +6,18 @@ from typing import Any
 import msgspec
 
 from penstock.client.brokers import Brokers
-from penstock.client.results import Result, RoutePushed, RouteStatus
+from penstock.client.results import RouteStatus
+from penstock.protocol.answers import Body, RoutePushed
 from penstock.protocol.payload import check_payload
 
 BASE = "/api/v1/routes"
 
 
-class _All(Result):
+class _All(Body):
     routes: list[RouteStatus]
 
 
-class _Count(Result):
+class _Count(Body):
     records: int
 
 

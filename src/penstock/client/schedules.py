@@ -7,8 +7,9 @@ import msgspec
 
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
-from penstock.client.results import Result, Schedule, ScheduleRun
+from penstock.client.results import Schedule
 from penstock.errors import InvalidRequest
+from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.payload import check_payload
@@ -16,7 +17,7 @@ from penstock.protocol.payload import check_payload
 BASE = "/api/v1/schedules"
 
 
-class _All(Result):
+class _All(Body):
     schedules: list[Schedule]
 
 

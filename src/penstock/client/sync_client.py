@@ -1,10 +1,7 @@
 """`penstock.SyncClient`: the client for code that is not async, on the portal's loop."""
 
 import signal
-import ssl
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self
 
 import msgspec
 
@@ -20,6 +17,7 @@ from penstock.client.portal import (
     forwarding,
     iterating,
     opened,
+    taking,
     wrapping,
 )
 from penstock.client.results import TransactionStep
@@ -27,7 +25,6 @@ from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.sync_topics import SyncTopic
 from penstock.client.transactions import Transaction
-from penstock.net.addresses import Token
 
 
 class SyncMessage(Received):
@@ -50,11 +47,6 @@ class SyncMessage(Received):
     def extend(self, seconds: int = 60) -> bool:
         """Lease the message for `seconds` from now. Returns False if the lease is lost."""
         return bool(client_of(self).extend(self, seconds))
-
-
-class _Popped(msgspec.Struct, rename="camel"):
-    messages: list[SyncMessage] = []
-    queue: str = ""
 
 
 class SyncPushBuffer(ClosingFacade[PushBuffer]):
@@ -130,33 +122,11 @@ class SyncClient(ClosingFacade[Client]):
             message.ack()
     """
 
-    def __init__(
-        self,
-        urls: str | Sequence[str] | None = None,
-        *,
-        token: Token | None = None,
-        timeout: float = 30.0,
-        patience: float = 30.0,
-        pool_size: int = 64,
-        ca: str | Path | None = None,
-        tls: ssl.SSLContext | None = None,
-        topics: str | None = None,
-    ) -> None:
-        """Same as `Client`."""
-
+    @taking(Client.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         def make() -> Client:
-            client = Client(
-                urls,
-                token=token,
-                timeout=timeout,
-                patience=patience,
-                pool_size=pool_size,
-                ca=ca,
-                tls=tls,
-                topics=topics,
-            )
-            decode = msgspec.json.Decoder(_Popped).decode
-            client._decode_popped = cast(Callable[[bytes], Popped], decode)
+            client = Client(*args, **kwargs)
+            client._decode_popped = msgspec.json.Decoder(Popped[SyncMessage]).decode
             client._answers_to = self
             return client
 

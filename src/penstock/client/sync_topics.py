@@ -1,16 +1,22 @@
 """Topics for plain code: the async objects of `penstock.client.topic`, behind a portal."""
 
-import ssl
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
-from penstock.client.portal import ClosingFacade, Facade, blocking, iterating, opened, wrapping
+from penstock.client.portal import (
+    ClosingFacade,
+    Facade,
+    blocking,
+    iterating,
+    opened,
+    taking,
+    wrapping,
+)
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader
 from penstock.client.topic import Topic, TopicGroup
 from penstock.client.topics import TopicClient
 from penstock.errors import PenstockError
-from penstock.net.addresses import Address, Token
 from penstock.protocol.record_batch import Batch, Record
 
 
@@ -95,21 +101,9 @@ class SyncTopicClient(ClosingFacade[TopicClient]):
     remains for one more release.
     """
 
-    def __init__(
-        self,
-        addresses: str | Sequence[str | Address] = "127.0.0.1:12345",
-        *,
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        token: Token | None = None,
-        ca: str | Path | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Same as `TopicClient`."""
-        options = {"timeout": timeout, "connect_timeout": connect_timeout}
-        super().__init__(
-            *opened(lambda: TopicClient(addresses, token=token, ca=ca, tls=tls, **options))
-        )
+    @taking(TopicClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*opened(lambda: TopicClient(*args, **kwargs)))
 
     create = blocking(TopicClient.create)
     delete = blocking(TopicClient.delete)

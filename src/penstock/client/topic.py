@@ -66,24 +66,15 @@ class Topic:
         """
         return await self._topics.consume(self.name, start, max_records)
 
-    async def tail(self, from_: Start = "latest") -> AsyncGenerator[Record, None]:
+    def tail(self, from_: Start = "latest") -> AsyncGenerator[Record, None]:
         """Iterate over records and keep waiting for new ones. `from_` is an offset, a time,
         "earliest" or "latest".
         """
-        async with self.reader(from_) as reader, aclosing(reader.batches()) as batches:
-            async for batch in batches:
-                for record in batch:
-                    yield record
+        return _records(self.reader(from_))
 
-    async def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
+    def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
         """Iterate over the existing records, from `from_` to the end of the topic."""
-        async with (
-            self.reader(from_, follow=False) as reader,
-            aclosing(reader.batches()) as batches,
-        ):
-            async for batch in batches:
-                for record in batch:
-                    yield record
+        return _records(self.reader(from_, follow=False))
 
     def group(self, name: str) -> "TopicGroup":
         """Return a consumer group on this topic. Its members share the records."""
@@ -96,6 +87,13 @@ class Topic:
     def reader(self, from_: Start = "earliest", **options: Unpack[ReaderOptions]) -> Reader:
         """Create a reader for batches and positions, over a connection of its own."""
         return self._topics.reader(self.name, from_, **options)
+
+
+async def _records(reader: Reader) -> AsyncGenerator[Record, None]:
+    async with reader, aclosing(reader.batches()) as batches:
+        async for batch in batches:
+            for record in batch:
+                yield record
 
 
 class TopicGroup:

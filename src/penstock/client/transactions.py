@@ -1,20 +1,20 @@
 """Pushes and acks that happen together or not at all."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, Unpack
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers
-from penstock.client.items import Item, ack_item, new_item, storable
+from penstock.client.items import Item, PushOptions, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
-from penstock.client.results import Result, TransactionStep
+from penstock.client.results import TransactionStep
 from penstock.errors import Conflict
+from penstock.protocol.answers import Body
 from penstock.protocol.payload import check_payload
 
 
-class _Committed(Result, kw_only=True):
+class _Committed(Body, kw_only=True):
     success: bool
     results: list[TransactionStep]
     error: str | None = None
@@ -39,29 +39,13 @@ class Transaction:
         self,
         address: str | Address,
         payload: Any,
-        *,
-        partition: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: float | timedelta | None = None,
-        deliver_at: datetime | None = None,
-        transaction_id: str | None = None,
-        trace_id: str | None = None,
+        **options: Unpack[PushOptions],
     ) -> Self:
         """Add a push, with the parameters of `Client.push`. Raises `InvalidRequest` for a payload
         that JSON cannot express.
         """
         check_payload(payload)
-        item = new_item(
-            address,
-            payload,
-            partition=partition,
-            headers=headers,
-            delay=delay,
-            deliver_at=deliver_at,
-            transaction_id=transaction_id,
-            trace_id=trace_id,
-        )
-        item = tracing.created(item)
+        item = tracing.created(new_item(address, payload, **options))
         self._operations.append({"type": "push", "items": [item]})
         return self
 

@@ -21,7 +21,7 @@ from penstock.net.addresses import TOKEN_VARIABLE, Token, basic_authorization, t
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
-from penstock.protocol.status import MAY_PASS, error_from_http
+from penstock.protocol.status import MAY_PASS, NOT_JSON, error_from_http
 
 CONNECT_SECONDS = 5.0
 
@@ -86,7 +86,7 @@ class BrokerCaller:
         )
         try:
             return msgspec.json.decode(body) if body else None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise Unavailable(f"the answer of {self.url} is not a broker's: {error}") from error
 
     def call(
@@ -124,7 +124,7 @@ class BrokerCaller:
                 while line := answer.readline():
                     if line.startswith(b"data: "):
                         yield msgspec.json.decode(line[6:])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise Unavailable(f"the answer of {self.url} is not a broker's: {error}") from error
         finally:
             self._connection.close()

@@ -66,7 +66,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, client: "HttpClient") -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[HttpAnswer] | None = None  # set while a request is under way
         self._served = 0  # answers completed on this connection
         self._headers: dict[str, str] = {}
@@ -100,10 +100,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
-        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._parser is None:
+        if self._answer is None:
             self.abort()  # nobody asked: an unsolicited answer would be taken for the next one
             return
         self._any_byte = True
@@ -152,7 +151,6 @@ class _Connection(asyncio.Protocol):
         self._headers[key] = text if before is None else f"{before}, {text}"
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None
         status = self._parser.get_status_code()
         if self._no_body and status >= 200:
             self.reusable = False  # the parser would wait for the body that Content-Length names
@@ -169,7 +167,6 @@ class _Connection(asyncio.Protocol):
             self._body.append(data)
 
     def on_message_complete(self) -> None:
-        assert self._parser is not None
         if self._answer is None or self._parser.get_status_code() < 200:
             return  # 100 Continue and the like come before the answer
         if not self._parser.should_keep_alive():
@@ -178,7 +175,6 @@ class _Connection(asyncio.Protocol):
 
     def _complete(self) -> None:
         answer, self._answer = self._answer, None
-        assert self._parser is not None
         if answer is None:
             return
         self._served += 1

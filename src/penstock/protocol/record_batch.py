@@ -104,28 +104,22 @@ class Batch:
 
     def _read_offsets(self) -> "npt.NDArray[np.int64]":
         """Offsets with gaps (a compacted topic) are read from the records' own headers."""
+        offsets: Any
         if np is None:
-            return self._read_plain_offsets()
-        places = self._starts[:-1, None] + np.arange(8)
-        offsets: npt.NDArray[np.int64] = (
-            np.frombuffer(self.raw, np.uint8)[places].view("<i8").reshape(-1)
-        )
-        if offsets[0] != self.first_offset or bool((np.diff(offsets) <= 0).any()):
+            unpack = RECORD_HEADER.unpack_from
+            offsets = array("q", (unpack(self.raw, start)[0] for start in self._starts[:-1]))
+            grow = all(before < after for before, after in pairwise(offsets))
+        else:
+            places = self._starts[:-1, None] + np.arange(8)
+            offsets = np.frombuffer(self.raw, np.uint8)[places].view("<i8").reshape(-1)
+            grow = bool((np.diff(offsets) > 0).all())
+        if offsets[0] != self.first_offset or not grow:
             raise Damaged(
                 f"topic {self.topic!r}: "
                 f"the records fetched from offset {self.first_offset} are out of order"
             )
-        return offsets
-
-    def _read_plain_offsets(self) -> Any:
-        unpack = RECORD_HEADER.unpack_from
-        offsets = array("q", (unpack(self.raw, start)[0] for start in self._starts[:-1]))
-        if offsets[0] != self.first_offset or any(a >= b for a, b in pairwise(offsets)):
-            raise Damaged(
-                f"topic {self.topic!r}: "
-                f"the records fetched from offset {self.first_offset} are out of order"
-            )
-        return offsets
+        made: npt.NDArray[np.int64] = offsets
+        return made
 
     def __len__(self) -> int:
         return self.count

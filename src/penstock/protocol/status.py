@@ -188,7 +188,7 @@ def error_from_http(status: int, body: bytes) -> PenstockError:
     """The error that an HTTP answer stands for, a broker's or that of a proxy before it."""
     try:
         answer = _read_http(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         answer = _HttpBody()
     text = answer.error or body[:200].decode("utf-8", "replace") or f"HTTP status {status}"
     refused = 400 <= status < 500 and status not in _MAY_PASS_4XX
@@ -201,6 +201,6 @@ def error_from_tcp(status: int, text: str, details: bytes | memoryview) -> Penst
     """The error that a TCP answer stands for; `details` is what came behind its message."""
     try:
         said = _read_details(details) if details else Details()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         said = Details()
     return error_from(text, said, _BY_TCP.get(status, Unavailable))

@@ -60,11 +60,7 @@ def check_addresses(config: Config) -> None:
     go unnoticed, each with half of the connections.
     """
     with ExitStack() as opened:
-        for section in (
-            ("http_server", "tcp_server", "websocket_server")
-            if config.topics.enabled
-            else ("http_server",)
-        ):
+        for section in TITLES if config.topics.enabled else ("http_server",):
             settings: Settings = getattr(config, section)
             if not settings.enabled:
                 continue

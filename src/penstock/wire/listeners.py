@@ -140,7 +140,7 @@ class Listeners:
             scheme = "tls" if self.certificates.tcp else "tcp"
             addresses["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
         if self._websocket:
-            scheme = "wss" if self._websocket.secure else "ws"
+            scheme = "wss" if self.certificates.websocket else "ws"
             addresses["WebSocket"] = (
                 f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
             )

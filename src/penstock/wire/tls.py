@@ -131,21 +131,19 @@ class Certificates:
 
     def __init__(self, config: Config) -> None:
         tls, http, websocket = config.tls, config.http_server, config.websocket_server
-        shared = None
-        if tls.certificate or tls.private_key:
-            shared = Certificate(tls.certificate, tls.private_key, tls.client_ca, tls.min_version)
-        elif tls.client_ca:
+
+        def configured(certificate: Path | None, key: Path | None) -> Certificate | None:
+            if not certificate and not key:
+                return None
+            return Certificate(certificate, key, tls.client_ca, tls.min_version)
+
+        shared = configured(tls.certificate, tls.private_key)
+        if shared is None and tls.client_ca:
             raise ConfigError("tls.client_ca is set, but no tls.certificate")
-        self.http = shared if http.tls else None
-        if http.ssl_cert_path or http.ssl_key_path:
-            self.http = Certificate(
-                http.ssl_cert_path, http.ssl_key_path, tls.client_ca, tls.min_version
-            )
-        self.websocket = self.http or shared if websocket.tls else None
-        if websocket.ssl_cert_path or websocket.ssl_key_path:
-            self.websocket = Certificate(
-                websocket.ssl_cert_path, websocket.ssl_key_path, tls.client_ca, tls.min_version
-            )
+        own = configured(http.ssl_cert_path, http.ssl_key_path)
+        self.http = own or (shared if http.tls else None)
+        own = configured(websocket.ssl_cert_path, websocket.ssl_key_path)
+        self.websocket = own or (self.http or shared if websocket.tls else None)
         self.tcp = shared if config.tcp_server.tls else None
         self._interval = tls.reload_interval
         self._watching: asyncio.TimerHandle | None = None

@@ -31,9 +31,9 @@ class Body(msgspec.Struct):
 
 def mirror(request: Request) -> Response:
     about = [
-        request.method,
-        request.path,
-        request.query,
+        request.head.method,
+        request.head.path,
+        request.head.query,
         request.header("x-a"),
         request.header("x-forwarded-for"),
     ]

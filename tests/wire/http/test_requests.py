@@ -37,7 +37,7 @@ def echo(request: Request) -> Response:
 
 
 def shown(request: Request) -> Response:
-    return json_response({"params": dict(request.params), "path": request.path})
+    return json_response({"params": dict(request.params), "path": request.head.path})
 
 
 def args(request: Request) -> Response:
@@ -142,7 +142,7 @@ def test_a_route_for_any_method_takes_every_method() -> None:
         Route(
             "*",
             "/f/{rest...}",
-            lambda request: Response(200, request.method.encode(), "text/plain"),
+            lambda request: Response(200, request.head.method.encode(), "text/plain"),
         )
     ]
     answer = answers(

@@ -10,9 +10,10 @@ from typing import get_args
 import msgspec
 import pytest
 
+from penstock.protocol.answers import Body
 from penstock.wire.auth import Role
 from penstock.wire.http import api
-from penstock.wire.http.answers import Body, plain, writer_of
+from penstock.wire.http.answers import plain, writer_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import route, routes_of
 from tests.support.http import post

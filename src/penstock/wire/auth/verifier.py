@@ -37,8 +37,8 @@ class Verifier:
         from penstock.wire.auth.keys import Keys
 
         self.settings = settings
-        self.keys: Keys = Keys(settings, self._forget)
         self.identities: dict[str, Identity] = {}  # never holds the empty token
+        self.keys: Keys = Keys(settings, self.identities.clear)
         self._refused = metrics.counter(
             "penstock_auth_refused_total",
             "Requests rejected by authentication, by reason",
@@ -137,9 +137,6 @@ class Verifier:
                 del identities[old]
         identities[token] = identity
         return identity
-
-    def _forget(self) -> None:
-        self.identities.clear()
 
     def _no(self, reason: str, text: str) -> Unauthorized:
         self.count(reason)

@@ -13,30 +13,10 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from penstock.protocol.answers import Body
+
 T = TypeVar("T", bound=msgspec.Struct)
 _MISSING = object()
-
-
-class Body(msgspec.Struct, rename="camel"):
-    """Base of answers: their fields have their names in camel case."""
-
-
-class Range(Body):
-    """A range of time."""
-
-    from_: datetime = msgspec.field(name="from")
-    to: datetime
-
-
-class Pagination(Body):
-    limit: int
-    offset: int
-
-
-class PaginationOf(Pagination):
-    """The page, and the total number of entries."""
-
-    total: int
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.monitor.audit import Record
-from penstock.protocol.status import status_of
+from penstock.protocol.status import NOT_JSON, status_of
 from penstock.wire.http.messages import Answer, Handler, Request, Response, finished
 from penstock.wire.http.routes import Audited
 
@@ -43,8 +43,9 @@ def recording(record: Record, audited: Audited, call: Handler) -> Handler:
 def _described(
     audited: Audited, request: Request, outcome: dict[str, Any]
 ) -> tuple[str, str, str, dict[str, Any]]:
-    query = {name: value for name, value in parse_qsl(request.query) if name not in _NOT_RECORDED}
-    asked = {**_fields(request.body, audited.body), **query}
+    query = parse_qsl(request.head.query)
+    asked = _fields(request.body, audited.body)
+    asked |= {name: value for name, value in query if name not in _NOT_RECORDED}
     target = request.params.get("name", "")  # of a schedule, say; its queue is a property
     if not target:
         target = object_of({**asked, **request.params})
@@ -78,7 +79,7 @@ def _fields(body: bytes, names: tuple[str, ...]) -> dict[str, Any]:
         return {}
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return {}  # only the handler knows what it is
     if not isinstance(value, dict):
         return {}

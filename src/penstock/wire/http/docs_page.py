@@ -13,6 +13,8 @@ from html import escape
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from penstock.wire.http.openapi import ref_name
+
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; --quiet: #666; --get: #0b6bcb;
   --post: #1a7f37; --put: #9a6700; --patch: #8250df; --delete: #cf222e; }
@@ -178,12 +180,12 @@ class _Operation:
         return f"<pre>{escape(example)}</pre>{types}"
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
-        name = _name(schema)
+        name = ref_name(schema)
         return dict(self._types.get(name, {})) if name else schema
 
     def _type(self, schema: dict[str, Any]) -> str:
         """A type in a few words."""
-        if name := _name(schema):
+        if name := ref_name(schema):
             return name.rsplit(".", 1)[-1]
         if "enum" in schema:
             return " or ".join(map(json.dumps, schema["enum"]))
@@ -197,7 +199,7 @@ class _Operation:
 
     def _fields(self, schema: dict[str, Any], within: tuple[str, ...]) -> str:
         """The fields below a schema, with types written out in place."""
-        name = _name(schema)
+        name = ref_name(schema)
         if name and name in within:
             return ""  # a type that holds itself
         if name:
@@ -218,7 +220,3 @@ class _Operation:
                 f"{self._fields(about, within)}</li>"
             )
         return f'<ul class="fields">{"".join(rows)}</ul>' if rows else ""
-
-
-def _name(schema: dict[str, Any]) -> str:
-    return str(schema.get("$ref", "")).rsplit("/", 1)[-1]

@@ -1,6 +1,4 @@
-"""Answers as bytes. The lines that repeat (status, date, content type) are joined once per second
-and kind.
-"""
+"""Answers as bytes. The lines that repeat (status, content type) are joined once per kind."""
 
 from email.utils import formatdate
 from typing import cast
@@ -9,7 +7,7 @@ from penstock.protocol.status import REASONS
 from penstock.wire.http.messages import Head, Headers, Response, StreamResponse
 
 _SMALL = 1024
-_MAX_STARTS = 256  # headers that are another for each answer are not kept
+_MAX_STARTS = 256  # kinds: some have headers that are another for each answer
 _LENGTHS = [b"Content-Length: %d\r\n\r\n" % size for size in range(_SMALL)]
 _BODILESS = frozenset((204, 304))
 _NAME = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -20,27 +18,24 @@ class Encoder:
 
     def __init__(self) -> None:
         self._date = b""
-        self._starts: dict[tuple[int, str, Headers], bytes] = {}  # of this second
+        self._starts: dict[tuple[int, str, Headers], bytes] = {}  # what comes before the date
         self.tick()
 
     def tick(self) -> None:
         """Called every second: the Date header moves on."""
         self._date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
-        self._starts.clear()
 
     def start(self, status: int, content_type: str, headers: Headers = ()) -> bytes:
         """Status line and the lines every answer of this kind carries."""
         start = self._starts.get((status, content_type, headers))
         if start is None:
             line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
-            kind = (
-                header_lines((("Content-Type", content_type),))
-                if content_type and status not in _BODILESS
-                else b""
-            )
-            start = b"".join((line, self._date, kind, header_lines(headers)))
-            if len(self._starts) < _MAX_STARTS:
-                self._starts[(status, content_type, headers)] = start
+            typed = content_type and status not in _BODILESS
+            kind = (("Content-Type", content_type),) if typed else ()
+            start = line + header_lines((*kind, *headers))
+            if len(self._starts) >= _MAX_STARTS:
+                self._starts.clear()
+            self._starts[(status, content_type, headers)] = start
         return start
 
     def simple(self, response: Response) -> bytes:
@@ -49,15 +44,17 @@ class Encoder:
         key = status, response.content_type, response.headers
         start = self._starts.get(key) or self.start(*key)
         if status in _BODILESS:
-            return start + b"\r\n"
+            return start + self._date + b"\r\n"
         size = len(body)
         if size < _SMALL:
-            return start + _LENGTHS[size] + body
-        return b"%bContent-Length: %d\r\n\r\n%b" % (start, size, cast(bytes, body))
+            return b"".join((start, self._date, _LENGTHS[size], body))
+        date = self._date
+        return b"%b%bContent-Length: %d\r\n\r\n%b" % (start, date, size, cast(bytes, body))
 
     def head(self, head: Head | None, response: Response, close: bool) -> bytes:
         """Everything before the body, in the general case."""
-        parts = [self.start(response.status, response.content_type), header_lines(response.headers)]
+        start = self.start(response.status, response.content_type)
+        parts = [start, self._date, header_lines(response.headers)]
         if response.status not in _BODILESS:
             parts.append(b"Content-Length: %d\r\n" % len(response.body))
         if head is not None:
@@ -67,7 +64,7 @@ class Encoder:
 
     def stream_head(self, head: Head, answer: StreamResponse, close: bool) -> bytes:
         start = self.start(answer.status, answer.content_type)
-        parts = [start, header_lines(answer.headers), head.cors]
+        parts = [start, self._date, header_lines(answer.headers), head.cors]
         if not head.http10:
             parts.append(b"Transfer-Encoding: chunked\r\n")
         parts.append(_connection(head, close))

@@ -64,18 +64,15 @@ class _Forwarder:
         request.on_disconnect(lambda: upstream.abort_for(request))
         try:
             status, headers = await upstream.head()
-            length = next(
-                (int(value) for name, value in headers if name == b"content-length"), None
-            )
-            kind = next(
-                (value.decode("latin-1") for name, value in headers if name == b"content-type"), ""
-            )
+            named = dict(headers)
+            length = int(named.get(b"content-length", -1))
+            kind = named.get(b"content-type", b"").decode("latin-1")
             passed = tuple(
                 (name.decode("latin-1").title(), value.decode("latin-1"))
                 for name, value in headers
                 if name not in _HOP_BY_HOP and name not in _OURS
             )
-            if status in (204, 304) or (length is not None and length <= _MAX_WHOLE_BYTES):
+            if status in (204, 304) or 0 <= length <= _MAX_WHOLE_BYTES:
                 body = b"".join([piece async for piece in upstream.pieces()])
                 return Response(status, body, kind, passed)
         except ConnectionError:
@@ -85,7 +82,7 @@ class _Forwarder:
         except BaseException:
             upstream.abort()
             raise
-        if request.method == "HEAD":
+        if request.head.method == "HEAD":
             upstream.abort()
         live = kind.startswith("text/event-stream")
         return StreamResponse(upstream.copy, kind, passed, status, live=live)

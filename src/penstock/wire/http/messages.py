@@ -8,13 +8,17 @@ arrived with the same bytes (see `head.py`), so those are read-only.
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from penstock.protocol.ids import uuid7
 from penstock.protocol.status import details_of, is_expected, status_of
 from penstock.wire.auth import Identity
+
+if TYPE_CHECKING:
+    from penstock.wire.http.connection import Connection
+    from penstock.wire.http.routes import Endpoint
 
 log = logging.getLogger("penstock.http")
 
@@ -37,17 +41,6 @@ class Refused(Exception):
         self.headers = headers
 
 
-class MatchedRoute(Protocol):
-    """What answers a head, as far as a connection needs it."""
-
-    method: str  # of its route
-    name: str  # its route's path
-    gzip: bool  # a large answer may be compressed
-    labels: dict[int, tuple[str, ...]]  # of the request counter, by status
-    call: "Handler"
-    precheck: "Precheck | None"  # asked before a long body is received
-
-
 class Head:
     """Request line and headers; what the head alone decides is decided once and kept with it."""
 
@@ -64,7 +57,7 @@ class Head:
         self.method = method
         self.target = target
         self.headers = headers  # names in lower case
-        self.path, _, self.query = location.partition("?")
+        self.path, _, self.query = location.partition("?")  # as they came
         self.length = 0  # of the body; CHUNKED when it says its end itself
         self.keep_alive = False  # another request may follow on the connection
         self.http10 = False
@@ -76,7 +69,7 @@ class Head:
         self.from_browser = False  # it has a header by which browsers say where it comes from
         self.cors = b""  # lines of the answer that let the page of another origin read it
         self.params: Mapping[str, str] = {}
-        self.endpoint: MatchedRoute  # set by the router
+        self.endpoint: Endpoint  # set by the router
         self.args: Any = None  # the decoded query, kept only when its type is frozen
         self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
         self._by_name: dict[str, str] | None = None
@@ -93,42 +86,17 @@ class Head:
         return self._by_name.get(name)
 
 
-class Peer(Protocol):
-    """The connection a request came on, as far as a request needs it."""
-
-    def watch(self, callback: Callable[[], object]) -> None: ...
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-
 class Request(msgspec.Struct, eq=False):
     head: Head
     body: bytes
-    peer: Peer
+    peer: "Connection"  # it came on
     args: Any = None  # the decoded query, when the route names a type for it
     data: Any = None  # the decoded body, when the route names a type for it
-
-    @property
-    def method(self) -> str:
-        return self.head.method
-
-    @property
-    def path(self) -> str:
-        return self.head.path
 
     @property
     def params(self) -> Mapping[str, str]:
         """Percent-decoded path parameters."""
         return self.head.params
-
-    @property
-    def query(self) -> str:
-        """The raw query string, without the question mark."""
-        return self.head.query
 
     @property
     def address(self) -> str:
@@ -220,6 +188,6 @@ def failure_response(error: BaseException, request: Request | None) -> Response:
         details = msgspec.to_builtins(details_of(error))
         return error_response(status, str(error), headers, **details)
     number = str(uuid7())
-    what = f"{request.method} {request.path}" if request is not None else "an answer"
+    what = f"{request.head.method} {request.head.path}" if request is not None else "an answer"
     log.error("internal error %s at %s", number, what, exc_info=error)
     return error_response(500, "internal error", id=number)

@@ -60,7 +60,7 @@ def document(routes: Iterable[Route], guard: TokenGuard | None = None) -> dict[s
         )
         if guard is not None and guard.needs_token(one.path):
             operation |= {"security": [{"token": []}], "x-role": role_of(one).title}
-    only_queries = {_name(schemas[id(route.query)]) for route in shown if route.query is not None}
+    only_queries = {ref_name(schemas[id(one.query)]) for one in shown if one.query is not None}
     for name in only_queries - _referenced(paths):
         components.pop(name, None)  # shown as parameters, needed nowhere else
     return {
@@ -83,14 +83,14 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
     return members if len(structs) > 1 else (kind,)
 
 
-def _name(schema: dict[str, Any]) -> str:
+def ref_name(schema: dict[str, Any]) -> str:
     return str(schema.get("$ref", "")).rsplit("/", 1)[-1]
 
 
 def _referenced(value: Any) -> set[str]:
     """The names of all components that `value` points to directly."""
     if isinstance(value, dict):
-        names = {_name(value)} if "$ref" in value else set()
+        names = {ref_name(value)} if "$ref" in value else set()
         return names.union(*map(_referenced, value.values()))
     return set().union(*map(_referenced, value)) if isinstance(value, list) else set()
 
@@ -109,7 +109,7 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
         for name in route.parameters
     ]
     if route.query is not None:
-        parameters += _query_parameters(components[_name(schemas[id(route.query)])])
+        parameters += _query_parameters(components[ref_name(schemas[id(route.query)])])
     for parameter in parameters:
         if "description" not in parameter and (text := meaning(path, parameter["name"])):
             parameter["description"] = text

@@ -28,6 +28,7 @@ A misspelt property fails at import. Only the class itself is looked at: APIs do
 each other. The list of all paths in one place is `/openapi.json`.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import reduce
@@ -57,6 +58,7 @@ from penstock.wire.http.messages import (
 )
 
 ANY = "*"
+_LONE_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,34 +392,23 @@ class _Search:
         return None
 
     def _of(self, node: _Node) -> Endpoint | None:
-        endpoint = _pick(node.methods, self._method)
-        if endpoint is None:
+        for method in (self._method, "GET") if self._method == "HEAD" else (self._method,):
+            if method in node.methods:
+                return node.methods[method]
+        if ANY not in node.methods:
             self.allowed.update(node.methods)
-        return endpoint
-
-
-def _pick(methods: dict[str, Endpoint], method: str) -> Endpoint | None:
-    return (
-        methods.get(method)
-        or (methods.get("GET") if method == "HEAD" else None)
-        or methods.get(ANY)
-    )
+        return node.methods.get(ANY)
 
 
 def _percent_decoded(segment: str) -> str:
     if "%" not in segment:
         return segment
-    for place, letter in enumerate(segment):
-        if letter == "%" and not _is_hex(segment[place + 1 : place + 3]):
-            raise InvalidRequest("The path holds a percent sign without two hexadecimal digits")
+    if _LONE_PERCENT.search(segment):
+        raise InvalidRequest("The path holds a percent sign without two hexadecimal digits")
     try:
         return unquote_to_bytes(segment).decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest("The path is not UTF-8 after percent-decoding") from None
-
-
-def _is_hex(text: str) -> bool:
-    return len(text) == 2 and all(letter in "0123456789abcdefABCDEF" for letter in text)
 
 
 def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
@@ -432,7 +423,7 @@ def _always(response: Response) -> Endpoint:
 
 
 def _not_found(request: Request) -> Response:
-    return error_response(404, f"Nothing at {request.path}")
+    return error_response(404, f"Nothing at {request.head.path}")
 
 
 def _preflight(allow: str) -> Handler:

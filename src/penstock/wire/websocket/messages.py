@@ -12,36 +12,35 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 ReqId = Raw | UnsetType
 
 
-class Produce(Struct, tag_field="command", tag="produce_request"):
+class Command(Struct, tag_field="command", kw_only=True):
+    req_id: ReqId = UNSET
+
+
+class Produce(Command, tag="produce_request"):
     topic: str
     message_payload: str
     encoding: str | UnsetType = UNSET
-    req_id: ReqId = UNSET
 
 
-class Subscribe(Struct, tag_field="command", tag="subscribe_topic_request"):
+class Subscribe(Command, tag="subscribe_topic_request"):
     topic: str
     start_offset: int | Literal["earliest", "latest"] = 0
-    req_id: ReqId = UNSET
 
 
-class Unsubscribe(Struct, tag_field="command", tag="unsubscribe_topic_request"):
+class Unsubscribe(Command, tag="unsubscribe_topic_request"):
     topic: str
-    req_id: ReqId = UNSET
 
 
-class Create(Struct, tag_field="command", tag="create_topic_request"):
+class Create(Command, tag="create_topic_request"):
     topic: str
-    req_id: ReqId = UNSET
 
 
-class ListTopics(Struct, tag_field="command", tag="list_topics_request"):
-    req_id: ReqId = UNSET
+class ListTopics(Command, tag="list_topics_request"):
+    pass
 
 
-class GetNextOffset(Struct, tag_field="command", tag="get_next_offset_request"):
+class GetNextOffset(Command, tag="get_next_offset_request"):
     topic: str
-    req_id: ReqId = UNSET
 
 
 Request = Produce | Subscribe | Unsubscribe | Create | ListTopics | GetNextOffset
@@ -55,41 +54,36 @@ class Envelope(Struct):
     req_id: ReqId = UNSET
 
 
-class Produced(Struct):
+class Answer(Struct):
     command: str
     req_id: ReqId
+
+
+class Produced(Answer):
     topic: str
     offset: int
     success: bool = True
 
 
-class TopicDone(Struct):
+class TopicDone(Answer):
     """The answer to subscribe, unsubscribe and create."""
 
-    command: str
-    req_id: ReqId
     topic: str
     success: bool = True
 
 
-class Listed(Struct):
-    command: str
-    req_id: ReqId
+class Listed(Answer):
     topics: list[str]
     success: bool = True
 
 
-class NextOffset(Struct):
-    command: str
-    req_id: ReqId
+class NextOffset(Answer):
     topic: str
     next_offset: int
     success: bool = True
 
 
-class Failed(Struct):
-    command: str
-    req_id: ReqId
+class Failed(Answer):
     error_message: str
     original_command_type: str | UnsetType = UNSET
     # as in `penstock.protocol.status.Details`

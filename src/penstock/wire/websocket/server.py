@@ -77,10 +77,6 @@ class WebsocketServer:
         )
 
     @property
-    def secure(self) -> bool:
-        return self._tls is not None
-
-    @property
     def port(self) -> int:
         if self._server is None:
             raise RuntimeError("the WebSocket server is not started")

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.protocol.analytics import Point
+from penstock.protocol.answers import Body, GroupLag, Range
 from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.engine import Queues
 from penstock.queues.status import DatabaseSize, OldestTransaction, TableSize
-from penstock.wire.http.answers import Body, Range
-from penstock.wire.http.api.groups import GroupLag, group_answer
+from penstock.wire.http.api.groups import group_answer
 from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypeVar
 import msgspec
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.answers import Body, Range
 from penstock.queues.consumer_reports import ConsumerReport
 from penstock.queues.consumers import ALIVE_SECONDS
 from penstock.queues.engine import Queues
@@ -21,7 +22,7 @@ from penstock.queues.presence import (
 )
 from penstock.queues.status import Removal
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, Range, of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import RangeQuery
 from penstock.wire.http.routes import route
 

@@ -6,10 +6,11 @@ from typing import Annotated
 import msgspec
 
 from penstock.errors import NotFound
+from penstock.protocol.answers import Body, PaginationOf
 from penstock.queues.dead import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, PaginationOf, of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Limit, Offset, TimesQuery, check_offset
 from penstock.wire.http.routes import Audited, route
 

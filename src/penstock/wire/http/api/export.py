@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 from penstock.errors import InvalidRequest
 from penstock.export.manager import Exports
 from penstock.export.status import Inspection, RouteStatus
+from penstock.protocol.answers import RoutePushed
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Limit
@@ -62,11 +63,6 @@ class Records(Struct):
 
 class Routes(Struct):
     routes: list[RouteStatus]
-
-
-class Pushed(Struct):
-    accepted: int
-    dropped: int
 
 
 class Count(Struct):
@@ -133,10 +129,10 @@ class ExportApi:
         await self._exports.delete(name, force=args.force)
 
     @route("POST", f"{ROUTE}/push", media=(OCTETS, *NDJSON), status=201)
-    async def push(self, request: Request, name: str) -> Pushed:
+    async def push(self, request: Request, name: str) -> RoutePushed:
         """Add records to the route's send queue."""
         pushed = await self._exports.get(name).push(_records(request))
-        return Pushed(pushed.accepted, pushed.dropped)
+        return RoutePushed(pushed.accepted, pushed.dropped)
 
     @route("POST", f"{ROUTE}/pause", role=Role.ADMIN, audit=Audited("route.pause"))
     async def pause(self, name: str) -> RouteStatus:

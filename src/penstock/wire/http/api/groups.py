@@ -6,15 +6,16 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.answers import Body, GroupLag, GroupPosition, GroupSummary
 from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Paged
 from penstock.wire.http.routes import Audited, route
 
-G = TypeVar("G", bound="GroupLag")
+G = TypeVar("G", bound=GroupLag)
 
 
 class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -48,29 +49,11 @@ class SeekBody(msgspec.Struct, rename="camel"):
     texts: ClassVar[dict[str, str]] = {}
 
 
-class GroupLag(Body):
-    queue_name: str
-    name: str
-    total_lag: int
-    max_time_lag: int  # seconds
-    partitions_with_lag: int
-    state: str
-
-
-class Group(GroupLag):
+class Group(GroupSummary):
     """A consumer group on one queue."""
 
     topics: list[str]  # the queue
-    members: int
-    subscription_mode: str | None
-    subscription_timestamp: datetime | None
     subscription_created_at: datetime
-    leased: int
-    completed: int
-    failed: int
-    dead_letters: int
-    dropped: int
-    skipped: int
     discovering: bool
 
 
@@ -87,18 +70,8 @@ class LaggingPartition(Body, rename=None):
     last_consumed_at: datetime | None
 
 
-class GroupPartition(Body):
-    partition: str
-    worker_id: str | None  # the lease that is live
-    last_consumed_at: datetime | None
-    total_consumed: int
-    offset_lag: int
-    time_lag_seconds: int
-    lease_active: bool
-
-
 class GroupPartitions(Body):
-    partitions: list[GroupPartition]
+    partitions: list[GroupPosition]
 
 
 class GroupDeleted(Body):
@@ -285,8 +258,8 @@ def _lagging(row: PartitionLag) -> LaggingPartition:
     )
 
 
-def _partition(row: PartitionLag) -> GroupPartition:
-    return GroupPartition(
+def _partition(row: PartitionLag) -> GroupPosition:
+    return GroupPosition(
         partition=row.partition,
         worker_id=row.lease_id,
         last_consumed_at=row.consumed_at,

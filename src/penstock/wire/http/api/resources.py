@@ -4,18 +4,26 @@ Nothing here counts rows: totals come from counters the engine keeps.
 """
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any, ClassVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.answers import (
+    Body,
+    Configured,
+    Pagination,
+    PartitionCounts,
+    PartitionTimes,
+    QueueNames,
+)
 from penstock.protocol.queue_options import QueueOptions
+from penstock.protocol.status import NOT_JSON
 from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
 from penstock.queues.status import QueueStatus
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, Pagination, each, of
+from penstock.wire.http.answers import each, of
 from penstock.wire.http.api.queries import Limit, Paged
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request
@@ -79,41 +87,12 @@ class ClearQuery(msgspec.Struct, frozen=True):
     partition: str | None = None
 
 
-class Configured(Body):
-    configured: bool
-    queue_id: str
-    partition_id: str  # of the default partition
-    queue: str
-    namespace: str
-    task: str
-    options: QueueOptions
-
-
-class PartitionCounts(Body):
-    """Messages of a partition, by state."""
-
-    total: int
-    pending: int
-    processing: int
-    completed: int
-    failed: int | None  # null: not known of a partition
-    dead_letter: int
-
-
 class QueueCounts(PartitionCounts):
     scheduled: int  # for later
 
 
 class SummaryCounts(QueueCounts):
     dropped: int
-
-
-class QueueNames(Body):
-    id: str
-    name: str
-    namespace: str
-    task: str
-    created_at: datetime
 
 
 class QueueSummary(QueueNames):
@@ -123,14 +102,6 @@ class QueueSummary(QueueNames):
 
 class QueueList(Body):
     queues: list[QueueSummary]
-
-
-class PartitionTimes(Body):
-    id: str
-    name: str
-    created_at: datetime
-    oldest_message: datetime | None
-    newest_message: datetime | None
 
 
 class QueuePartition(PartitionTimes):
@@ -324,7 +295,7 @@ class ResourcesApi:
 def _option(name: str, raw: msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InvalidRequest(f"option {name[:60]} is not understood: {error}") from None
 
 

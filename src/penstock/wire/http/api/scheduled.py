@@ -1,9 +1,12 @@
 """Messages for later: what waits for its time can be listed, looked at and cancelled."""
 
+from datetime import datetime
+
 import msgspec
 
+from penstock.protocol.answers import Body
 from penstock.queues.scheduled import Scheduled, Waiting
-from penstock.wire.http.answers import milliseconds
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Limit
 from penstock.wire.http.routes import Audited, route
 
@@ -17,13 +20,13 @@ class ScheduledQuery(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
-class ScheduledMessage(msgspec.Struct, rename="camel"):
+class ScheduledMessage(Body):
     transaction_id: str
     queue: str
     partition: str
     partition_id: str
-    deliver_at: str | None
-    pushed_at: str | None
+    deliver_at: datetime
+    pushed_at: datetime
     trace_id: str | None
     producer_sub: str | None
     is_encrypted: bool
@@ -31,12 +34,12 @@ class ScheduledMessage(msgspec.Struct, rename="camel"):
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class ScheduledPage(msgspec.Struct):
+class ScheduledPage(Body):
     messages: list[ScheduledMessage]
     next: str | None
 
 
-class Cancelled(msgspec.Struct, rename="camel"):
+class Cancelled(Body):
     success: bool
     queue: str
     partition: str
@@ -70,16 +73,11 @@ class ScheduledApi:
 
 
 def _message(waiting: Waiting) -> ScheduledMessage:
-    return ScheduledMessage(
-        waiting.transaction_id,
-        waiting.queue,
-        waiting.partition,
-        waiting.partition_id,
-        milliseconds(waiting.deliver_at),
-        milliseconds(waiting.pushed_at),
-        waiting.trace_id,
-        waiting.producer,
-        waiting.encrypted,
-        msgspec.UNSET if waiting.headers is None else waiting.headers,
-        msgspec.UNSET if waiting.payload is None else msgspec.Raw(waiting.payload),
+    return of(
+        ScheduledMessage,
+        waiting,
+        producer_sub=waiting.producer,
+        is_encrypted=waiting.encrypted,
+        headers=msgspec.UNSET if waiting.headers is None else waiting.headers,
+        payload=msgspec.UNSET if waiting.payload is None else waiting.payload,
     )

@@ -6,10 +6,11 @@ from typing import ClassVar, Literal
 import msgspec
 
 from penstock.protocol import headers
+from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.schedules import Definition, Schedule, Schedules
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, each, of
+from penstock.wire.http.answers import each, of
 from penstock.wire.http.routes import Audited, route
 
 BASE = "/api/v1/schedules"
@@ -35,21 +36,12 @@ class DefinitionBody(Body):
     }
 
 
-class RunAnswer(Body):
-    due_at: datetime
-    fired_at: datetime
-    transaction_id: str
-    result: str
-    manual: bool
-    error: str | None
-
-
 class ScheduleAnswer(DefinitionBody, kw_only=True):
     name: str
     created_at: datetime
     updated_at: datetime
     next_runs: list[datetime]
-    last_runs: list[RunAnswer]
+    last_runs: list[ScheduleRun]
 
 
 class Listing(Body):
@@ -103,9 +95,9 @@ class SchedulesApi:
         return _shown(await self._schedules.pause(name, paused=False))
 
     @route("POST", f"{ONE}/run", audit=Audited("schedule.run", answer=("transactionId", "result")))
-    async def run(self, name: str) -> RunAnswer:
+    async def run(self, name: str) -> ScheduleRun:
         """Push the message of a schedule now; its next runs do not change."""
-        return of(RunAnswer, await self._schedules.run(name))
+        return of(ScheduleRun, await self._schedules.run(name))
 
 
 def _shown(schedule: Schedule) -> ScheduleAnswer:
@@ -115,5 +107,5 @@ def _shown(schedule: Schedule) -> ScheduleAnswer:
         definition,
         schedule,
         headers=headers.decode(definition.headers) if definition.headers else None,
-        last_runs=each(RunAnswer, schedule.last_runs),
+        last_runs=each(ScheduleRun, schedule.last_runs),
     )

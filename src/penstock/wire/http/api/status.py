@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
+from penstock.protocol.answers import Body, PaginationOf, PartitionCounts, QueueNames, Range
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.dead import ErrorCount, Which
 from penstock.queues.engine import Queues
@@ -14,14 +15,12 @@ from penstock.queues.messages import MessageFilter
 from penstock.queues.presence import OperationCounts, Presence
 from penstock.queues.status import total
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import Body, PaginationOf, Range, of
+from penstock.wire.http.answers import of
 from penstock.wire.http.api.cluster import Worker, worker_answer
 from penstock.wire.http.api.queries import BUCKETS, Limit, Paged, RangeQuery
 from penstock.wire.http.api.resources import (
     PageQuery,
-    PartitionCounts,
     QueueCounts,
-    QueueNames,
     QueuePartition,
     QueuesQuery,
     QueueSummary,

@@ -168,17 +168,14 @@ class TopicsApi:
 
     def _row(self, topic: Topic) -> TopicRow:
         lags = [self._groups.lag(group, topic.name) for group in self._groups.names(topic.name)]
-        return TopicRow(
-            name=topic.name,
-            records=topic.records,
+        return of(
+            TopicRow,
+            topic,
             bytes=topic.size_bytes,
-            first_offset=topic.first_offset,
-            next_offset=topic.next_offset,
             segments=len(topic.segments),
             rate=self._rates.rate(topic.name),
             groups=len(lags),
             worst_lag=max(lags, default=None),
-            policy=topic.policy,
             damaged=len(topic.damage),
             history=self._rates.line(topic.name),
         )
