@@ -70,6 +70,7 @@ class Appender:
         self._committing: asyncio.Future[None] | None = None
         # Who waits for a moment between two commits, and whether to roll then.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
+        self._rescuing = False  # the next commit, if an empty one, repairs a broken segment
         self.closed = False  # nothing more is taken
         self.deleted = False  # and what is queued is refused
         self._last_used = time.monotonic()
@@ -167,9 +168,10 @@ class Appender:
     def commit(self) -> None:
         """Commit what is queued, now or right after the commit that runs."""
         self._scheduled = False
-        if self._committing is not None or not (self._pending or self._has_work):
+        special = self._between or self._rescuing
+        if self._committing is not None or not (self._pending or special):
             return
-        direct = not (self._between or self.deleted)
+        direct = not (special or self.deleted)
         if direct and self._segments.is_prepared(self.pending_bytes):
             self._commit_directly(self._take())
         else:
@@ -218,7 +220,8 @@ class Appender:
 
     async def _commit_all(self) -> None:
         try:
-            while self._has_work:
+            while self._pending or self._between or self._rescuing:
+                self._rescuing = False
                 if self._between:
                     await self._rest()
                 else:
@@ -292,24 +295,21 @@ class Appender:
         self._context.instruments.failures.add(1, type(error).__name__)
         if isinstance(error, StorageFull):
             self._context.space.refused(error, sum(entry.size for entry in entries))
-        if self._segments.broken:
-            log.error(
-                "topic %s: segment %d is closed: %s",
-                self._name,
-                self._segments.active.base,
-                self._segments.broken,
-            )
+        active = self._segments.active
+        if active.broken:
+            log.error("topic %s: segment %d is closed: %s", self._name, active.base, active.broken)
         for entry in entries:
             if entry.producer is not None and not entry.promise.done():
                 self._segments.producers.expect(entry.producer, self._segments.last_time)
             entry.refuse(error)
         self._segments.release()
 
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._pending or self._between or self._segments.rescue_needed)
-
     # Between commits
+
+    def rescue(self) -> None:
+        """Have a broken segment repaired, with the next commit or without one."""
+        self._rescuing = True
+        self.schedule()
 
     async def between_commits(self, *, roll: bool) -> None:
         """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
@@ -354,7 +354,7 @@ class Appender:
             running = [task for task in tasks if task is not None]
             if running:
                 await asyncio.wait(running)
-            elif self._has_work or self._scheduled:
+            elif self._pending or self._between or self._rescuing or self._scheduled:
                 self.schedule()
                 await asyncio.sleep(0)
             else:

@@ -123,6 +123,7 @@ class Segment:
         "_files",
         "base",
         "batches_size",
+        "broken",
         "compacted",
         "data_size",
         "directory",
@@ -152,6 +153,7 @@ class Segment:
         self.on_open: Callable[[Segment], None] | None = None  # called when a file is opened
         # called when index and data disagree
         self.on_mismatch: Callable[[Segment], None] | None = None
+        self.broken: str | None = None  # why it takes no more writes, if so
         self.pinned = False  # being written: its files stay open
         self._files: dict[str, File] = {}
 
@@ -351,7 +353,8 @@ class Segment:
             if count == most or positions[-1] - start > max_bytes:
                 break
             count = min(most, 2 * count)
-        self._expect(rows, offset)
+        if int(rows["offset"][0]) != offset:
+            self._explain_gap(rows, offset)
         end = int(positions[count])
         if end - start > max_bytes:
             count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
@@ -362,13 +365,11 @@ class Segment:
             raise _Mismatch
         return rows[:count], positions[:count], end
 
-    def _expect(self, rows: np.ndarray, offset: int) -> None:
+    def _explain_gap(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
-        following, position = int(rows["offset"][0]), int(rows["position"][0])
-        if following == offset:
-            return
         if self.dense:
             raise _Mismatch
+        following, position = int(rows["offset"][0]), int(rows["position"][0])
         for start, end in self.holes:
             if end == position:
                 name = self.path(DATA).name

@@ -33,7 +33,9 @@ UNKNOWN = -1  # what the checkpoint on disk says of the active segment
 
 
 class SegmentStore:
-    """`on_broken` is called when the commit loop must run to repair a segment."""
+    """`on_broken` is called when the commit loop must run to repair a segment: answered records are
+    only in memory and in a broken one.
+    """
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class SegmentStore:
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
         # the tuple it started with.
         self.all = recovered.segments
+        self.active = self.all[-1]
         self.next_offset = recovered.next_offset  # readers see what is below it
         self.producers = recovered.producers
         self.writing = False  # the commit loop runs: the active segment's files stay open
@@ -59,7 +62,7 @@ class SegmentStore:
             self._adopt(segment)
         self._writer = Writer(context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
-        self._synced = self._mark()  # everything before it is durable
+        self._synced = self._mark()  # under `interval` everything before it is durable
         # Answered and not covered by an fsync: kept in memory under `interval`.
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
@@ -72,22 +75,8 @@ class SegmentStore:
         self._checkpointing = asyncio.Lock()
 
     @property
-    def active(self) -> Segment:
-        return self.all[-1]
-
-    @property
-    def broken(self) -> str | None:
-        """Why appends fail at the moment, if they do."""
-        return self._writer.broken
-
-    @property
     def busy(self) -> bool:
         return self.active.pinned or self.background is not None
-
-    @property
-    def rescue_needed(self) -> bool:
-        """Answered records are only in memory and in a broken segment."""
-        return bool(self.broken and self._unsynced and self._timer is None and not self._abandoned)
 
     def _adopt(self, segment: Segment) -> None:
         segment.on_open = self._context.open_files.opened
@@ -116,7 +105,7 @@ class SegmentStore:
         return (
             self._state == self._context.open_state
             and self._unsynced_bytes < MAX_UNSYNCED_BYTES
-            and not self.broken
+            and not self.active.broken
             and not self._must_roll(size)
         )
 
@@ -124,7 +113,7 @@ class SegmentStore:
         """Repair what is broken, roll what is full, sync what is too much, and let the checkpoint
         on disk say that the segment is being written.
         """
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         if self._must_roll(size):
             await self._roll()
@@ -143,7 +132,7 @@ class SegmentStore:
 
     def next_time(self) -> int:
         """The append time of a commit; distinct, since it also tells commits apart."""
-        self.last_time = max(self._context.now(), self.last_time + 1)
+        self.last_time = max(int(self._context.clock() * 1e6), self.last_time + 1)
         return self.last_time
 
     def write(self, write: Write) -> None:
@@ -158,24 +147,21 @@ class SegmentStore:
         cheapest (decision 0240).
         """
         self.active.pinned = True
-        started = time.perf_counter()
-        sync = self._context.strict
-        loop = asyncio.get_running_loop()
+        write.started = time.perf_counter()
+        self._context.pool.submit(self._write_in_thread, write, asyncio.get_running_loop(), done)
 
-        def finish(error: BaseException | None) -> None:
-            if sync and error is None:
-                self._context.instruments.sync_seconds.observe(time.perf_counter() - started)
-            done(error)
-
-        def work() -> None:
-            error: BaseException | None = None
-            try:
-                self._writer.write(write, sync)
-            except BaseException as caught:  # noqa: BLE001 - the loop deals with it
-                error = caught
-            loop.call_soon_threadsafe(finish, error)
-
-        self._context.pool.submit(work)
+    def _write_in_thread(
+        self,
+        write: Write,
+        loop: asyncio.AbstractEventLoop,
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            self._writer.write(write, self._context.strict)
+        except BaseException as caught:  # noqa: BLE001 - the loop deals with it
+            error = caught
+        loop.call_soon_threadsafe(done, error)
 
     async def write_in_pool(self, write: Write) -> None:
         """The same for a task that waits. A cancelled one does not interrupt the disk work."""
@@ -206,14 +192,15 @@ class SegmentStore:
             if self.background is None:
                 self._sync_later(self._context.settings.fsync_interval)
         elif self._context.strict:
-            self._synced = self._mark()
+            seconds = time.perf_counter() - write.started
+            self._context.instruments.sync_seconds.observe(seconds)
         self._checkpoint_if_due()
         self.release()
 
     def release(self) -> None:
         """Let the active segment's files be closed, unless they are still needed."""
         self.active.pinned = bool(
-            self._unsynced or self._syncing or self.writing or self.background or self.broken
+            self._unsynced or self._syncing or self.writing or self.background or self.active.broken
         )
 
     # Syncing
@@ -224,8 +211,8 @@ class SegmentStore:
 
     def _start_sync(self) -> None:
         self._timer = None
-        if self.broken:
-            self._on_broken()
+        if self.active.broken:
+            self._rescue()
         elif self.background is None and self._unsynced and not self._abandoned:
             self.background = asyncio.get_running_loop().create_task(self._sync_in_background())
 
@@ -241,8 +228,8 @@ class SegmentStore:
             )
         finally:
             self.background = None
-            if self.broken:
-                self._on_broken()
+            if self.active.broken:
+                self._rescue()
             elif self._unsynced:
                 self._sync_later(self._context.settings.fsync_interval)
             self.release()
@@ -266,7 +253,7 @@ class SegmentStore:
 
     async def _sync_now(self) -> None:
         await self._wait_for_background()
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         elif self._unsynced:
             await self._sync()
@@ -287,10 +274,15 @@ class SegmentStore:
 
     # Repairing, rolling, replacing
 
+    def _rescue(self) -> None:
+        """Have the broken segment repaired, if nobody's next append can be waited for."""
+        if self._unsynced and not self._abandoned:
+            self._on_broken()
+
     async def repair(self) -> None:
         """Close the broken segment and go on in a new one, from memory."""
         await self._stop_syncing()
-        reason = self.broken
+        reason = self.active.broken
         carried = self._unsynced
         relaxed = self._context.settings.fsync == "interval"
         durable = self._synced if relaxed else self._mark()
@@ -317,7 +309,7 @@ class SegmentStore:
     def _install(self, sealed: Segment | None, fresh: Segment) -> None:
         self._context.open_files.closed(self.active)
         added = (sealed, fresh) if sealed is not None else (fresh,)
-        self.all = (*self.all[:-1], *added)
+        self.all, self.active = (*self.all[:-1], *added), fresh
         for segment in added:
             self._adopt(segment)
         self._synced = self._mark()
@@ -327,7 +319,7 @@ class SegmentStore:
         """Between commits: no segment is broken, and the checkpoint on disk speaks of the active
         one. With `roll` that is a new one, unless it is empty.
         """
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         if roll:
             await self._roll()
@@ -341,7 +333,11 @@ class SegmentStore:
         if not active.rows:
             return
         active.pinned = True
-        await self._context.run(self._writer.sync_all)
+        try:
+            await self._context.run(self._writer.sync_all)
+        except StorageError:
+            self._rescue()
+            raise
         self._clear_unsynced()
         self._synced = self._mark()
         sealed, fresh = await self._context.run(
@@ -399,7 +395,7 @@ class SegmentStore:
             active.data_size - self._checkpointed_bytes >= CHECKPOINT_BYTES
             or active.rows - self._checkpointed_rows >= CHECKPOINT_RECORDS
         )
-        if due and self.background is None and not self.broken:
+        if due and self.background is None and not self.active.broken:
             self.background = asyncio.get_running_loop().create_task(
                 self._checkpoint_in_background()
             )
@@ -411,8 +407,8 @@ class SegmentStore:
             log.warning("topic %s: no checkpoint could be written: %s", self._name, error)
         finally:
             self.background = None
-            if self.broken:
-                self._on_broken()
+            if self.active.broken:
+                self._rescue()
             elif self._unsynced and self._timer is None:
                 self._start_sync()
             self.release()
@@ -461,7 +457,7 @@ class SegmentStore:
     async def stop(self) -> None:
         """Make everything durable and note how far."""
         self._cancel_timer()
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         await self.checkpoint()
 

@@ -63,19 +63,19 @@ class Write:
     count: int = 0
     size: int = 0
     time: int = 0
+    started: float = 0.0  # when the pool got it, by `perf_counter`
     data: list[Bytes] = field(default_factory=list)
     index: list[Bytes] = field(default_factory=list)
     batches: list[Bytes] = field(default_factory=list)
 
 
 class Writer:
-    __slots__ = ("_renames", "broken", "directory", "fs", "segment")
+    __slots__ = ("_renames", "directory", "fs", "segment")
 
     def __init__(self, fs: Fs, directory: Path, segment: Segment) -> None:
         self.fs = fs
         self.directory = directory
         self.segment = segment
-        self.broken: str | None = None
         # What an unfinished switch still has to do, in order.
         self._renames: list[tuple[Path, Path]] | None = None
 
@@ -102,16 +102,16 @@ class Writer:
                 if file.size != size:
                     file.truncate(size)
                 if file.poisoned:
-                    self.broken = file.poisoned
+                    self.segment.broken = file.poisoned
         except (StorageFull, StorageFailed) as error:
-            self.broken = f"{why}; and cutting it off failed: {error}"
+            self.segment.broken = f"{why}; and cutting it off failed: {error}"
 
     def _sync(self, *kinds: str) -> None:
         try:
             for kind in kinds:
                 self.segment.file(kind).sync()
         except (StorageFull, StorageFailed) as error:
-            self.broken = str(error)
+            self.segment.broken = str(error)
             raise
 
     def sync(self) -> None:
@@ -141,11 +141,10 @@ class Writer:
             self._finish(self._renames)
             self._renames = None
         except (StorageFull, StorageFailed) as error:
-            self.broken = str(error)
+            old.broken = str(error)
             raise
         lay_out(fresh, carried)
         self.segment = fresh
-        self.broken = None
         if durable.rows == 0:
             return None, fresh
         sealed = Segment(self.fs, self.directory, old.base, sealed=True)

@@ -64,6 +64,7 @@ class TopicStore:
         self._fs = fs
         self._context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}
+        self.get = self._topics.get  # the topic of a name, or None
         self._creating: dict[str, asyncio.Future[Topic]] = {}
         self._unreadable: dict[str, str] = {}
         self._maintenance: asyncio.Task[None] | None = None
@@ -158,9 +159,6 @@ class TopicStore:
     def disk_full(self) -> str | None:
         """Why appends are refused for want of room, if they are."""
         return self._context.space.full
-
-    def get(self, name: str) -> Topic | None:
-        return self._topics.get(name)
 
     def find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""

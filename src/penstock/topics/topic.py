@@ -61,9 +61,10 @@ class Topic:
         self._context = context
         self._subscriptions = Subscriptions()
         self._segments = SegmentStore(
-            name, directory, context, recovered, on_broken=lambda: self.appends.schedule()
+            name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
-        # Public for callers that queue many appends and then have them committed (TCP).
+        # Public for callers that queue many appends and then have them committed (TCP), or that ask
+        # whether the topic was deleted.
         self.appends = Appender(
             name,
             context,
@@ -140,7 +141,7 @@ class Topic:
     @property
     def broken(self) -> str | None:
         """Why appends are refused until the topic is repaired; None: they are not."""
-        return self._segments.broken
+        return self._segments.active.broken
 
     # Appending
 
@@ -203,7 +204,7 @@ class Topic:
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
-        if self.deleted:
+        if self.appends.deleted:
             raise self._gone()
         return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
 
@@ -277,10 +278,6 @@ class Topic:
         await self._context.run(self._context.fs.replace, self.directory / name, pack_checked(text))
 
     # Ending
-
-    @property
-    def deleted(self) -> bool:
-        return self.appends.deleted
 
     @property
     def ending(self) -> bool:

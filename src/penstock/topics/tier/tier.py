@@ -261,7 +261,7 @@ class Tier:
                 try:
                     await self._copy_topic(topic)
                 except StorageFailed as error:
-                    if not topic.deleted:
+                    if not topic.appends.deleted:
                         failures.append(error)
                 except (Conflict, Damaged) as error:
                     if self.topic_problems.get(topic.name) != str(error):
