@@ -45,10 +45,12 @@ class TopicDirectory:
     def sealed_files(self) -> list[tuple[str, int]]:
         return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
+    def read(self, name: str) -> bytes | None:
+        """The contents of a small file, None when it is missing."""
+        return self.fs.read(self.path / name) if name in self.names else None
+
     def read_metadata(self) -> int | None:
-        return (
-            parse_metadata(self.fs.read(self.path / METADATA)) if METADATA in self.names else None
-        )
+        return parse_metadata(self.read(METADATA) or b"")
 
     def intact_batches(self, segment: Segment) -> np.ndarray:
         file = segment.file(BATCHES)

@@ -373,7 +373,7 @@ class Tier:
                 if not (aged or too_much) or entry is None or entry.end != segment.end:
                     break
                 total -= segment.size
-                await topic.replace_local(segment, self._manifests.tiered(topic, [entry])[0])
+                await topic.replace_local(segment, self._manifests.tiered(topic, entry))
 
     async def let_go(self, topic: Topic, first: int) -> None:
         """Retention wants what lies below `first` to go: the manifest lets go of it, and its
