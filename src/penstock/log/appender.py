@@ -141,7 +141,7 @@ class Appender:
 
     def _enqueue(self, entry: Entry) -> None:
         if self.deleted:
-            raise self._gone()
+            raise self.gone()
         if self.closed:
             raise Unavailable("the broker is stopping")
         producer = entry.producer
@@ -154,7 +154,7 @@ class Appender:
         self._pending.append(entry)
         self.pending_bytes += entry.size
 
-    def _gone(self) -> NotFound:
+    def gone(self) -> NotFound:
         return NotFound(f"topic {self._name!r} was deleted")
 
     # Committing
@@ -253,7 +253,7 @@ class Appender:
         try:
             await self._segments.prepare(sum(entry.size for entry in entries))
             if self.deleted:
-                raise self._gone()
+                raise self.gone()
             commit = self._put_together(entries)
             if commit.write.count:
                 await self._segments.write_in_pool(commit.write)

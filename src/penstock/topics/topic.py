@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageError
+from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
 from penstock.log.appender import Appender
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
-from penstock.log.fs import Bytes
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.log.producers import Producer
 from penstock.log.reader import Reader
@@ -60,9 +59,14 @@ class Topic:
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self._subscriptions = Subscriptions()
+        self.subscribe = self._subscriptions.add
         self._segments = SegmentStore(
             name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
+        # Segments of the past: those that retention lets go, or that lie in the tier.
+        self.drop = self._segments.drop
+        self.replace_local = self._segments.replace_local
+        self.attach = self._segments.attach
         # Public for callers that queue many appends and then have them committed (TCP), or that ask
         # whether the topic was deleted.
         self.appends = Appender(
@@ -71,6 +75,8 @@ class Topic:
             self._segments,
             on_commit=lambda: self._subscriptions.notify(self._segments.next_offset),
         )
+        self.append = self.appends.append
+        self.append_arrays = self.appends.append_arrays
         self._reader = reader = Reader(self._segments, recovered.damage)
         # What lies in the tier only is `NotCached` to a caller on the event loop, who then waits
         # for it with `read_or_wait`.
@@ -143,20 +149,6 @@ class Topic:
         """Why appends are refused until the topic is repaired; None: they are not."""
         return self._segments.active.broken
 
-    # Appending
-
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        return self.appends.append(payloads, producer)
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        return self.appends.append_arrays(lengths, payloads, producer)
-
     # Reading
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
@@ -196,20 +188,11 @@ class Topic:
 
     # Waiting for more
 
-    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once after each commit that became visible, and when the topic is
-        deleted; until what is returned is called.
-        """
-        return self._subscriptions.add(callback)
-
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
         if self.appends.deleted:
-            raise self._gone()
+            raise self.appends.gone()
         return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
-
-    def _gone(self) -> NotFound:
-        return NotFound(f"topic {self.name!r} was deleted")
 
     # Maintenance
 
@@ -225,10 +208,6 @@ class Topic:
         """
         await self.appends.between_commits(roll=False)
 
-    async def drop(self, segments: Sequence[Segment]) -> None:
-        """Forget the oldest segments and remove their files."""
-        await self._segments.drop(segments)
-
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
         """A compacted segment takes the place of these."""
         self._segments.replace(old, fresh)
@@ -236,14 +215,6 @@ class Topic:
             tier = copy(self.tier)
             tier.supersede([segment.base for segment in old])
             self.tier = tier
-
-    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
-        """Let its files go: it is in the tier."""
-        await self._segments.replace_local(segment, tiered)
-
-    def attach(self, tiered: Sequence[Segment]) -> None:
-        """Segments that lie in the tier only, which was not known when the topic was opened."""
-        self._segments.attach(tiered)
 
     async def expect(self, offset: int, who: str) -> None:
         """Records below `offset` were there, as `who` knows. Those that are not are lost, and their
@@ -311,7 +282,7 @@ class Topic:
         self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()
-        self._subscriptions.end(self._gone())
+        self._subscriptions.end(self.appends.gone())
         self._segments.close()
 
     async def _drain(self) -> None:
