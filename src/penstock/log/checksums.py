@@ -121,12 +121,12 @@ class SegmentCheck:
         """Report rows that are wrong by themselves; which ones speak of data that is there."""
         name = self.segment.path(BATCHES).name
         inside = (rows["end"] <= self.segment.data_size) & (rows["start"] < rows["end"])
-        for i in np.flatnonzero(~good):
-            what = "a row does not match its checksum: its records have none"
-            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
-        for i in np.flatnonzero(good & ~inside):
-            what = "a row speaks of data that is not there"
-            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
+        for wrong, what in (
+            (~good, "a row does not match its checksum: its records have none"),
+            (good & ~inside, "a row speaks of data that is not there"),
+        ):
+            positions = (number + np.flatnonzero(wrong)) * BATCH_SIZE
+            self.faults += [Fault(name, position, what, {}) for position in positions.tolist()]
         return inside
 
     def _check(self, data: File, run: np.ndarray) -> Iterator[int]:

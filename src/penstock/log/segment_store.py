@@ -165,18 +165,9 @@ class SegmentStore:
 
     async def write_in_pool(self, write: Write) -> None:
         """The same for a task that waits. A cancelled one does not interrupt the disk work."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(error: BaseException | None) -> None:
-            if written.done():
-                return
-            if error is None:
-                written.set_result(None)
-            else:
-                written.set_exception(error)
-
-        self.start_write(write, done)
-        await written
+        self.active.pinned = True
+        write.started = time.perf_counter()
+        await self._context.run(self._writer.write, write, self._context.strict)
 
     def publish(self, write: Write) -> None:
         """It satisfied the fsync policy: readers see it from here on."""

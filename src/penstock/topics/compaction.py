@@ -142,11 +142,11 @@ async def _compact(
             )
         except BaseException:
             with contextlib.suppress(StorageError):
-                await context.run(_discard, old[0])
+                await context.run(_discard, context.fs, topic, old[0].base)
             raise
         done = _summary(old, fresh)
         if len(old) == 1 and done.records == done.records_before:
-            await context.run(_discard, old[0])
+            await context.run(_discard, context.fs, topic, old[0].base)
             return _summary(old, old[0])
         _refuse_ended(topic)
         await _swap(topic, context, old, fresh)
@@ -264,14 +264,12 @@ def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
     """The marker first, durably: without it the rest is only litter."""
     fs.remove(topic.directory / marker)
     fs.sync_dir(topic.directory)
-    base = int(marker.removeprefix(SWAP_PREFIX))
+    _discard(fs, topic, int(marker.removeprefix(SWAP_PREFIX)))
+
+
+def _discard(fs: Fs, topic: Topic, base: int) -> None:
     for kind in KINDS:
         fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
-
-
-def _discard(first: Segment) -> None:
-    for kind in KINDS:
-        first.fs.remove(_beside(first, kind))
 
 
 def _beside(segment: Segment, kind: str) -> Path:

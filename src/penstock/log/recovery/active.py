@@ -369,7 +369,7 @@ class ActiveSegment:
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
-        segment.newest = self._directory.modified(segment)
+        segment.newest = segment.modified() if segment.rows else 0
         if size:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):

@@ -66,7 +66,8 @@ def _rebuild(
     directory: TopicDirectory, segment: Segment, data: File, following: int | None
 ) -> None:
     limit = following if following is not None else 1 << 63
-    index = _all_index_rows(segment)
+    file = segment.file(INDEX)
+    index = np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
     batches = directory.intact_batches(segment)
     scanned = scan(
         data, data.size, 0, segment.base, index=index, anchors=anchors_of(batches), limit=limit
@@ -94,11 +95,6 @@ def _rebuild(
     segment.forget_files()
 
 
-def _all_index_rows(segment: Segment) -> np.ndarray:
-    file = segment.file(INDEX)
-    return np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
-
-
 def _trust_batches(directory: TopicDirectory, segment: Segment) -> None:
     """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
     file = segment.file(BATCHES)
@@ -106,7 +102,7 @@ def _trust_batches(directory: TopicDirectory, segment: Segment) -> None:
     if whole != file.size:
         directory.report("lost", f"{segment.path(BATCHES).name} ends in the middle of a row")
     segment.batches_size = whole
-    segment.newest = directory.modified(segment)
+    segment.newest = segment.modified() if segment.rows else 0
     if whole:
         segment.compacted = bool(int(segment.batch_rows(0, 1)["flags"][0]) & COMPACTED)
         rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
