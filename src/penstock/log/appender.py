@@ -98,15 +98,9 @@ class Appender:
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
     ) -> None:
-        if not payloads:
-            raise InvalidRequest("a batch has at least one record")
-        size, most = 0, self._context.settings.max_record
-        for payload in payloads:
-            length = len(payload)
-            if length > most:
-                raise self._too_large(length)
-            size += length
-        self._enqueue(Entry(payloads, None, len(payloads), size, producer, promise))
+        lengths = list(map(len, payloads))
+        entry = Entry(payloads, None, len(lengths), sum(lengths), producer, promise)
+        self._enqueue(entry, max(lengths, default=0))
 
     def enqueue_arrays(
         self,
@@ -116,30 +110,26 @@ class Appender:
         producer: Producer | None = None,
     ) -> None:
         """The same for payloads that lie one after another in `payloads`."""
-        if not len(lengths):
-            raise InvalidRequest("a batch has at least one record")
         wide = lengths.astype(np.int64)
-        largest = int(wide.max())
-        if int(wide.min()) < 0 or int(wide.sum()) != len(payloads):
+        if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
             raise InvalidRequest(
                 f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
             )
-        if largest > self._context.settings.max_record:
-            raise self._too_large(largest)
-        self._enqueue(Entry((payloads,), wide, len(wide), len(payloads), producer, promise))
+        entry = Entry((payloads,), wide, len(wide), len(payloads), producer, promise)
+        self._enqueue(entry, int(wide.max(initial=0)))
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
         """The same for payloads of one length: an item of `table` each, wherever they lie."""
-        if table.itemsize > self._context.settings.max_record:
-            raise self._too_large(table.itemsize)
-        self._enqueue(Entry(table, None, len(table), table.itemsize * len(table), None, promise))
+        entry = Entry(table, None, len(table), table.itemsize * len(table), None, promise)
+        self._enqueue(entry, table.itemsize)
 
-    def _too_large(self, length: int) -> TooLarge:
-        return TooLarge(
-            f"a record has at most {self._context.settings.max_record} bytes, this one has {length}"
-        )
-
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry, largest: int) -> None:
+        """`largest`: bytes of its largest payload."""
+        if not entry.count:
+            raise InvalidRequest("a batch has at least one record")
+        most = self._context.settings.max_record
+        if largest > most:
+            raise TooLarge(f"a record has at most {most} bytes, this one has {largest}")
         if self.deleted:
             raise self.gone()
         if self.closed:

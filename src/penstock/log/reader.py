@@ -92,7 +92,10 @@ class Reader:
         if strict and not first <= offset <= end:
             raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
         if offset < first:
-            self._refuse_lost_beginning(segments[0], offset)
+            place = self.lost_at(offset)
+            # unless retention deleted more since: that is passed over
+            if place is not None and place["lost_to"] == first:
+                raise _lost(place, first)
         at = max(offset, first)
         if at >= end:
             return None
@@ -119,12 +122,6 @@ class Reader:
                 if isinstance(error, Damaged):
                     raise
                 raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
-
-    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
-        """What was lost is refused, unless retention deleted more since: that is passed over."""
-        place = self.lost_at(at)
-        if place is not None and place["lost_to"] == first.base:
-            raise _lost(place, first.base)
 
 
 def _lost(place: dict[str, Any], resume: int) -> Damaged:

@@ -268,7 +268,9 @@ class Segment:
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
     ) -> tuple[int, np.ndarray]:
-        """How many leading records agree with headers and neighbours, and their lengths."""
+        """How many leading records agree with headers and neighbours, and their lengths; 0 as well
+        when the positions alone make no sense.
+        """
         steps = starts[1:] - starts[:-1]
         step = int(steps[0]) if len(steps) else size
         if (
@@ -286,7 +288,7 @@ class Segment:
             or bool((steps < HEADER_SIZE).any())
             or size < starts[-1] + HEADER_SIZE
         ):
-            return self._check_slowly(buffer, offsets, starts)
+            return 0, _NONE
         # views of one byte's stride: entry p is the integer that begins at byte p, or 8 after it
         stored = np.ndarray(len(buffer) - 7, "<u8", buffer, 0, (1,))[starts]
         lengths = np.ndarray(len(buffer) - 11, "<u4", buffer, 8, (1,))[starts].astype(np.int64)
@@ -299,21 +301,6 @@ class Segment:
         if 0 < good < len(fine) and int(ends[good - 1]) > int(starts[good]):
             good -= 1  # its own length runs into the next record
         return good, lengths
-
-    def _check_slowly(
-        self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray
-    ) -> tuple[int, np.ndarray]:
-        good, lengths, at = 0, [], 0
-        for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
-            if start != at or at + HEADER_SIZE > len(buffer):
-                break
-            current, length = RECORD_HEADER.unpack_from(buffer, at)
-            if current != offset or at + HEADER_SIZE + length > len(buffer):
-                break
-            lengths.append(length)
-            at += HEADER_SIZE + length
-            good += 1
-        return good, np.array(lengths, np.int64)
 
     def raw(self, offset: int, max_bytes: int, max_records: int | None) -> Raw:
         row = self.row_of(offset)
