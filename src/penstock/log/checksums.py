@@ -16,7 +16,7 @@ from crc32c import crc32c
 from penstock.errors import Damaged, StorageFailed
 from penstock.log.fs import File
 from penstock.log.layout import BATCH_SIZE, BATCHES, DATA, INDEX, INDEX_SIZE, parse_batches
-from penstock.log.scan import agreeing
+from penstock.log.scan import Hole, agreeing
 from penstock.log.segment import Segment
 
 log = logging.getLogger("penstock.topics")
@@ -176,24 +176,13 @@ class SegmentCheck:
             )
             if self._in_hole(start, end):
                 continue
-            row = self._row_after(end)
-            after = (
-                int(segment.index_rows(row, row + 1)["offset"][0])
-                if row < segment.rows
-                else segment.end
-            )
+            after = segment.offset_of(self._row_after(end))
             what = (
                 f"offsets {first} to {after - 1} ({count} records), "
                 f"bytes {start} to {end} fail their CRC32C"
             )
-            hole = {
-                "base": segment.base,
-                "start": start,
-                "end": end,
-                "lost_from": first,
-                "lost_to": after,
-            }
-            self.faults.append(Fault(name, start, what, hole))
+            hole = Hole(start, end, first, after)
+            self.faults.append(Fault(name, start, what, {"base": segment.base, **hole._asdict()}))
 
     def _row_after(self, end: int) -> int:
         try:

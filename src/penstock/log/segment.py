@@ -36,9 +36,9 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
-    RECORD_HEADER,
     sealed_name,
 )
+from penstock.log.scan import record_at
 
 WINDOW_ROWS = 512  # of the index, read at once at the end of a search
 MAX_ROWS = 1 << 16  # of the index, looked at by one read
@@ -225,6 +225,10 @@ class Segment:
         window = self.index_rows(low, high)[column]
         return low + int(np.searchsorted(window, np.uint64(value)))
 
+    def offset_of(self, row: int) -> int:
+        """The offset of this row's record; for the row after the last, the offset after it."""
+        return int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
+
     def position_of(self, row: int) -> int:
         """Where the record of this row begins; for the row after the last, where the data ends."""
         return (
@@ -374,20 +378,14 @@ class Segment:
         return count, end
 
     def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
-        row = self.row_at(stop)
-        resume = int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
-        resume = max(resume, offset + 1)  # also when the index lies: whoever goes on there gets on
+        # also when the index lies: whoever goes on there gets on
+        resume = max(self.offset_of(self.row_at(stop)), offset + 1)
         text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
         return Damaged(f"{text}records go on at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
         """The offset in the record header at this position, -1 when there can be none."""
-        header = (
-            self.file(DATA).read_at(position, HEADER_SIZE)
-            if 0 <= position < self.data_size
-            else b""
-        )
-        return int(RECORD_HEADER.unpack(header)[0]) if len(header) == HEADER_SIZE else -1
+        return record_at(self.file(DATA), position, self.data_size)[0]
 
     def _agrees(self, row: int) -> bool:
         offset, position = self.index_rows(row, row + 1)[0]
@@ -409,11 +407,7 @@ class Segment:
         rows: list[tuple[int, int]] = []
         size = 0
         for _ in range(row + WINDOW_ROWS + max_records):
-            header = self.file(DATA).read_at(at, HEADER_SIZE) if at < self.data_size else b""
-            if len(header) < HEADER_SIZE:
-                break
-            current, length = RECORD_HEADER.unpack(header)
-            end = at + HEADER_SIZE + length
+            current, end = record_at(self.file(DATA), at, self.data_size)
             if end > self.data_size or not expected <= current < self.end:
                 break
             if current >= offset:
@@ -424,20 +418,17 @@ class Segment:
                     if rows:
                         return rows, at
                     raise self._in_hole(*hole, offset)
-                size += HEADER_SIZE + length
+                size += end - at
                 if rows and (size > max_bytes or len(rows) == max_records):
                     return rows, at
                 rows.append((current, at))
             at, expected = end, current + 1
         if rows:
             return rows, at
-        resume = next(
-            (r for r in range(row + 1, min(self.rows, row + 8 * WINDOW_ROWS)) if self._agrees(r)),
-            None,
-        )
+        following = range(row + 1, min(self.rows, row + 8 * WINDOW_ROWS))
         raise Damaged(
             f"{self.path(DATA).name}: the record at byte {at} (offset {offset}) is damaged",
-            self.end if resume is None else int(self.index_rows(resume, resume + 1)["offset"][0]),
+            self.offset_of(next(filter(self._agrees, following), self.rows)),
         )
 
     # Times, from the sidecar

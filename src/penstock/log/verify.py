@@ -57,7 +57,7 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.interrupted import unfinished_roll
-from penstock.log.scan import agreeing
+from penstock.log.scan import agreeing, record_at
 
 INDEX_ROWS_PER_STEP = 1 << 20
 CHUNK_BYTES = 16 << 20
@@ -269,8 +269,7 @@ class _Verifier:
                     return
                 if not len(rows):
                     break
-                last = int(rows["position"][-1])
-                at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+                _, at = record_at(data, int(rows["position"][-1]), size)
                 row += len(rows)
             if at < size:
                 self._add(
@@ -322,8 +321,8 @@ class _Verifier:
     def _between(self, data: File, start: int, end: int) -> int:
         """Records in a part of the data that no sidecar row covers."""
         count = 0
-        while start + HEADER_SIZE <= end:
-            start += HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(start, HEADER_SIZE))[1]
+        while 0 <= start <= end - HEADER_SIZE:
+            _, start = record_at(data, start, end)
             count += 1
         return count
 

@@ -24,7 +24,6 @@ from penstock.log.layout import (
     INDEX_TYPE,
     KINDS,
     METADATA,
-    RECORD_HEADER,
     RELAXED,
     Checkpoint,
     pack_metadata,
@@ -35,9 +34,9 @@ from penstock.log.scan import (
     CHAIN_RECORDS,
     Hole,
     Scan,
-    agreeing,
     drop_untiled,
     is_record,
+    record_at,
     scan,
     walk,
 )
@@ -127,7 +126,7 @@ class ActiveSegment:
         if untouched:
             segment.rows, segment.data_size = rows, start
             if rows:
-                segment.end = int(segment.index_rows(rows - 1, rows)["offset"][0]) + 1
+                segment.end = segment.offset_of(rows - 1) + 1
         else:
             index_end, fresh = self._scan(start, rows, cut, self._tail[outcomes == FAILED])
             claims.append(Claim(min(index_end, newest), INDEX))
@@ -231,7 +230,7 @@ class ActiveSegment:
         that makes sense, or of an empty one, what the index says."""
         data, index, floor = self._data, self._index, self._sealed[-1].end if self._sealed else 0
         if data.size >= HEADER_SIZE:
-            offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
+            offset, _ = record_at(data, 0, data.size)
             if floor <= offset < MAX_OFFSET and is_record(
                 data, 0, data.size, offset, None, CHAIN_RECORDS
             ):
@@ -255,16 +254,9 @@ class ActiveSegment:
         rows = here.index_size // INDEX_SIZE
         if not rows:
             return 0, 0
-        segment.rows = rows
-        last = segment.index_rows(rows - 1, rows)
-        first = segment.index_rows(0, 1)
-        segment.rows = 0
-        good = agreeing(data, last, here.data_size, int(last["position"][0])) == 1
-        good &= int(first["offset"][0]) == segment.base and int(first["position"][0]) == 0
-        if good:
-            _, length = RECORD_HEADER.unpack(data.read_at(int(last["position"][0]), HEADER_SIZE))
-            good = int(last["position"][0]) + HEADER_SIZE + length == here.data_size
-        return (here.data_size, rows) if good else (0, 0)
+        first, last = (segment.index_rows(row, row + 1)[0].item() for row in (0, rows - 1))
+        ends_here = record_at(data, last[1], here.data_size) == (last[0], here.data_size)
+        return (here.data_size, rows) if ends_here and first == (segment.base, 0) else (0, 0)
 
     def _scan(
         self, start: int, rows: int, cut: int, failed: np.ndarray

@@ -10,16 +10,14 @@ from penstock.log.layout import (
     BATCHES,
     COMPACTED,
     DATA,
-    HEADER_SIZE,
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
-    RECORD_HEADER,
     parse_batches,
     sealed_name,
 )
 from penstock.log.recovery.directory import TopicDirectory, anchors_of
-from penstock.log.scan import drop_untiled, scan
+from penstock.log.scan import drop_untiled, record_at, scan
 from penstock.log.segment import Segment
 
 
@@ -39,7 +37,7 @@ def open_sealed(directory: TopicDirectory, base: int, following: int | None) -> 
     if segment.file(INDEX).size % INDEX_SIZE or not _ends_well(segment, data, following):
         _rebuild(directory, segment, data, following)
     elif rows:
-        segment.end = int(segment.index_rows(rows - 1, rows)["offset"][0]) + 1
+        segment.end = segment.offset_of(rows - 1) + 1
     _trust_batches(directory, segment)
     return segment
 
@@ -48,18 +46,16 @@ def _ends_well(segment: Segment, data: File, following: int | None) -> bool:
     if not segment.rows:
         return data.size == 0
     for row in (0, segment.rows - 1):
-        offset, position = (int(value) for value in segment.index_rows(row, row + 1)[0])
-        header = data.read_at(position, HEADER_SIZE) if position < data.size else b""
-        if len(header) < HEADER_SIZE or ((row == 0) != (position == 0) and segment.rows > 1):
-            return False
-        header_offset, length = RECORD_HEADER.unpack(header)
+        offset, position = segment.index_rows(row, row + 1)[0].item()
+        stored, end = record_at(data, position, data.size)
         if (
-            header_offset != offset
+            stored != offset
             or offset < segment.base
             or (following is not None and offset >= following)
+            or ((row == 0) != (position == 0) and segment.rows > 1)
         ):
             return False
-    return bool(position + HEADER_SIZE + length == data.size)
+    return end == data.size
 
 
 def _rebuild(
