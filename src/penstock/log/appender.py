@@ -258,10 +258,8 @@ class Appender:
     def _put_together(self, entries: list[Entry]) -> Commit:
         segments = self._segments
         self._context.space.take(sum(entry.size for entry in entries))
-        position = segments.active.data_size
-        return Commit(
-            entries, segments.next_offset, position, segments.next_time(), segments.producers
-        )
+        end, position = segments.active.end, segments.active.data_size
+        return Commit(entries, end, position, segments.next_time(), segments.producers)
 
     def _publish(self, commit: Commit) -> None:
         """The commit satisfied the policy: it is visible and answered from here on."""

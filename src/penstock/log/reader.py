@@ -40,7 +40,7 @@ class Reader:
                 segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
             )
         )
-        return empty_batch(max(offset, self._segments.next_offset)) if batch is None else batch
+        return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
     def raw(
         self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
@@ -51,7 +51,7 @@ class Reader:
                 segments, offset, strict, lambda one, at: one.raw(at, max_bytes, max_records)
             )
         )
-        end = max(offset, self._segments.next_offset)
+        end = max(offset, self._segments.active.end)
         return raw or Raw(end, 0, end, None, 0, 0)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ class Reader:
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
             offsets = (segment.offset_at(microseconds) for segment in segments)
-            return next((at for at in offsets if at is not None), self._segments.next_offset)
+            return next((at for at in offsets if at is not None), self._segments.active.end)
 
         return self._retrying(search)
 
@@ -88,7 +88,7 @@ class Reader:
         """What `read` returns for the segment that holds `offset` (or what follows it) and the
         offset to start at there; None when there is nothing from there on.
         """
-        first, end = segments[0].base, self._segments.next_offset
+        first, end = segments[0].base, self._segments.active.end
         if strict and not first <= offset <= end:
             raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
         if offset < first:

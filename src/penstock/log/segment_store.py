@@ -52,8 +52,7 @@ class SegmentStore:
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
         # the tuple it started with.
         self.all = recovered.segments
-        self.active = self.all[-1]
-        self.next_offset = recovered.next_offset  # readers see what is below it
+        self.active = self.all[-1]  # readers see what is below its end
         self.producers = recovered.producers
         self.writing = False  # the commit loop runs: the active segment's files stay open
         self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
@@ -62,7 +61,9 @@ class SegmentStore:
             self._adopt(segment)
         self._writer = Writer(context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
-        self._synced = self._mark()  # under `interval` everything before it is durable
+        self._synced = Mark.at_end_of(
+            self.active
+        )  # under `interval` everything before it is durable
         # Answered and not covered by an fsync: kept in memory under `interval`.
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
@@ -90,12 +91,6 @@ class SegmentStore:
             "reading without the index there",
             self._name,
             segment.base,
-        )
-
-    def _mark(self) -> Mark:
-        active = self.active
-        return Mark(
-            self.next_offset, active.rows, active.data_size, active.batches_size, active.newest
         )
 
     # One commit: prepare, write, publish
@@ -176,7 +171,7 @@ class SegmentStore:
         active.rows += write.count
         active.batches_size += BATCH_SIZE * len(write.batches)
         active.newest = write.time
-        active.end = self.next_offset = write.first + write.count
+        active.end = write.first + write.count
         if self._context.settings.fsync == "interval":
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
@@ -227,7 +222,7 @@ class SegmentStore:
 
     async def _sync(self) -> None:
         """One fsync over everything visible; what a failed one should cover stays in memory."""
-        mark = self._mark()
+        mark = Mark.at_end_of(self.active)
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
         try:
@@ -276,8 +271,8 @@ class SegmentStore:
         reason = self.active.broken
         carried = self._unsynced
         relaxed = self._context.settings.fsync == "interval"
-        durable = self._synced if relaxed else self._mark()
-        base = carried[0].first if carried else self.next_offset
+        durable = self._synced if relaxed else Mark.at_end_of(self.active)
+        base = carried[0].first if carried else self.active.end
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
         except StorageError:
@@ -303,7 +298,7 @@ class SegmentStore:
         self.all, self.active = (*self.all[:-1], *added), fresh
         for segment in added:
             self._adopt(segment)
-        self._synced = self._mark()
+        self._synced = Mark.at_end_of(self.active)
         self._state = UNKNOWN  # the checkpoint still speaks of the segment before
 
     async def rest(self, *, roll: bool) -> None:
@@ -330,18 +325,16 @@ class SegmentStore:
             self._rescue()
             raise
         self._clear_unsynced()
-        self._synced = self._mark()
-        sealed, fresh = await self._context.run(
-            self._writer.switch, self.next_offset, self._synced, []
-        )
+        self._synced = Mark.at_end_of(active)
+        sealed, fresh = await self._context.run(self._writer.switch, active.end, self._synced, [])
         self._install(sealed, fresh)
         await self._write_checkpoint()
 
     async def skip_to(self, offset: int) -> None:
         """Let the active segment, which is empty, begin here."""
         active = self.active
-        active.base = active.end = self.next_offset = offset
-        self._synced = self._mark()
+        active.base = active.end = offset
+        self._synced = Mark.at_end_of(active)
         await self._write_checkpoint()
 
     async def drop(self, segments: Sequence[Segment]) -> None:
@@ -421,10 +414,10 @@ class SegmentStore:
             if self._state != wanted:
                 self._state = UNKNOWN
             self.producers.forget_before(self._context.now())
-            mark = self._mark()
+            mark = Mark.at_end_of(self.active)
             checkpoint = Checkpoint(
                 incarnation=self._incarnation,
-                next_offset=mark.next_offset,
+                next_offset=mark.end,
                 base=self.active.base,
                 data_size=mark.data_size,
                 index_size=mark.rows * INDEX_SIZE,
@@ -435,9 +428,7 @@ class SegmentStore:
             )
             self._checkpointed_bytes, self._checkpointed_rows = mark.data_size, mark.rows
             try:
-                await self._context.run(
-                    self._writer.checkpoint, checkpoint.pack(), mark.next_offset
-                )
+                await self._context.run(self._writer.checkpoint, checkpoint.pack(), mark.end)
             except StorageError:
                 self._state = UNKNOWN
                 raise

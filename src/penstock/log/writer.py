@@ -48,11 +48,15 @@ from penstock.log.segment import Segment
 class Mark:
     """A place in the active segment: everything before it is whole."""
 
-    next_offset: int
+    end: int  # the offset there
     rows: int
     data_size: int
     batches_size: int
     newest: int
+
+    @classmethod
+    def at_end_of(cls, one: Segment) -> "Mark":
+        return cls(one.end, one.rows, one.data_size, one.batches_size, one.newest)
 
 
 @dataclass(slots=True)
@@ -151,7 +155,7 @@ class Writer:
         sealed.rows = durable.rows
         sealed.data_size = durable.data_size
         sealed.batches_size = durable.batches_size
-        sealed.end = durable.next_offset
+        sealed.end = durable.end
         sealed.newest = durable.newest
         sealed.holes = old.holes
         return sealed, fresh
@@ -207,8 +211,7 @@ def skip_to(fs: Fs, directory: Path, active: Segment, offset: int) -> list[Segme
     if not active.rows:
         active.base = active.end = offset
         return [active]
-    durable = Mark(active.end, active.rows, active.data_size, active.batches_size, active.newest)
-    sealed, fresh = Writer(fs, directory, active).switch(offset, durable, [])
+    sealed, fresh = Writer(fs, directory, active).switch(offset, Mark.at_end_of(active), [])
     return [sealed, fresh] if sealed is not None else [fresh]
 
 

@@ -25,7 +25,6 @@ Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoi
 up to date first, knows the producers), and cover what is left of the batches they stood for.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,8 +71,6 @@ RECORDS_PER_STEP = 1 << 16
 BYTES_PER_STEP = 1 << 20  # numpy holds the interpreter while it copies: a step must be short
 SYNC_BYTES = 64 << 20  # synced in steps, so that commits do not wait behind one long fsync
 
-_running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to may be collected
-
 
 @dataclass(slots=True)
 class Swapped:
@@ -97,33 +94,7 @@ async def compact(
 ) -> Swapped:
     """Replace the sealed segments with these bases (neighbours, in order) by one with only the
     records in `keep`.
-
-    A caller that goes away does not interrupt it.
     """
-    task = asyncio.get_running_loop().create_task(
-        _compact(topic, context, bases, keep, incarnation)
-    )
-    _running.add(task)
-    task.add_done_callback(_running.discard)
-    return await asyncio.shield(task)
-
-
-async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
-    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
-    swap = topic.unfinished_swap
-    if swap is None:
-        return
-    if swap.fresh is not None:
-        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
-        swap.fresh.pinned = False
-    else:
-        await context.run(_take_back, context.fs, topic, swap.marker)
-    topic.unfinished_swap = None
-
-
-async def _compact(
-    topic: Topic, context: Context, bases: Sequence[int], keep: bytes, incarnation: str | None
-) -> Swapped:
     async with topic.maintenance:
         _refuse_ended(topic)
         await finish_or_undo_swap(topic, context)
@@ -160,6 +131,19 @@ async def _compact(
             done.records_before,
         )
         return done
+
+
+async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
+    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
+    swap = topic.unfinished_swap
+    if swap is None:
+        return
+    if swap.fresh is not None:
+        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
+        swap.fresh.pinned = False
+    else:
+        await context.run(_take_back, context.fs, topic, swap.marker)
+    topic.unfinished_swap = None
 
 
 def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awaitable[Segment]]:

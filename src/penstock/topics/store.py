@@ -66,8 +66,10 @@ class TopicStore:
         self._topics: dict[str, Topic] = {}
         self.get = self._topics.get  # the topic of a name, or None
         self._creating: dict[str, asyncio.Future[Topic]] = {}
-        self._unreadable: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
+        # A task that nobody refers to may be collected.
+        self._compactions: set[asyncio.Task[Swapped]] = set()
         self.tier = (
             Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
         )
@@ -78,7 +80,7 @@ class TopicStore:
         metrics.gauge(
             "penstock_topics_unreadable",
             "Topics that could not be opened",
-            read=lambda: len(self._unreadable),
+            read=lambda: len(self.unreadable),
         )
         metrics.gauge(
             "penstock_topic_open_segments",
@@ -126,7 +128,7 @@ class TopicStore:
             try:
                 opened.append((name, recover(self._context, self.directory / name)))
             except CANNOT_OPEN as error:
-                self._unreadable[name] = str(error)
+                self.unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
                 log.error(
                     "topic %s cannot be opened: %s",
@@ -149,11 +151,6 @@ class TopicStore:
 
     def names(self) -> list[str]:
         return sorted(self._topics)
-
-    @property
-    def unreadable(self) -> dict[str, str]:
-        """Topics that could not be opened, with the reason."""
-        return dict(self._unreadable)
 
     @property
     def disk_full(self) -> str | None:
@@ -181,8 +178,8 @@ class TopicStore:
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
-        if name in self._unreadable:
-            raise StorageFailed(f"topic {name!r} cannot be opened: {self._unreadable[name]}")
+        if name in self.unreadable:
+            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
         making = self._creating.get(name)
         if making is None:
             making = asyncio.ensure_future(self._create(name))
@@ -230,9 +227,14 @@ class TopicStore:
     ) -> Swapped:
         """Swap these neighbouring sealed segments for one with only the records that `keep` names.
 
-        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first.
+        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first. A
+        caller that goes away does not interrupt it.
         """
-        return await compact(self.require(name), self._context, bases, keep, incarnation)
+        work = compact(self.require(name), self._context, bases, keep, incarnation)
+        task = asyncio.get_running_loop().create_task(work)
+        self._compactions.add(task)
+        task.add_done_callback(self._compactions.discard)
+        return await asyncio.shield(task)
 
     # Maintenance
 

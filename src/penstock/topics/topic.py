@@ -73,7 +73,7 @@ class Topic:
             name,
             context,
             self._segments,
-            on_commit=lambda: self._subscriptions.notify(self._segments.next_offset),
+            on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
         self.append = self.appends.append
         self.append_arrays = self.appends.append_arrays
@@ -104,7 +104,7 @@ class Topic:
 
     @property
     def next_offset(self) -> int:
-        return self._segments.next_offset
+        return self._segments.active.end
 
     @property
     def records(self) -> int:

@@ -48,7 +48,6 @@ class Recovered(NamedTuple):
     incarnation: str
     incarnation_lost: bool  # it is a new one, for a topic that had one
     segments: tuple[Segment, ...]  # in order of offsets, the active one last
-    next_offset: int
     producers: Producers
     checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
     state: int  # of that checkpoint
@@ -111,7 +110,6 @@ def recover(context: Context, path: Path) -> Recovered:
         incarnation=incarnation,
         incarnation_lost=incarnation_lost,
         segments=tuple(segments),
-        next_offset=active.end,
         producers=producers,
         checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
         state=checkpoint.state if checkpoint is not None else CLEAN,
