@@ -129,12 +129,9 @@ def scan(
     pieces: list[np.ndarray] = []
     holes: list[Hole] = []
     at = start
+    ordered = index if bool((index["position"][1:] > index["position"][:-1]).all()) else index[:0]
     while True:
-        rest = (
-            index[np.searchsorted(index["position"], np.uint64(at)) :]
-            if _sorted(index)
-            else index[:0]
-        )
+        rest = ordered[np.searchsorted(ordered["position"], np.uint64(at)) :]
         count = agreeing(data, rest, size, at)
         rows = rest[:count]
         if count and not _follows(rows["offset"], offset, limit):
@@ -176,10 +173,6 @@ def drop_untiled(scanned: Scan, batches: np.ndarray) -> Scan:
         else:
             end, offset = start, first
     return Scan(rows, end, offset, sorted(holes))
-
-
-def _sorted(index: np.ndarray) -> bool:
-    return bool((index["position"][1:] > index["position"][:-1]).all())
 
 
 def _follows(offsets: np.ndarray, offset: int, limit: int | None) -> bool:

@@ -162,7 +162,8 @@ class OffsetsJournal:
             while self._lines:
                 lines, self._lines = self._lines, []
                 waiting, self._waiting = self._waiting, []
-                rewrite = self._rewrite or self._is_too_large()
+                limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * 128 * len(self.offsets))
+                rewrite = self._rewrite or self._file.size > limit
                 copy = rewrite or self._file.size >= 2 * self._copied
                 snapshot = self._snapshot() if copy else b""
                 failure: StorageError | None = None
@@ -181,9 +182,6 @@ class OffsetsJournal:
                         future.set_exception(type(failure)(str(failure)))
         finally:
             self._writing = None
-
-    def _is_too_large(self) -> bool:
-        return self._file.size > max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * 128 * len(self.offsets))
 
     def _snapshot(self) -> bytes:
         return b"".join(map(_commit_line, self.offsets.values()))

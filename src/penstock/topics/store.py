@@ -117,10 +117,11 @@ class TopicStore:
             self._fs.remove_tree(self.directory / PRIVATE / TRASH / name)
 
     def _topic_names(self) -> list[str]:
-        return [name for name in self._fs.list_dir(self.directory) if self._is_topic(name)]
-
-    def _is_topic(self, name: str) -> bool:
-        return is_topic_name(name) and self._fs.is_dir(self.directory / name)
+        return [
+            name
+            for name in self._fs.list_dir(self.directory)
+            if is_topic_name(name) and self._fs.is_dir(self.directory / name)
+        ]
 
     def _open_many(self, names: list[str]) -> list[tuple[str, Recovered]]:
         opened = []
