@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from copy import copy
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,6 +43,20 @@ class UnfinishedSwap(NamedTuple):
 
     marker: str
     fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
+
+
+def condemned(
+    sealed: Sequence[Segment], total: int, *, age: float, size: int, now: int
+) -> Iterator[Segment]:
+    """The oldest of these segments that are older than `age` seconds, or too much when the topic
+    has `total` bytes and may have `size`; 0: there is no such limit.
+    """
+    for segment in sealed:
+        aged = age and segment.newest < now - age * 1e6
+        if not (aged or (size and total > size)):
+            return
+        yield segment
+        total -= segment.size
 
 
 class Topic:
@@ -132,12 +146,8 @@ class Topic:
     @property
     def local_offset(self) -> int:
         """The first offset that is on this disk, with all that follow."""
-        local = self.segments[-1].base
-        for segment in reversed(self.segments):
-            if not segment.local:
-                break
-            local = segment.base
-        return local
+        *_, first = takewhile(lambda segment: segment.local, reversed(self.segments))
+        return first.base
 
     @property
     def producers(self) -> int:
