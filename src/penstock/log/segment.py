@@ -247,27 +247,24 @@ class Segment:
         if row >= self.rows:
             return empty_batch(self.end)
         try:
-            return self._read_indexed(row, offset, max_records, max_bytes)
+            rows, positions, end = self._span(row, offset, max_bytes, min(max_records, MAX_ROWS))
+            start = int(positions[0])
+            buffer = self.file(DATA).read_at(start, end - start)
+            starts = positions - start
+            good, lengths = self._check(buffer, rows["offset"], starts, end - start)
+            if good == 0:
+                raise _Mismatch
+            starts = starts[:good] + HEADER_SIZE
+            ends = starts + lengths[:good]
+            offsets = rows["offset"][:good].astype(np.int64)
         except _Mismatch:
-            rows, end = self._walk(row, offset, max_records, max_bytes)
-        start = rows[0][1]
-        buffer = self.file(DATA).read_at(start, end - start)
-        offsets, positions = np.array(rows, np.int64).T
-        starts = positions - start + HEADER_SIZE
-        ends = np.append(starts[1:] - HEADER_SIZE, end - start)
+            walked, end = self._walk(row, offset, max_records, max_bytes)
+            start = walked[0][1]
+            buffer = self.file(DATA).read_at(start, end - start)
+            offsets, positions = np.array(walked, np.int64).T
+            starts = positions - start + HEADER_SIZE
+            ends = np.append(starts[1:] - HEADER_SIZE, end - start)
         return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
-
-    def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
-        rows, positions, end = self._span(row, offset, max_bytes, min(max_records, MAX_ROWS))
-        start = int(positions[0])
-        buffer = self.file(DATA).read_at(start, end - start)
-        starts = positions - start
-        good, lengths = self._check(buffer, rows["offset"], starts, end - start)
-        if good == 0:
-            raise _Mismatch
-        starts = starts[:good] + HEADER_SIZE
-        offsets = rows["offset"][:good].astype(np.int64)
-        return Batch(buffer, offsets, starts, starts + lengths[:good], int(offsets[-1]) + 1)
 
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int

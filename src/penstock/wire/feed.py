@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import cached_property
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
@@ -25,7 +26,7 @@ import msgspec
 from penstock.errors import Damaged, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.records import Message, messages
+from penstock.protocol.records import Message, message
 from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
 from penstock.wire.keepalive import KeepAlive
@@ -60,7 +61,8 @@ class Chunk:
 
     @cached_property
     def _messages(self) -> list[Message]:
-        return messages(self.topic, self._batch.offsets.tolist(), self._batch.payloads())
+        offsets, payloads = self._batch.offsets.tolist(), self._batch.payloads()
+        return list(map(message, repeat(self.topic), offsets, payloads))
 
     @cached_property
     def sse(self) -> bytes:
