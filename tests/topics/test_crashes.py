@@ -157,7 +157,7 @@ async def work(store: TopicStore, ledger: Ledger) -> None:
         ([1], True),
     ):
         await ledger.append(topic, sizes, idempotent)
-        if topic.deleted:
+        if topic.appends.deleted:
             return
 
 

@@ -444,6 +444,39 @@ def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(policy
     run(body())
 
 
+def test_what_was_answered_moves_to_a_new_segment_when_the_fsync_of_a_roll_fails() -> None:
+    async def body() -> None:
+        fs = FaultyFs()
+        async with running(Path("/data"), fs=fs, fsync="interval", fsync_interval=60) as store:
+            topic = await store.create("t")
+            await topic.append([b"one"])
+            fs.fail(1, errno.EIO, only={"sync"})
+            with pytest.raises(StorageFailed):
+                await topic.seal()
+            await eventually(lambda: topic.broken is None)  # and nobody appends meanwhile
+            await topic.appends.drain()
+            assert not topic._segments._unsynced
+            assert [payload for _, payload in everything(topic)] == [b"one"]
+
+    run(body())
+
+
+def test_what_a_roll_has_synced_stays_when_its_renames_fail() -> None:
+    async def body() -> None:
+        fs = FaultyFs()
+        async with running(Path("/data"), fs=fs, fsync="interval", fsync_interval=60) as store:
+            topic = await store.create("t")
+            await topic.append([b"one"])
+            fs.fail(1, errno.EIO, only={"rename"})
+            with pytest.raises(StorageFailed):
+                await topic.seal()
+            await topic.append([b"two"])
+            assert topic.broken is None
+            assert [payload for _, payload in everything(topic)] == [b"one", b"two"]
+
+    run(body())
+
+
 def test_a_topic_that_stops_broken_tries_no_repair_after_that() -> None:
     async def body() -> None:
         fs = FaultyFs()

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.wire.feed import Chunk
 from tests.support.form import SOAK, pick
 from tests.support.http import Reply, Wire, connected, get, post, request, run
 from tests.support.idle_clients import said, start
@@ -435,6 +436,25 @@ def test_a_deleted_topic_ends_its_streams(tmp_path: Path) -> None:
             await wire.ask(request("DELETE", "/topics/t", b""))
             assert await stream.read() == ""
         await eventually(lambda: not served.feeds._feeds)
+
+    over_http(tmp_path, body)
+
+
+def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path: Path) -> None:
+    ended = asyncio.Event()
+
+    class Subscriber:
+        def deliver(self, chunk: Chunk) -> bool:
+            return True
+
+        def ended(self) -> None:
+            ended.set()
+
+    async def body(served: Served, wire: Wire) -> None:
+        topic = await served.topics.create("t")
+        await served.topics.delete("t")
+        served.feeds.subscribe(topic, Subscriber(), topic.next_offset)
+        await asyncio.wait_for(ended.wait(), 10)
 
     over_http(tmp_path, body)
 

@@ -73,7 +73,9 @@ class _Backup:
                 for name, file in sending.files.items()
                 if name.endswith(JOURNAL)
             }
-            self._dump()
+            schema = config.database.db_schema
+            self._write("queues.dump", dump.dump(url_here(config), schema, self._programs))
+            self._manifest.database_schema = schema
             sending.extend()
             for name, content in journals.items():
                 self._write(f"routes/{name}", [content])
@@ -92,11 +94,6 @@ class _Backup:
         self._place.write(manifest.NAME, [self._manifest.pack()])
         self._place.sync()
         return self._manifest
-
-    def _dump(self) -> None:
-        schema = self._config.database.db_schema
-        self._write("queues.dump", dump.dump(url_here(self._config), schema, self._programs))
-        self._manifest.database_schema = schema
 
     def _copy_topic(self, directory: Path) -> None:
         snapshot = open_topic(directory)

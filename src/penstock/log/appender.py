@@ -70,6 +70,7 @@ class Appender:
         self._committing: asyncio.Future[None] | None = None
         # Who waits for a moment between two commits, and whether to roll then.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
+        self._rescuing = False  # the next commit, if an empty one, repairs a broken segment
         self.closed = False  # nothing more is taken
         self.deleted = False  # and what is queued is refused
         self._last_used = time.monotonic()
@@ -97,15 +98,9 @@ class Appender:
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
     ) -> None:
-        if not payloads:
-            raise InvalidRequest("a batch has at least one record")
-        size, most = 0, self._context.settings.max_record
-        for payload in payloads:
-            length = len(payload)
-            if length > most:
-                raise self._too_large(length)
-            size += length
-        self._enqueue(Entry(payloads, None, len(payloads), size, producer, promise))
+        lengths = list(map(len, payloads))
+        entry = Entry(payloads, None, len(lengths), sum(lengths), producer, promise)
+        self._enqueue(entry, max(lengths, default=0))
 
     def enqueue_arrays(
         self,
@@ -115,32 +110,28 @@ class Appender:
         producer: Producer | None = None,
     ) -> None:
         """The same for payloads that lie one after another in `payloads`."""
-        if not len(lengths):
-            raise InvalidRequest("a batch has at least one record")
         wide = lengths.astype(np.int64)
-        largest = int(wide.max())
-        if int(wide.min()) < 0 or int(wide.sum()) != len(payloads):
+        if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
             raise InvalidRequest(
                 f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
             )
-        if largest > self._context.settings.max_record:
-            raise self._too_large(largest)
-        self._enqueue(Entry((payloads,), wide, len(wide), len(payloads), producer, promise))
+        entry = Entry((payloads,), wide, len(wide), len(payloads), producer, promise)
+        self._enqueue(entry, int(wide.max(initial=0)))
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
         """The same for payloads of one length: an item of `table` each, wherever they lie."""
-        if table.itemsize > self._context.settings.max_record:
-            raise self._too_large(table.itemsize)
-        self._enqueue(Entry(table, None, len(table), table.itemsize * len(table), None, promise))
+        entry = Entry(table, None, len(table), table.itemsize * len(table), None, promise)
+        self._enqueue(entry, table.itemsize)
 
-    def _too_large(self, length: int) -> TooLarge:
-        return TooLarge(
-            f"a record has at most {self._context.settings.max_record} bytes, this one has {length}"
-        )
-
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry, largest: int) -> None:
+        """`largest`: bytes of its largest payload."""
+        if not entry.count:
+            raise InvalidRequest("a batch has at least one record")
+        most = self._context.settings.max_record
+        if largest > most:
+            raise TooLarge(f"a record has at most {most} bytes, this one has {largest}")
         if self.deleted:
-            raise self._gone()
+            raise self.gone()
         if self.closed:
             raise Unavailable("the broker is stopping")
         producer = entry.producer
@@ -153,7 +144,7 @@ class Appender:
         self._pending.append(entry)
         self.pending_bytes += entry.size
 
-    def _gone(self) -> NotFound:
+    def gone(self) -> NotFound:
         return NotFound(f"topic {self._name!r} was deleted")
 
     # Committing
@@ -167,9 +158,10 @@ class Appender:
     def commit(self) -> None:
         """Commit what is queued, now or right after the commit that runs."""
         self._scheduled = False
-        if self._committing is not None or not (self._pending or self._has_work):
+        special = self._between or self._rescuing
+        if self._committing is not None or not (self._pending or special):
             return
-        direct = not (self._between or self.deleted)
+        direct = not (special or self.deleted)
         if direct and self._segments.is_prepared(self.pending_bytes):
             self._commit_directly(self._take())
         else:
@@ -218,7 +210,8 @@ class Appender:
 
     async def _commit_all(self) -> None:
         try:
-            while self._has_work:
+            while self._pending or self._between or self._rescuing:
+                self._rescuing = False
                 if self._between:
                     await self._rest()
                 else:
@@ -250,7 +243,7 @@ class Appender:
         try:
             await self._segments.prepare(sum(entry.size for entry in entries))
             if self.deleted:
-                raise self._gone()
+                raise self.gone()
             commit = self._put_together(entries)
             if commit.write.count:
                 await self._segments.write_in_pool(commit.write)
@@ -265,10 +258,8 @@ class Appender:
     def _put_together(self, entries: list[Entry]) -> Commit:
         segments = self._segments
         self._context.space.take(sum(entry.size for entry in entries))
-        position = segments.active.data_size
-        return Commit(
-            entries, segments.next_offset, position, segments.next_time(), segments.producers
-        )
+        end, position = segments.active.end, segments.active.data_size
+        return Commit(entries, end, position, segments.next_time(), segments.producers)
 
     def _publish(self, commit: Commit) -> None:
         """The commit satisfied the policy: it is visible and answered from here on."""
@@ -292,24 +283,21 @@ class Appender:
         self._context.instruments.failures.add(1, type(error).__name__)
         if isinstance(error, StorageFull):
             self._context.space.refused(error, sum(entry.size for entry in entries))
-        if self._segments.broken:
-            log.error(
-                "topic %s: segment %d is closed: %s",
-                self._name,
-                self._segments.active.base,
-                self._segments.broken,
-            )
+        active = self._segments.active
+        if active.broken:
+            log.error("topic %s: segment %d is closed: %s", self._name, active.base, active.broken)
         for entry in entries:
             if entry.producer is not None and not entry.promise.done():
                 self._segments.producers.expect(entry.producer, self._segments.last_time)
             entry.refuse(error)
         self._segments.release()
 
-    @property
-    def _has_work(self) -> bool:
-        return bool(self._pending or self._between or self._segments.rescue_needed)
-
     # Between commits
+
+    def rescue(self) -> None:
+        """Have a broken segment repaired, with the next commit or without one."""
+        self._rescuing = True
+        self.schedule()
 
     async def between_commits(self, *, roll: bool) -> None:
         """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
@@ -354,7 +342,7 @@ class Appender:
             running = [task for task in tasks if task is not None]
             if running:
                 await asyncio.wait(running)
-            elif self._has_work or self._scheduled:
+            elif self._pending or self._between or self._rescuing or self._scheduled:
                 self.schedule()
                 await asyncio.sleep(0)
             else:

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from penstock.errors import Damaged, StorageFailed
 from penstock.log.fs import File
 from penstock.log.layout import BATCH_SIZE, BATCHES, DATA, INDEX, INDEX_SIZE, parse_batches
-from penstock.log.scan import agreeing
+from penstock.log.scan import Hole, agreeing
 from penstock.log.segment import Segment
 
 log = logging.getLogger("penstock.topics")
@@ -121,12 +121,12 @@ class SegmentCheck:
         """Report rows that are wrong by themselves; which ones speak of data that is there."""
         name = self.segment.path(BATCHES).name
         inside = (rows["end"] <= self.segment.data_size) & (rows["start"] < rows["end"])
-        for i in np.flatnonzero(~good):
-            what = "a row does not match its checksum: its records have none"
-            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
-        for i in np.flatnonzero(good & ~inside):
-            what = "a row speaks of data that is not there"
-            self.faults.append(Fault(name, (number + int(i)) * BATCH_SIZE, what, {}))
+        for wrong, what in (
+            (~good, "a row does not match its checksum: its records have none"),
+            (good & ~inside, "a row speaks of data that is not there"),
+        ):
+            positions = (number + np.flatnonzero(wrong)) * BATCH_SIZE
+            self.faults += [Fault(name, position, what, {}) for position in positions.tolist()]
         return inside
 
     def _check(self, data: File, run: np.ndarray) -> Iterator[int]:
@@ -176,24 +176,13 @@ class SegmentCheck:
             )
             if self._in_hole(start, end):
                 continue
-            row = self._row_after(end)
-            after = (
-                int(segment.index_rows(row, row + 1)["offset"][0])
-                if row < segment.rows
-                else segment.end
-            )
+            after = segment.offset_of(self._row_after(end))
             what = (
                 f"offsets {first} to {after - 1} ({count} records), "
                 f"bytes {start} to {end} fail their CRC32C"
             )
-            hole = {
-                "base": segment.base,
-                "start": start,
-                "end": end,
-                "lost_from": first,
-                "lost_to": after,
-            }
-            self.faults.append(Fault(name, start, what, hole))
+            hole = Hole(start, end, first, after)
+            self.faults.append(Fault(name, start, what, {"base": segment.base, **hole._asdict()}))
 
     def _row_after(self, end: int) -> int:
         try:

@@ -93,7 +93,7 @@ class Entry:
 class Commit:
     """What one write holds: the appends, and the bytes they become."""
 
-    __slots__ = ("_position", "_producers", "_seen", "duplicates", "entries", "write")
+    __slots__ = ("_offset", "_position", "_producers", "_seen", "duplicates", "entries", "write")
 
     def __init__(
         self, entries: Sequence[Entry], first: int, position: int, time: int, producers: Producers
@@ -101,14 +101,11 @@ class Commit:
         self.entries = entries
         self.write = Write(first, time=time)
         self.duplicates = 0
-        self._position = position  # of the first byte in the active segment
+        self._offset, self._position = first, position  # of what comes next in the active segment
         self._producers = producers
         self._seen: dict[Producer, Entry] = {}  # batches of producers in this very commit
-        self._lay_out()
-
-    def _lay_out(self) -> None:
         alike: list[Entry] = []
-        for entry in self.entries:
+        for entry in entries:
             if entry.producer is None and entry.is_list:
                 alike.append(entry)
                 continue
@@ -116,26 +113,21 @@ class Commit:
                 continue
             self._add_alike(alike)
             alike = []
-            entry.first, position = self._next()
-            self._add(entry.frame(position), entry.producer)
+            entry.first = self._offset
+            self._add(entry.frame(self._position), entry.producer)
         self._add_alike(alike)
-
-    def _next(self) -> tuple[int, int]:
-        """Offset and position of what comes next."""
-        return self.write.first + self.write.count, self._position + self.write.size
 
     def _add_alike(self, alike: list[Entry]) -> None:
         if not alike:
             return
-        first, position = self._next()
         payloads: Sequence[Bytes] = alike[0].payloads  # type: ignore[assignment]
-        alike[0].first = first
+        alike[0].first = self._offset
         if len(alike) > 1:
             payloads = list(payloads)
             for entry in alike[1:]:
-                entry.first = first + len(payloads)
+                entry.first = self._offset + len(payloads)
                 payloads.extend(entry.payloads)
-        self._add(frame_payloads(payloads, first, position), None)
+        self._add(frame_payloads(payloads, self._offset, self._position), None)
 
     def _is_old(self, entry: Entry, producer: Producer) -> bool:
         """Whether this append needs no write: stored already, twice in here, or out of order."""
@@ -157,11 +149,10 @@ class Commit:
         return False
 
     def _add(self, frame: Frame, producer: Producer | None) -> None:
-        first, start = self._next()
-        write, size = self.write, len(frame.data)
+        write, size, start = self.write, len(frame.data), self._position
         write.batches.append(
             BatchRow(
-                first=first,
+                first=self._offset,
                 records=frame.count,
                 flags=0 if producer is None else HAS_PRODUCER,
                 start=start,
@@ -176,6 +167,8 @@ class Commit:
         write.index.append(frame.index)
         write.count += frame.count
         write.size += size
+        self._offset += frame.count
+        self._position += size
 
     def succeed(self) -> None:
         """Answer everything; producers are remembered from here on."""

@@ -82,10 +82,7 @@ class DamageReport:
                 f"bytes {hole.start} to {hole.end} are damaged",
                 file=name,
                 base=segment.base,
-                start=hole.start,
-                end=hole.end,
-                lost_from=hole.lost_from,
-                lost_to=hole.lost_to,
+                **hole._asdict(),
             )
         segment.holes = self.holes_of(segment.base)
 

@@ -25,7 +25,7 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -116,6 +116,17 @@ def storage_error(error: OSError, doing: str, path: Path) -> StorageError:
     return StorageFailed(f"{doing} {path.name} failed: {error.strerror}")
 
 
+@contextlib.contextmanager
+def _reported(doing: str, path: Path, *passed: type[OSError]) -> Iterator[None]:
+    """What fails in here is a `StorageError`, but for what is `passed` on."""
+    try:
+        yield
+    except passed:
+        raise
+    except OSError as error:
+        raise storage_error(error, doing, path) from error
+
+
 class DiskFile:
     """A `File` on the real disk."""
 
@@ -174,10 +185,8 @@ class DiskFile:
                 os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, size: int) -> None:
-        try:
+        with _reported("cutting", self.path):
             os.ftruncate(self._fd, size)
-        except OSError as error:
-            raise storage_error(error, "cutting", self.path) from error
         self.size = size
 
     def sync(self) -> None:
@@ -207,20 +216,12 @@ class Disk:
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        try:
+        with _reported("opening", path, FileNotFoundError):
             return DiskFile(os.open(path, flags, 0o640), path)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise storage_error(error, "opening", path) from error
 
     def read(self, path: Path) -> bytes:
-        try:
+        with _reported("reading", path, FileNotFoundError):
             return path.read_bytes()
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise storage_error(error, "reading", path) from error
 
     def replace(self, path: Path, data: Bytes, *, sync: bool = True) -> None:
         beside = path.with_name(path.name + ".new")
@@ -242,38 +243,25 @@ class Disk:
             self.sync_dir(path.parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        try:
+        with _reported("renaming", source):
             source.rename(target)
-        except OSError as error:
-            raise storage_error(error, "renaming", source) from error
 
     def remove(self, path: Path) -> None:
-        try:
+        with _reported("removing", path):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(error, "removing", path) from error
 
     def remove_tree(self, path: Path) -> None:
-        try:
+        with _reported("removing", path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise storage_error(error, "removing", path) from error
 
     def make_dir(self, path: Path) -> None:
-        try:
+        with _reported("creating", path):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, "creating", path) from error
 
     def list_dir(self, path: Path) -> list[str]:
-        try:
+        with _reported("listing", path), contextlib.suppress(FileNotFoundError):
             return sorted(os.listdir(path))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise storage_error(error, "listing", path) from error
+        return []
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -292,14 +280,12 @@ class Disk:
         return usage.f_bavail * usage.f_frsize
 
     def sync_dir(self, path: Path) -> None:
-        try:
+        with _reported("syncing", path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        except OSError as error:
-            raise storage_error(error, "syncing", path) from error
 
 
 DISK: Fs = Disk()

@@ -40,7 +40,7 @@ class Reader:
                 segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
             )
         )
-        return empty_batch(max(offset, self._segments.next_offset)) if batch is None else batch
+        return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
     def raw(
         self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
@@ -51,7 +51,7 @@ class Reader:
                 segments, offset, strict, lambda one, at: one.raw(at, max_bytes, max_records)
             )
         )
-        end = max(offset, self._segments.next_offset)
+        end = max(offset, self._segments.active.end)
         return raw or Raw(end, 0, end, None, 0, 0)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ class Reader:
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
             offsets = (segment.offset_at(microseconds) for segment in segments)
-            return next((at for at in offsets if at is not None), self._segments.next_offset)
+            return next((at for at in offsets if at is not None), self._segments.active.end)
 
         return self._retrying(search)
 
@@ -88,11 +88,14 @@ class Reader:
         """What `read` returns for the segment that holds `offset` (or what follows it) and the
         offset to start at there; None when there is nothing from there on.
         """
-        first, end = segments[0].base, self._segments.next_offset
+        first, end = segments[0].base, self._segments.active.end
         if strict and not first <= offset <= end:
             raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
         if offset < first:
-            self._refuse_lost_beginning(segments[0], offset)
+            place = self.lost_at(offset)
+            # unless retention deleted more since: that is passed over
+            if place is not None and place["lost_to"] == first:
+                raise _lost(place, first)
         at = max(offset, first)
         if at >= end:
             return None
@@ -119,12 +122,6 @@ class Reader:
                 if isinstance(error, Damaged):
                     raise
                 raise Damaged(f"{Path(str(error.filename)).name} is missing") from error
-
-    def _refuse_lost_beginning(self, first: Segment, at: int) -> None:
-        """What was lost is refused, unless retention deleted more since: that is passed over."""
-        place = self.lost_at(at)
-        if place is not None and place["lost_to"] == first.base:
-            raise _lost(place, first.base)
 
 
 def _lost(place: dict[str, Any], resume: int) -> Damaged:

@@ -40,6 +40,17 @@ class Readable(Protocol):
     def read_at(self, position: int, length: int) -> bytes | memoryview: ...
 
 
+def record_at(data: Readable, position: int, size: int) -> tuple[int, int]:
+    """The offset of the record whose header is at this position, and where it ends; -1 twice when
+    there can be none in data of this size.
+    """
+    header = data.read_at(position, HEADER_SIZE) if 0 <= position <= size - HEADER_SIZE else b""
+    if len(header) < HEADER_SIZE:
+        return -1, -1
+    offset, length = RECORD_HEADER.unpack(header)
+    return offset, position + HEADER_SIZE + length
+
+
 def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
     """How many leading index rows describe the records of `data` from `start` on, gapless."""
     positions = rows["position"].astype(np.int64)
@@ -118,20 +129,16 @@ def scan(
     pieces: list[np.ndarray] = []
     holes: list[Hole] = []
     at = start
+    ordered = index if bool((index["position"][1:] > index["position"][:-1]).all()) else index[:0]
     while True:
-        rest = (
-            index[np.searchsorted(index["position"], np.uint64(at)) :]
-            if _sorted(index)
-            else index[:0]
-        )
+        rest = ordered[np.searchsorted(ordered["position"], np.uint64(at)) :]
         count = agreeing(data, rest, size, at)
         rows = rest[:count]
         if count and not _follows(rows["offset"], offset, limit):
             count, rows = 0, rest[:0]
         if count:
             pieces.append(rows)
-            last = int(rows["position"][-1])
-            at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+            _, at = record_at(data, int(rows["position"][-1]), size)
             offset = int(rows["offset"][-1]) + 1
         walked, at, offset = walk(data, at, size, offset, limit)
         if walked:
@@ -166,10 +173,6 @@ def drop_untiled(scanned: Scan, batches: np.ndarray) -> Scan:
         else:
             end, offset = start, first
     return Scan(rows, end, offset, sorted(holes))
-
-
-def _sorted(index: np.ndarray) -> bool:
-    return bool((index["position"][1:] > index["position"][:-1]).all())
 
 
 def _follows(offsets: np.ndarray, offset: int, limit: int | None) -> bool:
@@ -228,11 +231,7 @@ def is_record(
 ) -> bool:
     """Whether `chain` records follow from here, or fewer that end exactly where the file does."""
     for _ in range(chain):
-        header = data.read_at(position, HEADER_SIZE)
-        if len(header) < HEADER_SIZE:
-            return False
-        current, length = RECORD_HEADER.unpack(header)
-        position += HEADER_SIZE + length
+        current, position = record_at(data, position, size)
         follows = current == offset if limit is None else offset <= current < limit
         if position > size or not follows:
             return False

@@ -36,9 +36,9 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
-    RECORD_HEADER,
     sealed_name,
 )
+from penstock.log.scan import record_at
 
 WINDOW_ROWS = 512  # of the index, read at once at the end of a search
 MAX_ROWS = 1 << 16  # of the index, looked at by one read
@@ -123,6 +123,7 @@ class Segment:
         "_files",
         "base",
         "batches_size",
+        "broken",
         "compacted",
         "data_size",
         "directory",
@@ -152,6 +153,7 @@ class Segment:
         self.on_open: Callable[[Segment], None] | None = None  # called when a file is opened
         # called when index and data disagree
         self.on_mismatch: Callable[[Segment], None] | None = None
+        self.broken: str | None = None  # why it takes no more writes, if so
         self.pinned = False  # being written: its files stay open
         self._files: dict[str, File] = {}
 
@@ -223,6 +225,10 @@ class Segment:
         window = self.index_rows(low, high)[column]
         return low + int(np.searchsorted(window, np.uint64(value)))
 
+    def offset_of(self, row: int) -> int:
+        """The offset of this row's record; for the row after the last, the offset after it."""
+        return int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
+
     def position_of(self, row: int) -> int:
         """Where the record of this row begins; for the row after the last, where the data ends."""
         return (
@@ -241,32 +247,31 @@ class Segment:
         if row >= self.rows:
             return empty_batch(self.end)
         try:
-            return self._read_indexed(row, offset, max_records, max_bytes)
+            rows, positions, end = self._span(row, offset, max_bytes, min(max_records, MAX_ROWS))
+            start = int(positions[0])
+            buffer = self.file(DATA).read_at(start, end - start)
+            starts = positions - start
+            good, lengths = self._check(buffer, rows["offset"], starts, end - start)
+            if good == 0:
+                raise _Mismatch
+            starts = starts[:good] + HEADER_SIZE
+            ends = starts + lengths[:good]
+            offsets = rows["offset"][:good].astype(np.int64)
         except _Mismatch:
-            rows, end = self._walk(row, offset, max_records, max_bytes)
-        start = rows[0][1]
-        buffer = self.file(DATA).read_at(start, end - start)
-        offsets, positions = np.array(rows, np.int64).T
-        starts = positions - start + HEADER_SIZE
-        ends = np.append(starts[1:] - HEADER_SIZE, end - start)
+            walked, end = self._walk(row, offset, max_records, max_bytes)
+            start = walked[0][1]
+            buffer = self.file(DATA).read_at(start, end - start)
+            offsets, positions = np.array(walked, np.int64).T
+            starts = positions - start + HEADER_SIZE
+            ends = np.append(starts[1:] - HEADER_SIZE, end - start)
         return Batch(buffer, offsets, starts, ends, int(offsets[-1]) + 1)
-
-    def _read_indexed(self, row: int, offset: int, max_records: int, max_bytes: int) -> Batch:
-        rows, positions, end = self._span(row, offset, max_bytes, min(max_records, MAX_ROWS))
-        start = int(positions[0])
-        buffer = self.file(DATA).read_at(start, end - start)
-        starts = positions - start
-        good, lengths = self._check(buffer, rows["offset"], starts, end - start)
-        if good == 0:
-            raise _Mismatch
-        starts = starts[:good] + HEADER_SIZE
-        offsets = rows["offset"][:good].astype(np.int64)
-        return Batch(buffer, offsets, starts, starts + lengths[:good], int(offsets[-1]) + 1)
 
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
     ) -> tuple[int, np.ndarray]:
-        """How many leading records agree with headers and neighbours, and their lengths."""
+        """How many leading records agree with headers and neighbours, and their lengths; 0 as well
+        when the positions alone make no sense.
+        """
         steps = starts[1:] - starts[:-1]
         step = int(steps[0]) if len(steps) else size
         if (
@@ -284,7 +289,7 @@ class Segment:
             or bool((steps < HEADER_SIZE).any())
             or size < starts[-1] + HEADER_SIZE
         ):
-            return self._check_slowly(buffer, offsets, starts)
+            return 0, _NONE
         # views of one byte's stride: entry p is the integer that begins at byte p, or 8 after it
         stored = np.ndarray(len(buffer) - 7, "<u8", buffer, 0, (1,))[starts]
         lengths = np.ndarray(len(buffer) - 11, "<u4", buffer, 8, (1,))[starts].astype(np.int64)
@@ -297,21 +302,6 @@ class Segment:
         if 0 < good < len(fine) and int(ends[good - 1]) > int(starts[good]):
             good -= 1  # its own length runs into the next record
         return good, lengths
-
-    def _check_slowly(
-        self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray
-    ) -> tuple[int, np.ndarray]:
-        good, lengths, at = 0, [], 0
-        for offset, start in zip(offsets.tolist(), starts.tolist(), strict=True):
-            if start != at or at + HEADER_SIZE > len(buffer):
-                break
-            current, length = RECORD_HEADER.unpack_from(buffer, at)
-            if current != offset or at + HEADER_SIZE + length > len(buffer):
-                break
-            lengths.append(length)
-            at += HEADER_SIZE + length
-            good += 1
-        return good, np.array(lengths, np.int64)
 
     def raw(self, offset: int, max_bytes: int, max_records: int | None) -> Raw:
         row = self.row_of(offset)
@@ -351,7 +341,8 @@ class Segment:
             if count == most or positions[-1] - start > max_bytes:
                 break
             count = min(most, 2 * count)
-        self._expect(rows, offset)
+        if int(rows["offset"][0]) != offset:
+            self._explain_gap(rows, offset)
         end = int(positions[count])
         if end - start > max_bytes:
             count = max(1, int(np.searchsorted(positions, start + max_bytes, "right")) - 1)
@@ -362,13 +353,11 @@ class Segment:
             raise _Mismatch
         return rows[:count], positions[:count], end
 
-    def _expect(self, rows: np.ndarray, offset: int) -> None:
+    def _explain_gap(self, rows: np.ndarray, offset: int) -> None:
         """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
-        following, position = int(rows["offset"][0]), int(rows["position"][0])
-        if following == offset:
-            return
         if self.dense:
             raise _Mismatch
+        following, position = int(rows["offset"][0]), int(rows["position"][0])
         for start, end in self.holes:
             if end == position:
                 name = self.path(DATA).name
@@ -386,20 +375,14 @@ class Segment:
         return count, end
 
     def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
-        row = self.row_at(stop)
-        resume = int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
-        resume = max(resume, offset + 1)  # also when the index lies: whoever goes on there gets on
+        # also when the index lies: whoever goes on there gets on
+        resume = max(self.offset_of(self.row_at(stop)), offset + 1)
         text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
         return Damaged(f"{text}records go on at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
         """The offset in the record header at this position, -1 when there can be none."""
-        header = (
-            self.file(DATA).read_at(position, HEADER_SIZE)
-            if 0 <= position < self.data_size
-            else b""
-        )
-        return int(RECORD_HEADER.unpack(header)[0]) if len(header) == HEADER_SIZE else -1
+        return record_at(self.file(DATA), position, self.data_size)[0]
 
     def _agrees(self, row: int) -> bool:
         offset, position = self.index_rows(row, row + 1)[0]
@@ -421,11 +404,7 @@ class Segment:
         rows: list[tuple[int, int]] = []
         size = 0
         for _ in range(row + WINDOW_ROWS + max_records):
-            header = self.file(DATA).read_at(at, HEADER_SIZE) if at < self.data_size else b""
-            if len(header) < HEADER_SIZE:
-                break
-            current, length = RECORD_HEADER.unpack(header)
-            end = at + HEADER_SIZE + length
+            current, end = record_at(self.file(DATA), at, self.data_size)
             if end > self.data_size or not expected <= current < self.end:
                 break
             if current >= offset:
@@ -436,20 +415,17 @@ class Segment:
                     if rows:
                         return rows, at
                     raise self._in_hole(*hole, offset)
-                size += HEADER_SIZE + length
+                size += end - at
                 if rows and (size > max_bytes or len(rows) == max_records):
                     return rows, at
                 rows.append((current, at))
             at, expected = end, current + 1
         if rows:
             return rows, at
-        resume = next(
-            (r for r in range(row + 1, min(self.rows, row + 8 * WINDOW_ROWS)) if self._agrees(r)),
-            None,
-        )
+        following = range(row + 1, min(self.rows, row + 8 * WINDOW_ROWS))
         raise Damaged(
             f"{self.path(DATA).name}: the record at byte {at} (offset {offset}) is damaged",
-            self.end if resume is None else int(self.index_rows(resume, resume + 1)["offset"][0]),
+            self.offset_of(next(filter(self._agrees, following), self.rows)),
         )
 
     # Times, from the sidecar

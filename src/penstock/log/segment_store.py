@@ -33,7 +33,9 @@ UNKNOWN = -1  # what the checkpoint on disk says of the active segment
 
 
 class SegmentStore:
-    """`on_broken` is called when the commit loop must run to repair a segment."""
+    """`on_broken` is called when the commit loop must run to repair a segment: answered records are
+    only in memory and in a broken one.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class SegmentStore:
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
         # the tuple it started with.
         self.all = recovered.segments
-        self.next_offset = recovered.next_offset  # readers see what is below it
+        self.active = self.all[-1]  # readers see what is below its end
         self.producers = recovered.producers
         self.writing = False  # the commit loop runs: the active segment's files stay open
         self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
@@ -59,7 +61,9 @@ class SegmentStore:
             self._adopt(segment)
         self._writer = Writer(context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
-        self._synced = self._mark()  # everything before it is durable
+        self._synced = Mark.at_end_of(
+            self.active
+        )  # under `interval` everything before it is durable
         # Answered and not covered by an fsync: kept in memory under `interval`.
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
@@ -72,22 +76,8 @@ class SegmentStore:
         self._checkpointing = asyncio.Lock()
 
     @property
-    def active(self) -> Segment:
-        return self.all[-1]
-
-    @property
-    def broken(self) -> str | None:
-        """Why appends fail at the moment, if they do."""
-        return self._writer.broken
-
-    @property
     def busy(self) -> bool:
         return self.active.pinned or self.background is not None
-
-    @property
-    def rescue_needed(self) -> bool:
-        """Answered records are only in memory and in a broken segment."""
-        return bool(self.broken and self._unsynced and self._timer is None and not self._abandoned)
 
     def _adopt(self, segment: Segment) -> None:
         segment.on_open = self._context.open_files.opened
@@ -103,12 +93,6 @@ class SegmentStore:
             segment.base,
         )
 
-    def _mark(self) -> Mark:
-        active = self.active
-        return Mark(
-            self.next_offset, active.rows, active.data_size, active.batches_size, active.newest
-        )
-
     # One commit: prepare, write, publish
 
     def is_prepared(self, size: int) -> bool:
@@ -116,7 +100,7 @@ class SegmentStore:
         return (
             self._state == self._context.open_state
             and self._unsynced_bytes < MAX_UNSYNCED_BYTES
-            and not self.broken
+            and not self.active.broken
             and not self._must_roll(size)
         )
 
@@ -124,7 +108,7 @@ class SegmentStore:
         """Repair what is broken, roll what is full, sync what is too much, and let the checkpoint
         on disk say that the segment is being written.
         """
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         if self._must_roll(size):
             await self._roll()
@@ -143,7 +127,7 @@ class SegmentStore:
 
     def next_time(self) -> int:
         """The append time of a commit; distinct, since it also tells commits apart."""
-        self.last_time = max(self._context.now(), self.last_time + 1)
+        self.last_time = max(int(self._context.clock() * 1e6), self.last_time + 1)
         return self.last_time
 
     def write(self, write: Write) -> None:
@@ -158,39 +142,27 @@ class SegmentStore:
         cheapest (decision 0240).
         """
         self.active.pinned = True
-        started = time.perf_counter()
-        sync = self._context.strict
-        loop = asyncio.get_running_loop()
+        write.started = time.perf_counter()
+        self._context.pool.submit(self._write_in_thread, write, asyncio.get_running_loop(), done)
 
-        def finish(error: BaseException | None) -> None:
-            if sync and error is None:
-                self._context.instruments.sync_seconds.observe(time.perf_counter() - started)
-            done(error)
-
-        def work() -> None:
-            error: BaseException | None = None
-            try:
-                self._writer.write(write, sync)
-            except BaseException as caught:  # noqa: BLE001 - the loop deals with it
-                error = caught
-            loop.call_soon_threadsafe(finish, error)
-
-        self._context.pool.submit(work)
+    def _write_in_thread(
+        self,
+        write: Write,
+        loop: asyncio.AbstractEventLoop,
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            self._writer.write(write, self._context.strict)
+        except BaseException as caught:  # noqa: BLE001 - the loop deals with it
+            error = caught
+        loop.call_soon_threadsafe(done, error)
 
     async def write_in_pool(self, write: Write) -> None:
         """The same for a task that waits. A cancelled one does not interrupt the disk work."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(error: BaseException | None) -> None:
-            if written.done():
-                return
-            if error is None:
-                written.set_result(None)
-            else:
-                written.set_exception(error)
-
-        self.start_write(write, done)
-        await written
+        self.active.pinned = True
+        write.started = time.perf_counter()
+        await self._context.run(self._writer.write, write, self._context.strict)
 
     def publish(self, write: Write) -> None:
         """It satisfied the fsync policy: readers see it from here on."""
@@ -199,21 +171,22 @@ class SegmentStore:
         active.rows += write.count
         active.batches_size += BATCH_SIZE * len(write.batches)
         active.newest = write.time
-        active.end = self.next_offset = write.first + write.count
+        active.end = write.first + write.count
         if self._context.settings.fsync == "interval":
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
             if self.background is None:
                 self._sync_later(self._context.settings.fsync_interval)
         elif self._context.strict:
-            self._synced = self._mark()
+            seconds = time.perf_counter() - write.started
+            self._context.instruments.sync_seconds.observe(seconds)
         self._checkpoint_if_due()
         self.release()
 
     def release(self) -> None:
         """Let the active segment's files be closed, unless they are still needed."""
         self.active.pinned = bool(
-            self._unsynced or self._syncing or self.writing or self.background or self.broken
+            self._unsynced or self._syncing or self.writing or self.background or self.active.broken
         )
 
     # Syncing
@@ -224,8 +197,8 @@ class SegmentStore:
 
     def _start_sync(self) -> None:
         self._timer = None
-        if self.broken:
-            self._on_broken()
+        if self.active.broken:
+            self._rescue()
         elif self.background is None and self._unsynced and not self._abandoned:
             self.background = asyncio.get_running_loop().create_task(self._sync_in_background())
 
@@ -241,15 +214,15 @@ class SegmentStore:
             )
         finally:
             self.background = None
-            if self.broken:
-                self._on_broken()
+            if self.active.broken:
+                self._rescue()
             elif self._unsynced:
                 self._sync_later(self._context.settings.fsync_interval)
             self.release()
 
     async def _sync(self) -> None:
         """One fsync over everything visible; what a failed one should cover stays in memory."""
-        mark = self._mark()
+        mark = Mark.at_end_of(self.active)
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
         try:
@@ -266,7 +239,7 @@ class SegmentStore:
 
     async def _sync_now(self) -> None:
         await self._wait_for_background()
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         elif self._unsynced:
             await self._sync()
@@ -287,14 +260,19 @@ class SegmentStore:
 
     # Repairing, rolling, replacing
 
+    def _rescue(self) -> None:
+        """Have the broken segment repaired, if nobody's next append can be waited for."""
+        if self._unsynced and not self._abandoned:
+            self._on_broken()
+
     async def repair(self) -> None:
         """Close the broken segment and go on in a new one, from memory."""
         await self._stop_syncing()
-        reason = self.broken
+        reason = self.active.broken
         carried = self._unsynced
         relaxed = self._context.settings.fsync == "interval"
-        durable = self._synced if relaxed else self._mark()
-        base = carried[0].first if carried else self.next_offset
+        durable = self._synced if relaxed else Mark.at_end_of(self.active)
+        base = carried[0].first if carried else self.active.end
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
         except StorageError:
@@ -317,17 +295,17 @@ class SegmentStore:
     def _install(self, sealed: Segment | None, fresh: Segment) -> None:
         self._context.open_files.closed(self.active)
         added = (sealed, fresh) if sealed is not None else (fresh,)
-        self.all = (*self.all[:-1], *added)
+        self.all, self.active = (*self.all[:-1], *added), fresh
         for segment in added:
             self._adopt(segment)
-        self._synced = self._mark()
+        self._synced = Mark.at_end_of(self.active)
         self._state = UNKNOWN  # the checkpoint still speaks of the segment before
 
     async def rest(self, *, roll: bool) -> None:
         """Between commits: no segment is broken, and the checkpoint on disk speaks of the active
         one. With `roll` that is a new one, unless it is empty.
         """
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         if roll:
             await self._roll()
@@ -341,20 +319,22 @@ class SegmentStore:
         if not active.rows:
             return
         active.pinned = True
-        await self._context.run(self._writer.sync_all)
+        try:
+            await self._context.run(self._writer.sync_all)
+        except StorageError:
+            self._rescue()
+            raise
         self._clear_unsynced()
-        self._synced = self._mark()
-        sealed, fresh = await self._context.run(
-            self._writer.switch, self.next_offset, self._synced, []
-        )
+        self._synced = Mark.at_end_of(active)
+        sealed, fresh = await self._context.run(self._writer.switch, active.end, self._synced, [])
         self._install(sealed, fresh)
         await self._write_checkpoint()
 
     async def skip_to(self, offset: int) -> None:
         """Let the active segment, which is empty, begin here."""
         active = self.active
-        active.base = active.end = self.next_offset = offset
-        self._synced = self._mark()
+        active.base = active.end = offset
+        self._synced = Mark.at_end_of(active)
         await self._write_checkpoint()
 
     async def drop(self, segments: Sequence[Segment]) -> None:
@@ -399,7 +379,7 @@ class SegmentStore:
             active.data_size - self._checkpointed_bytes >= CHECKPOINT_BYTES
             or active.rows - self._checkpointed_rows >= CHECKPOINT_RECORDS
         )
-        if due and self.background is None and not self.broken:
+        if due and self.background is None and not self.active.broken:
             self.background = asyncio.get_running_loop().create_task(
                 self._checkpoint_in_background()
             )
@@ -411,8 +391,8 @@ class SegmentStore:
             log.warning("topic %s: no checkpoint could be written: %s", self._name, error)
         finally:
             self.background = None
-            if self.broken:
-                self._on_broken()
+            if self.active.broken:
+                self._rescue()
             elif self._unsynced and self._timer is None:
                 self._start_sync()
             self.release()
@@ -434,10 +414,10 @@ class SegmentStore:
             if self._state != wanted:
                 self._state = UNKNOWN
             self.producers.forget_before(self._context.now())
-            mark = self._mark()
+            mark = Mark.at_end_of(self.active)
             checkpoint = Checkpoint(
                 incarnation=self._incarnation,
-                next_offset=mark.next_offset,
+                next_offset=mark.end,
                 base=self.active.base,
                 data_size=mark.data_size,
                 index_size=mark.rows * INDEX_SIZE,
@@ -448,9 +428,7 @@ class SegmentStore:
             )
             self._checkpointed_bytes, self._checkpointed_rows = mark.data_size, mark.rows
             try:
-                await self._context.run(
-                    self._writer.checkpoint, checkpoint.pack(), mark.next_offset
-                )
+                await self._context.run(self._writer.checkpoint, checkpoint.pack(), mark.end)
             except StorageError:
                 self._state = UNKNOWN
                 raise
@@ -461,7 +439,7 @@ class SegmentStore:
     async def stop(self) -> None:
         """Make everything durable and note how far."""
         self._cancel_timer()
-        if self.broken:
+        if self.active.broken:
             await self.repair()
         await self.checkpoint()
 

@@ -33,12 +33,12 @@ from penstock.log.layout import (
     INDEX_SIZE,
     KINDS,
     METADATA,
-    RECORD_HEADER,
     SWAP_PREFIX,
     TIER,
     parse_metadata,
     parse_sealed,
 )
+from penstock.log.scan import record_at
 from penstock.log.segment import Segment
 
 T = TypeVar("T")
@@ -85,18 +85,16 @@ class OpenSegment(Segment):
         self.newest = int(last["time"][0]) if len(last) else self._modified
         self.rows = self.file(INDEX).size // INDEX_SIZE
         if self.rows:
-            self.end = int(self.index_rows(self.rows - 1, self.rows)["offset"][0]) + 1
+            self.end = self.offset_of(self.rows - 1) + 1
             if not self.sealed:
-                self.base = int(self.index_rows(0, 1)["offset"][0])
+                self.base = self.offset_of(0)
         self.data_size = status.st_size if self.sealed else self._end_of_last(status.st_size)
 
     def _end_of_last(self, size: int) -> int:
         """Where the active segment's last record ends that its index has; more is being written."""
-        rows = self.index_rows(max(0, self.rows - 1), self.rows)
-        if not len(rows) or (position := int(rows["position"][0])) > size - HEADER_SIZE:
-            return size
-        length = RECORD_HEADER.unpack(self.file(DATA).read_at(position, HEADER_SIZE))[1]
-        return min(size, position + HEADER_SIZE + int(length))
+        position = self.position_of(self.rows - 1) if self.rows else size
+        _, end = record_at(self.file(DATA), position, size)
+        return min(size, end) if end >= 0 else size
 
     def modified(self) -> int:
         return self._modified

@@ -57,7 +57,7 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.interrupted import unfinished_roll
-from penstock.log.scan import agreeing
+from penstock.log.scan import agreeing, record_at
 
 INDEX_ROWS_PER_STEP = 1 << 20
 CHUNK_BYTES = 16 << 20
@@ -130,53 +130,51 @@ class _Verifier:
         self.until = until
         self.progress = progress
         self.report = Report(directory.name)
+        self._add = self.report.add
         self.total = 0
         self.open_state = False  # the broker did not stop cleanly, or runs
         self.renamed: dict[str, str] = {}  # names that opening will give, and what has them now
+        self._names = self._list()  # as opening will make them
 
     def run(self) -> Report:
-        names = self._names()
-        sealed = sorted(
-            file[1] for file in map(parse_sealed, names) if file is not None and file[0] == DATA
-        )
-        orphans = sorted(
-            {file[1] for file in map(parse_sealed, names) if file is not None} - set(sealed)
-        )
-        for orphan in orphans:
-            self.report.add(sealed_name(DATA, orphan), 0, "is missing")
-        files: list[tuple[str, int | None]] = [(sealed_name(DATA, base), base) for base in sealed]
+        names = self._names
+        files: list[tuple[str, int | None]] = []
+        for base in sorted({file[1] for file in map(parse_sealed, names) if file is not None}):
+            name = sealed_name(DATA, base)
+            if name in names:
+                files.append((name, base))
+            else:
+                self._add(name, 0, "is missing")
         files += [(DATA, None)] if DATA in names else []
         self.total = sum(self.fs.size(self._path(name)) for name, _ in files)
-        checkpoint = self._checkpoint(names)
+        checkpoint = self._checkpoint()
         self.open_state = checkpoint is not None and checkpoint.state != CLEAN
         ours = checkpoint is not None or INCARNATION in names
         if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
-            self.report.add(DATA, 0, "is missing")
+            self._add(DATA, 0, "is missing")
         end: int | None = None
         compacted = False
-        for name, base in files:
-            begin, last, gaps = self._segment(name, base, names, ours)
+        for name, start in files:
+            begin, last, gaps = self._segment(name, start, ours)
             if (
                 end is not None
                 and begin is not None
                 and begin != end
                 and not (compacted and begin > end)
             ):
-                self.report.add(
-                    name, 0, f"begins at offset {begin}, the segment before ends at {end}"
-                )
+                self._add(name, 0, f"begins at offset {begin}, the segment before ends at {end}")
             compacted = gaps
             end = last if last is not None else end
-        self._small_files(names, checkpoint, end)
-        self._noted(names)
+        self._small_files(checkpoint, end)
+        self._noted()
         return self.report
 
-    def _names(self) -> set[str]:
+    def _list(self) -> set[str]:
         names = set(self.fs.list_dir(self.directory))
         for marker in sorted(name for name in names if name.startswith(SWAP_PREFIX)):
             bases = parse_checked(self.fs.read(self.directory / marker))
             if bases is None:
-                self.report.add(marker, 0, "does not match its checksum")
+                self._add(marker, 0, "does not match its checksum")
                 continue
             base, *others = (int(part) for part in bases.split(","))
             for kind in KINDS:
@@ -195,34 +193,31 @@ class _Verifier:
     # A segment
 
     def _segment(
-        self, name: str, base: int | None, names: set[str], ours: bool
+        self, name: str, base: int | None, ours: bool
     ) -> tuple[int | None, int | None, bool]:
         """Check one; its first offset, the offset after its last, and whether it was compacted."""
         index_name = INDEX if base is None else sealed_name(INDEX, base)
         batches_name = BATCHES if base is None else sealed_name(BATCHES, base)
-        if index_name not in names:
-            self.report.add(index_name, 0, "is missing")
-        if batches_name not in names and (ours or base is not None):
-            self.report.add(batches_name, 0, "is missing")
-        data = self.fs.open(self._path(name), write=False)
-        try:
-            size = data.size
-            batches = self._read_batches(batches_name, names)
+        if index_name not in self._names:
+            self._add(index_name, 0, "is missing")
+        if batches_name not in self._names and (ours or base is not None):
+            self._add(batches_name, 0, "is missing")
+        with contextlib.closing(self.fs.open(self._path(name), write=False)) as data:
+            batches = self._read_batches(batches_name)
             compacted = bool(len(batches)) and bool(int(batches["flags"][0]) & COMPACTED)
-            first, end, size = self._records(name, data, size, base, compacted)
-            if index_name in names:
+            first, end, size = self._records(name, data, base, compacted)
+            if index_name in self._names:
                 self._index(index_name, name, data, size, first)
             self._batches(name, batches_name, data, size, batches)
-        finally:
-            data.close()
         # what compaction removed may be its first records: then it begins where its name says
         return base if first is None or (compacted and base is not None) else first, end, compacted
 
     def _records(
-        self, name: str, data: File, size: int, base: int | None, gaps: bool
+        self, name: str, data: File, base: int | None, gaps: bool
     ) -> tuple[int | None, int | None, int]:
         """Walk the framing. The size returned leaves out what became visible after `until`."""
-        at, first, expected, count = 0, None, base, 0
+        size, at, first, expected, count = data.size, 0, None, base, 0
+        until = self.until if base is None else None
         unpack = RECORD_HEADER.unpack_from
         while at < size:
             buffer = data.read_at(at, min(CHUNK_BYTES, size - at))
@@ -230,17 +225,12 @@ class _Verifier:
             while inside + HEADER_SIZE <= len(buffer):
                 offset, length = unpack(buffer, inside)
                 here = at + inside
-                if (
-                    self.until is not None
-                    and base is None
-                    and expected is not None
-                    and expected >= self.until
-                ):
+                if until is not None and expected is not None and expected >= until:
                     self._count(count, here)
                     return first, expected, here
                 wrong = expected is not None and (offset < expected if gaps else offset != expected)
                 if wrong or here + HEADER_SIZE + length > size:
-                    self.report.add(
+                    self._add(
                         name, here, f"the record here is damaged (offset {offset}, length {length})"
                     )
                     self._count(count, here)
@@ -250,7 +240,7 @@ class _Verifier:
                 count += 1
                 inside += HEADER_SIZE + length
             if inside == 0:
-                self.report.add(name, at, f"{size - at} bytes at the end are no whole record")
+                self._add(name, at, f"{size - at} bytes at the end are no whole record")
                 size = at
                 break
             at += inside
@@ -264,51 +254,41 @@ class _Verifier:
         self.report.bytes += size
 
     def _index(self, name: str, data_name: str, data: File, size: int, first: int | None) -> None:
-        file = self.fs.open(self._path(name), write=False)
-        try:
+        with contextlib.closing(self.fs.open(self._path(name), write=False)) as file:
             at, row = 0, 0
             while True:
                 count = min(INDEX_ROWS_PER_STEP, max(0, file.size // INDEX_SIZE - row))
                 rows = np.frombuffer(file.read_at(row * INDEX_SIZE, count * INDEX_SIZE), INDEX_TYPE)
                 if self.until is not None and name == INDEX:
-                    rows = (
-                        rows[: int(np.searchsorted(rows["offset"], np.uint64(self.until)))]
-                        if len(rows)
-                        else rows
-                    )
+                    rows = rows[: int(np.searchsorted(rows["offset"], np.uint64(self.until)))]
                 good = agreeing(data, rows, size, at)
                 if good < len(rows):
-                    self.report.add(
+                    self._add(
                         name, (row + good) * INDEX_SIZE, f"this row does not match {data_name}"
                     )
                     return
                 if not len(rows):
                     break
-                last = int(rows["position"][-1])
-                at = last + HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(last, HEADER_SIZE))[1]
+                _, at = record_at(data, int(rows["position"][-1]), size)
                 row += len(rows)
             if at < size:
-                self.report.add(
+                self._add(
                     name, row * INDEX_SIZE, f"rows are missing: {data_name} goes on from byte {at}"
                 )
             if file.size % INDEX_SIZE and self.until is None:
-                self.report.add(
-                    name, file.size // INDEX_SIZE * INDEX_SIZE, "ends in the middle of a row"
-                )
+                self._add(name, file.size // INDEX_SIZE * INDEX_SIZE, "ends in the middle of a row")
             if row == 0 and first is not None:
-                self.report.add(name, 0, "is empty")
-        finally:
-            file.close()
+                self._add(name, 0, "is empty")
 
-    def _read_batches(self, name: str, names: set[str]) -> np.ndarray:
-        if name not in names:
+    def _read_batches(self, name: str) -> np.ndarray:
+        if name not in self._names:
             return np.empty(0, BATCH_TYPE)
         data = self.fs.read(self._path(name))
         rows, good = parse_batches(data)
         for i in np.flatnonzero(~good):
-            self.report.add(name, int(i) * BATCH_SIZE, "this row does not match its checksum")
+            self._add(name, int(i) * BATCH_SIZE, "this row does not match its checksum")
         if len(data) % BATCH_SIZE and self.until is None:
-            self.report.add(name, len(rows) * BATCH_SIZE, "ends in the middle of a row")
+            self._add(name, len(rows) * BATCH_SIZE, "ends in the middle of a row")
         intact: np.ndarray = rows[good]
         return intact
 
@@ -319,12 +299,8 @@ class _Verifier:
         if len(beyond):
             i = int(beyond[0])
             if self.until is None or name != DATA:
-                start, end = int(rows["start"][i]), int(rows["end"][i])
-                self.report.add(
-                    batches_name,
-                    i * BATCH_SIZE,
-                    f"speaks of bytes {start} to {end}, {name} has {size}",
-                )
+                what = f"speaks of bytes {rows['start'][i]} to {rows['end'][i]}, {name} has {size}"
+                self._add(batches_name, i * BATCH_SIZE, what)
             rows = rows[:i]
         ends = np.concatenate([np.zeros(1, np.uint64), rows["end"]])
         for gap in np.flatnonzero(rows["start"] != ends[:-1]):
@@ -332,84 +308,71 @@ class _Verifier:
         for run in runs(rows, CHUNK_BYTES):
             for i in failing(data, run):
                 start, end, first = (int(run[column][i]) for column in ("start", "end", "first"))
-                self.report.add(
-                    name, start, f"bytes {start} to {end} (offsets from {first}) fail their CRC32C"
-                )
+                what = f"bytes {start} to {end} (offsets from {first}) fail their CRC32C"
+                self._add(name, start, what)
         at = int(ends[-1])
         if at < size and not len(beyond):
             self.report.unchecked += self._between(data, at, size)
             # after a clean stop another server may have written them
             if name != DATA or self.open_state:
-                self.report.add(
-                    batches_name,
-                    len(rows) * BATCH_SIZE,
-                    f"rows are missing: {name} goes on from byte {at}",
-                )
+                what = f"rows are missing: {name} goes on from byte {at}"
+                self._add(batches_name, len(rows) * BATCH_SIZE, what)
 
     def _between(self, data: File, start: int, end: int) -> int:
         """Records in a part of the data that no sidecar row covers."""
         count = 0
-        while start + HEADER_SIZE <= end:
-            start += HEADER_SIZE + RECORD_HEADER.unpack(data.read_at(start, HEADER_SIZE))[1]
+        while 0 <= start <= end - HEADER_SIZE:
+            _, start = record_at(data, start, end)
             count += 1
         return count
 
     # The small files
 
-    def _noted(self, names: set[str]) -> None:
+    def _noted(self) -> None:
         """What was found lost before: files that were repaired no longer show it."""
-        if DAMAGE not in names:
+        if DAMAGE not in self._names:
             return
         try:
             places = read_places(self.fs.read(self.directory / DAMAGE))
         except ValueError:
-            self.report.add(DAMAGE, 0, "cannot be read")
+            self._add(DAMAGE, 0, "cannot be read")
             return
         for place in places:
             if "lost_from" in place:
                 file, start = place.get("file", DATA), place["lost_from"]
                 end = place.get("lost_to", 0)
-                self.report.add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
+                self._add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
 
-    def _checkpoint(self, names: set[str]) -> Checkpoint | None:
-        if CHECKPOINT not in names:
-            if INCARNATION in names:
-                self.report.add(CHECKPOINT, 0, "is missing")
+    def _checkpoint(self) -> Checkpoint | None:
+        if CHECKPOINT not in self._names:
+            if INCARNATION in self._names:
+                self._add(CHECKPOINT, 0, "is missing")
             return None
         checkpoint = Checkpoint.parse(self.fs.read(self.directory / CHECKPOINT))
         if checkpoint is None:
-            self.report.add(CHECKPOINT, 0, "does not match its checksum")
+            self._add(CHECKPOINT, 0, "does not match its checksum")
         return checkpoint
 
-    def _small_files(self, names: set[str], checkpoint: Checkpoint | None, end: int | None) -> None:
+    def _small_files(self, checkpoint: Checkpoint | None, end: int | None) -> None:
         for name in (INCARNATION, ARCHIVED, POLICY):
-            if name in names and parse_checked(self.fs.read(self.directory / name)) is None:
-                self.report.add(name, 0, "does not match its checksum")
-        if INCARNATION not in names and checkpoint is not None:
-            self.report.add(INCARNATION, 0, "is missing")
-        next_offset = (
-            end if end is not None else checkpoint.next_offset if checkpoint is not None else 0
-        )
-        lowest = next_offset if checkpoint is None else min(checkpoint.next_offset, next_offset)
-        if checkpoint is not None and self.until is None and checkpoint.next_offset > next_offset:
-            self.report.add(
-                DATA, 0, f"ends before offset {checkpoint.next_offset}, up to which it was durable"
-            )
-        if checkpoint is not None and BATCHES in names and self.until is None:
-            size = self.fs.size(self._path(BATCHES))
-            if size < checkpoint.batches_size and sealed_name(DATA, checkpoint.base) not in names:
-                self.report.add(
-                    BATCHES, size, f"has {size} bytes, {checkpoint.batches_size} were durable"
-                )
-        if METADATA not in names:
-            self.report.add(METADATA, 0, "is missing")
+            if name in self._names and parse_checked(self.fs.read(self.directory / name)) is None:
+                self._add(name, 0, "does not match its checksum")
+        if INCARNATION not in self._names and checkpoint is not None:
+            self._add(INCARNATION, 0, "is missing")
+        noted = checkpoint.next_offset if checkpoint is not None else end or 0
+        next_offset = noted if end is None else end
+        if noted > next_offset and self.until is None:
+            self._add(DATA, 0, f"ends before offset {noted}, up to which it was durable")
+        if checkpoint is not None and BATCHES in self._names and self.until is None:
+            size, durable = self.fs.size(self._path(BATCHES)), checkpoint.batches_size
+            if size < durable and sealed_name(DATA, checkpoint.base) not in self._names:
+                self._add(BATCHES, size, f"has {size} bytes, {durable} were durable")
+        if METADATA not in self._names:
+            self._add(METADATA, 0, "is missing")
             return
         metadata = parse_metadata(self.fs.read(self.directory / METADATA))
         if metadata is None:
-            self.report.add(METADATA, 0, "does not have 8 bytes")
-        elif not lowest <= metadata <= max(next_offset, lowest):
-            self.report.add(
-                METADATA,
-                0,
-                f"says that the next offset is {metadata}, the records say {next_offset}",
-            )
+            self._add(METADATA, 0, "does not have 8 bytes")
+        elif not min(noted, next_offset) <= metadata <= next_offset:
+            what = f"says that the next offset is {metadata}, the records say {next_offset}"
+            self._add(METADATA, 0, what)

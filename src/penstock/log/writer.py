@@ -48,11 +48,15 @@ from penstock.log.segment import Segment
 class Mark:
     """A place in the active segment: everything before it is whole."""
 
-    next_offset: int
+    end: int  # the offset there
     rows: int
     data_size: int
     batches_size: int
     newest: int
+
+    @classmethod
+    def at_end_of(cls, one: Segment) -> "Mark":
+        return cls(one.end, one.rows, one.data_size, one.batches_size, one.newest)
 
 
 @dataclass(slots=True)
@@ -63,19 +67,19 @@ class Write:
     count: int = 0
     size: int = 0
     time: int = 0
+    started: float = 0.0  # when the pool got it, by `perf_counter`
     data: list[Bytes] = field(default_factory=list)
     index: list[Bytes] = field(default_factory=list)
     batches: list[Bytes] = field(default_factory=list)
 
 
 class Writer:
-    __slots__ = ("_renames", "broken", "directory", "fs", "segment")
+    __slots__ = ("_renames", "directory", "fs", "segment")
 
     def __init__(self, fs: Fs, directory: Path, segment: Segment) -> None:
         self.fs = fs
         self.directory = directory
         self.segment = segment
-        self.broken: str | None = None
         # What an unfinished switch still has to do, in order.
         self._renames: list[tuple[Path, Path]] | None = None
 
@@ -102,16 +106,16 @@ class Writer:
                 if file.size != size:
                     file.truncate(size)
                 if file.poisoned:
-                    self.broken = file.poisoned
+                    self.segment.broken = file.poisoned
         except (StorageFull, StorageFailed) as error:
-            self.broken = f"{why}; and cutting it off failed: {error}"
+            self.segment.broken = f"{why}; and cutting it off failed: {error}"
 
     def _sync(self, *kinds: str) -> None:
         try:
             for kind in kinds:
                 self.segment.file(kind).sync()
         except (StorageFull, StorageFailed) as error:
-            self.broken = str(error)
+            self.segment.broken = str(error)
             raise
 
     def sync(self) -> None:
@@ -141,18 +145,17 @@ class Writer:
             self._finish(self._renames)
             self._renames = None
         except (StorageFull, StorageFailed) as error:
-            self.broken = str(error)
+            old.broken = str(error)
             raise
         lay_out(fresh, carried)
         self.segment = fresh
-        self.broken = None
         if durable.rows == 0:
             return None, fresh
         sealed = Segment(self.fs, self.directory, old.base, sealed=True)
         sealed.rows = durable.rows
         sealed.data_size = durable.data_size
         sealed.batches_size = durable.batches_size
-        sealed.end = durable.next_offset
+        sealed.end = durable.end
         sealed.newest = durable.newest
         sealed.holes = old.holes
         return sealed, fresh
@@ -208,8 +211,7 @@ def skip_to(fs: Fs, directory: Path, active: Segment, offset: int) -> list[Segme
     if not active.rows:
         active.base = active.end = offset
         return [active]
-    durable = Mark(active.end, active.rows, active.data_size, active.batches_size, active.newest)
-    sealed, fresh = Writer(fs, directory, active).switch(offset, durable, [])
+    sealed, fresh = Writer(fs, directory, active).switch(offset, Mark.at_end_of(active), [])
     return [sealed, fresh] if sealed is not None else [fresh]
 
 

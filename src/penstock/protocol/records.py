@@ -7,7 +7,6 @@ A payload that is not valid UTF-8 travels as base64 and says so: `"payload": "/w
 
 from base64 import b64decode, b64encode
 from binascii import Error
-from collections.abc import Iterable
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -28,14 +27,6 @@ def message(topic: str, offset: int, payload: bytes | memoryview) -> Message:
         return Message(offset, topic, str(payload, "utf-8"))
     except UnicodeDecodeError:
         return Message(offset, topic, b64encode(payload).decode(), BASE64)
-
-
-def messages(
-    topic: str, offsets: Iterable[int], payloads: Iterable[bytes | memoryview]
-) -> list[Message]:
-    return [
-        message(topic, offset, payload) for offset, payload in zip(offsets, payloads, strict=True)
-    ]
 
 
 def payload_bytes(payload: str, encoding: str | UnsetType | None = UNSET) -> bytes:

@@ -25,7 +25,6 @@ Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoi
 up to date first, knows the producers), and cover what is left of the batches they stood for.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -72,8 +71,6 @@ RECORDS_PER_STEP = 1 << 16
 BYTES_PER_STEP = 1 << 20  # numpy holds the interpreter while it copies: a step must be short
 SYNC_BYTES = 64 << 20  # synced in steps, so that commits do not wait behind one long fsync
 
-_running: set["asyncio.Task[Swapped]"] = set()  # a task that nobody refers to may be collected
-
 
 @dataclass(slots=True)
 class Swapped:
@@ -97,33 +94,7 @@ async def compact(
 ) -> Swapped:
     """Replace the sealed segments with these bases (neighbours, in order) by one with only the
     records in `keep`.
-
-    A caller that goes away does not interrupt it.
     """
-    task = asyncio.get_running_loop().create_task(
-        _compact(topic, context, bases, keep, incarnation)
-    )
-    _running.add(task)
-    task.add_done_callback(_running.discard)
-    return await asyncio.shield(task)
-
-
-async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
-    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
-    swap = topic.unfinished_swap
-    if swap is None:
-        return
-    if swap.fresh is not None:
-        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
-        swap.fresh.pinned = False
-    else:
-        await context.run(_take_back, context.fs, topic, swap.marker)
-    topic.unfinished_swap = None
-
-
-async def _compact(
-    topic: Topic, context: Context, bases: Sequence[int], keep: bytes, incarnation: str | None
-) -> Swapped:
     async with topic.maintenance:
         _refuse_ended(topic)
         await finish_or_undo_swap(topic, context)
@@ -142,11 +113,11 @@ async def _compact(
             )
         except BaseException:
             with contextlib.suppress(StorageError):
-                await context.run(_discard, old[0])
+                await context.run(_discard, context.fs, topic, old[0].base)
             raise
         done = _summary(old, fresh)
         if len(old) == 1 and done.records == done.records_before:
-            await context.run(_discard, old[0])
+            await context.run(_discard, context.fs, topic, old[0].base)
             return _summary(old, old[0])
         _refuse_ended(topic)
         await _swap(topic, context, old, fresh)
@@ -162,6 +133,19 @@ async def _compact(
         return done
 
 
+async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
+    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
+    swap = topic.unfinished_swap
+    if swap is None:
+        return
+    if swap.fresh is not None:
+        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
+        swap.fresh.pinned = False
+    else:
+        await context.run(_take_back, context.fs, topic, swap.marker)
+    topic.unfinished_swap = None
+
+
 def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awaitable[Segment]]:
     """Where these segments are read: commits do not wait behind what comes from the tier."""
     if context.cache is None or all(segment.local for segment in old):
@@ -170,7 +154,7 @@ def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awai
 
 
 def _refuse_ended(topic: Topic) -> None:
-    if topic.deleted:
+    if topic.appends.deleted:
         raise Conflict(f"topic {topic.name!r} was deleted")
     if topic.ending:
         raise Unavailable("the broker is stopping")
@@ -264,14 +248,12 @@ def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
     """The marker first, durably: without it the rest is only litter."""
     fs.remove(topic.directory / marker)
     fs.sync_dir(topic.directory)
-    base = int(marker.removeprefix(SWAP_PREFIX))
+    _discard(fs, topic, int(marker.removeprefix(SWAP_PREFIX)))
+
+
+def _discard(fs: Fs, topic: Topic, base: int) -> None:
     for kind in KINDS:
         fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
-
-
-def _discard(first: Segment) -> None:
-    for kind in KINDS:
-        first.fs.remove(_beside(first, kind))
 
 
 def _beside(segment: Segment, kind: str) -> Path:

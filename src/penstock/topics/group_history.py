@@ -29,7 +29,7 @@ import numpy as np
 
 from penstock.errors import Damaged, PenstockError, StorageError, StorageFailed
 from penstock.log.fs import DISK, File, Fs
-from penstock.log.journal_lines import line, parse
+from penstock.log.journal import line, parse
 from penstock.log.pool import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.protocol.latency import bucket_of, upper_of

@@ -164,6 +164,7 @@ class Groups:
     async def stop(self) -> None:
         await self.history.stop()
         await self._journal.stop()
+        self.write_claims.close()
 
     # Committed offsets
 

@@ -27,16 +27,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import StorageError
-from penstock.log.fs import File, Fs
-from penstock.log.journal_lines import line, parse
+from penstock.log.fs import Fs
+from penstock.log.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line, parse
 from penstock.log.pool import in_pool
 from penstock.metrics import Counter
 
 log = logging.getLogger("penstock.topics.groups")
 
 JOURNAL, COPY = "offsets.log", "offsets.copy"
-SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
-SNAPSHOT_FACTOR = 8
 FIELDS = {"commit": 5, "delete": 3}
 
 
@@ -63,6 +61,7 @@ class OffsetsJournal:
         damage: Counter,
     ) -> None:
         self._directory = directory
+        self._file = JournalFile(fs, directory / JOURNAL, sync=sync)
         self._pool = pool
         self._fs = fs
         self._sync = sync
@@ -72,8 +71,6 @@ class OffsetsJournal:
         self._lines: list[bytes] = []  # still to be written
         self._waiting: list[asyncio.Future[None]] = []  # for them
         self._writing: asyncio.Task[None] | None = None
-        self._file: File | None = None
-        self._size = 0
         self._copied = 0  # size of the journal as the copy says; 0: there is none
         self._rewrite = False  # the journal cannot be trusted: replace it by a snapshot
         self.skipped = 0  # damaged lines met at the start
@@ -83,15 +80,15 @@ class OffsetsJournal:
     def load(self, recent_groups: Callable[[], list[str]]) -> None:
         """Blocks. `recent_groups` were at work before, whatever the journal says."""
         self._fs.make_dir(self._directory)
-        journal, copy = self._read(JOURNAL), self._read(COPY)
+        path = self._directory / COPY
+        journal, copy = self._file.read(), self._fs.read(path) if self._fs.exists(path) else None
         head, _, snapshot = (copy or b"").partition(b"\n")
         noted = parse(head)
         if isinstance(noted, list) and len(noted) == 2 and noted[0] == "copy":
             self._copied = int(noted[1])
         elif copy is not None:
             self.report("damaged", f"{COPY} is damaged and is recreated")
-        self._size = len(journal or b"")
-        if self._size < self._copied:
+        if self._file.size < self._copied:
             self._replay(snapshot)
             what = (
                 f"has {len(journal)} bytes, {self._copied} were written"
@@ -111,8 +108,6 @@ class OffsetsJournal:
                 "they start over",
             )
         self._replay(journal or b"")
-        if journal and not journal.endswith(b"\n"):
-            self.skipped += 1
         if self.skipped:
             self._rewrite = True
             self.report(
@@ -121,25 +116,18 @@ class OffsetsJournal:
                 "groups resume from earlier commits",
             )
 
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return self._fs.read(self._directory / name)
-        except FileNotFoundError:
-            return None
-
     def report(self, outcome: str, text: str) -> None:
         log.warning("group offsets: %s: %s", outcome, text)
         self._damage.add(1, outcome)
 
     def _replay(self, data: bytes) -> None:
-        for text in data.split(b"\n")[:-1]:
-            event = parse(text)
-            if not (isinstance(event, list) and event and len(event) == FIELDS.get(event[0])):
-                self.skipped += 1
-            elif event[0] == "delete":
-                self.offsets.pop((event[1], event[2]), None)
+        said, damaged = events(data, FIELDS)
+        self.skipped += damaged
+        for kind, group, topic, *rest in said:
+            if kind == "delete":
+                self.offsets.pop((group, topic), None)
             else:
-                self.offsets[event[1], event[2]] = CommittedOffset(*event[1:])
+                self.offsets[group, topic] = CommittedOffset(group, topic, *rest)
 
     # Writing
 
@@ -174,8 +162,9 @@ class OffsetsJournal:
             while self._lines:
                 lines, self._lines = self._lines, []
                 waiting, self._waiting = self._waiting, []
-                rewrite = self._rewrite or self._is_too_large()
-                copy = rewrite or self._size >= 2 * self._copied
+                limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * 128 * len(self.offsets))
+                rewrite = self._rewrite or self._file.size > limit
+                copy = rewrite or self._file.size >= 2 * self._copied
                 snapshot = self._snapshot() if copy else b""
                 failure: StorageError | None = None
                 try:
@@ -194,43 +183,26 @@ class OffsetsJournal:
         finally:
             self._writing = None
 
-    def _is_too_large(self) -> bool:
-        limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * 128 * len(self.offsets))
-        return self._file is not None and self._file.size > limit
-
     def _snapshot(self) -> bytes:
         return b"".join(map(_commit_line, self.offsets.values()))
 
     def _write_lines(self, lines: bytes, snapshot: bytes, rewrite: bool) -> None:
         """Append the lines; with `rewrite` the snapshot, which has them, replaces the journal."""
-        path = self._directory / JOURNAL
         if rewrite:
-            self._write_copy(snapshot, min(len(snapshot), self._size or len(snapshot)))
-            self._fs.replace(path, snapshot, sync=self._sync)
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-            self._size = len(snapshot)
+            self._write_copy(snapshot, min(len(snapshot), self._file.size or len(snapshot)))
+            self._file.replace(snapshot)
             return
-        if self._file is None:
-            fresh = not self._fs.exists(path)
-            self._file = self._fs.open(path, create=True)
-            if fresh and self._sync:
-                self._fs.sync_dir(self._directory)
-        self._file.append([lines])
-        if self._sync:
-            self._file.sync()
-        self._size = self._file.size
+        self._file.append(lines)
         if snapshot:
-            self._write_copy(snapshot, self._size)
+            self._write_copy(snapshot, self._file.size)
 
     async def copy(self) -> None:
         """Write the copy, unless it says what there is; after damage, the journal as well."""
         if self._rewrite and self.offsets:
             self._append(b"")
             await self._drain()
-        elif self._size != self._copied:
-            await in_pool(self._pool, self._write_copy, self._snapshot(), self._size)
+        elif self._file.size != self._copied:
+            await in_pool(self._pool, self._write_copy, self._snapshot(), self._file.size)
 
     def _write_copy(self, snapshot: bytes, size: int) -> None:
         try:
@@ -248,9 +220,7 @@ class OffsetsJournal:
     async def stop(self) -> None:
         await self._drain()
         await self.copy()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._file.close()
 
 
 def _commit_line(committed: CommittedOffset) -> bytes:

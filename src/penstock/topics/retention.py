@@ -8,13 +8,14 @@ and never an interrupted removal.
 """
 
 import logging
+from itertools import takewhile
 
 from penstock.log.context import Context
 from penstock.log.layout import COMPACT
 from penstock.log.segment import Segment
 from penstock.topics.compaction import finish_or_undo_swap
 from penstock.topics.tier.tier import Tier
-from penstock.topics.topic import Topic
+from penstock.topics.topic import Topic, condemned
 
 log = logging.getLogger("penstock.topics")
 
@@ -54,19 +55,9 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
 
 def surplus(topic: Topic, context: Context) -> list[Segment]:
     """The oldest segments that age or size condemn."""
-    settings = context.settings
     if topic.policy == COMPACT:
         return []
-    oldest = context.now() - settings.retention_age * 1e6
-    total = topic.size_bytes
-    expired: list[Segment] = []
-    for segment in topic.segments[:-1]:
-        aged = bool(settings.retention_age) and segment.newest < oldest
-        too_much = bool(settings.retention_bytes) and total > settings.retention_bytes
-        if not (aged or too_much) or (
-            topic.archived_offset is not None and segment.end > topic.archived_offset
-        ):
-            break
-        expired.append(segment)
-        total -= segment.size
-    return expired
+    age, size = context.settings.retention_age, context.settings.retention_bytes
+    sealed, archived = topic.segments[:-1], topic.archived_offset
+    expired = condemned(sealed, topic.size_bytes, age=age, size=size, now=context.now())
+    return list(takewhile(lambda one: archived is None or one.end <= archived, expired))

@@ -22,9 +22,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -82,20 +81,14 @@ class ScrubStatus(msgspec.Struct):
     next: float | None  # when the next pass is due
 
 
-class Topics(Protocol):
-    """Where they are had from: the store."""
-
-    def names(self) -> list[str]: ...
-
-    def get(self, name: str) -> Topic | None: ...
-
-
 class Scrub:
     """The task in the background."""
 
-    def __init__(self, context: Context, private: Path, topics: Topics, metrics: Metrics) -> None:
+    def __init__(
+        self, context: Context, private: Path, topics: Iterable[Topic], metrics: Metrics
+    ) -> None:
         self._context = context
-        self._topics = topics
+        self._topics = topics  # those there are when it is asked
         self._path = private / STATE
         self._state = State()
         self._asked = asyncio.Event()
@@ -137,14 +130,8 @@ class Scrub:
 
     def status(self) -> ScrubStatus:
         state, settings = self._state, self._context.settings
-        topics = (self._topics.get(name) for name in self._topics.names())
-        total = sum(
-            segment.data_size
-            for topic in topics
-            if topic
-            for segment in topic.segments[:-1]
-            if segment.local
-        )
+        sealed = (segment for topic in self._topics for segment in topic.segments[:-1])
+        total = sum(segment.data_size for segment in sealed if segment.local)
         return ScrubStatus(
             running=self.running,
             interval=settings.scrub_interval,
@@ -193,11 +180,12 @@ class Scrub:
                 await self._asked.wait()
 
     async def _pass(self, state: State, current: Pass) -> None:
-        for name in [name for name in self._topics.names() if name >= state.topic]:
-            if name != state.topic:
-                state.topic, state.base = name, -1
-            while (following := self._following(name, state.base)) is not None:
-                topic, segment = following
+        for topic in sorted(self._topics, key=lambda topic: topic.name):
+            if topic.name < state.topic:
+                continue
+            if topic.name > state.topic:
+                state.topic, state.base = topic.name, -1
+            while (segment := _following(topic, state.base)) is not None:
                 await self._segment(topic, segment, current)
                 state.base = segment.base
                 if time.monotonic() - self._saved > SAVE_SECONDS:
@@ -213,14 +201,6 @@ class Scrub:
                 current.bytes,
                 current.findings,
             )
-
-    def _following(self, name: str, base: int) -> tuple[Topic, Segment] | None:
-        topic = self._topics.get(name)
-        if topic is None or topic.ending:
-            return None
-        local = (segment for segment in topic.segments[:-1] if segment.local)
-        segment = next((segment for segment in local if segment.base > base), None)
-        return (topic, segment) if segment is not None else None
 
     # A segment
 
@@ -291,6 +271,12 @@ class Scrub:
             await self._context.run(self._context.fs.replace, self._path, data, sync=False)
         except StorageError as error:
             log.warning("how far the scrub is could not be noted: %s", error)
+
+
+def _following(topic: Topic, base: int) -> Segment | None:
+    """The next segment to check, if there is one."""
+    sealed = () if topic.ending else topic.segments[:-1]
+    return next((one for one in sealed if one.local and one.base > base), None)
 
 
 def _is_of(topic: Topic, segment: Segment) -> bool:

@@ -64,9 +64,12 @@ class TopicStore:
         self._fs = fs
         self._context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}
+        self.get = self._topics.get  # the topic of a name, or None
         self._creating: dict[str, asyncio.Future[Topic]] = {}
-        self._unreadable: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
+        # A task that nobody refers to may be collected.
+        self._compactions: set[asyncio.Task[Swapped]] = set()
         self.tier = (
             Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
         )
@@ -77,7 +80,7 @@ class TopicStore:
         metrics.gauge(
             "penstock_topics_unreadable",
             "Topics that could not be opened",
-            read=lambda: len(self._unreadable),
+            read=lambda: len(self.unreadable),
         )
         metrics.gauge(
             "penstock_topic_open_segments",
@@ -114,10 +117,11 @@ class TopicStore:
             self._fs.remove_tree(self.directory / PRIVATE / TRASH / name)
 
     def _topic_names(self) -> list[str]:
-        return [name for name in self._fs.list_dir(self.directory) if self._is_topic(name)]
-
-    def _is_topic(self, name: str) -> bool:
-        return is_topic_name(name) and self._fs.is_dir(self.directory / name)
+        return [
+            name
+            for name in self._fs.list_dir(self.directory)
+            if is_topic_name(name) and self._fs.is_dir(self.directory / name)
+        ]
 
     def _open_many(self, names: list[str]) -> list[tuple[str, Recovered]]:
         opened = []
@@ -125,7 +129,7 @@ class TopicStore:
             try:
                 opened.append((name, recover(self._context, self.directory / name)))
             except CANNOT_OPEN as error:
-                self._unreadable[name] = str(error)
+                self.unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
                 log.error(
                     "topic %s cannot be opened: %s",
@@ -150,17 +154,9 @@ class TopicStore:
         return sorted(self._topics)
 
     @property
-    def unreadable(self) -> dict[str, str]:
-        """Topics that could not be opened, with the reason."""
-        return dict(self._unreadable)
-
-    @property
     def disk_full(self) -> str | None:
         """Why appends are refused for want of room, if they are."""
         return self._context.space.full
-
-    def get(self, name: str) -> Topic | None:
-        return self._topics.get(name)
 
     def find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""
@@ -183,8 +179,8 @@ class TopicStore:
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
-        if name in self._unreadable:
-            raise StorageFailed(f"topic {name!r} cannot be opened: {self._unreadable[name]}")
+        if name in self.unreadable:
+            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
         making = self._creating.get(name)
         if making is None:
             making = asyncio.ensure_future(self._create(name))
@@ -232,9 +228,14 @@ class TopicStore:
     ) -> Swapped:
         """Swap these neighbouring sealed segments for one with only the records that `keep` names.
 
-        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first.
+        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first. A
+        caller that goes away does not interrupt it.
         """
-        return await compact(self.require(name), self._context, bases, keep, incarnation)
+        work = compact(self.require(name), self._context, bases, keep, incarnation)
+        task = asyncio.get_running_loop().create_task(work)
+        self._compactions.add(task)
+        task.add_done_callback(self._compactions.discard)
+        return await asyncio.shield(task)
 
     # Maintenance
 

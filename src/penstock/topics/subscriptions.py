@@ -15,7 +15,9 @@ class Subscriptions:
         self._waiters: dict[asyncio.Future[None], int] = {}  # and the offset each waits for
 
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` at each change, until what is returned is called."""
+        """Call `callback` once after each commit that became visible, and when the topic is
+        deleted; until what is returned is called.
+        """
         self._last_key += 1
         key = self._last_key
         self._callbacks[key] = callback

@@ -10,19 +10,18 @@ import asyncio
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from copy import copy
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageError
+from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
 from penstock.log.appender import Appender
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
-from penstock.log.fs import Bytes
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.log.producers import Producer
 from penstock.log.reader import Reader
@@ -46,6 +45,20 @@ class UnfinishedSwap(NamedTuple):
     fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
 
 
+def condemned(
+    sealed: Sequence[Segment], total: int, *, age: float, size: int, now: int
+) -> Iterator[Segment]:
+    """The oldest of these segments that are older than `age` seconds, or too much when the topic
+    has `total` bytes and may have `size`; 0: there is no such limit.
+    """
+    for segment in sealed:
+        aged = age and segment.newest < now - age * 1e6
+        if not (aged or (size and total > size)):
+            return
+        yield segment
+        total -= segment.size
+
+
 class Topic:
     def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
         self.name = name
@@ -60,16 +73,24 @@ class Topic:
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self._subscriptions = Subscriptions()
+        self.subscribe = self._subscriptions.add
         self._segments = SegmentStore(
-            name, directory, context, recovered, on_broken=lambda: self.appends.schedule()
+            name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
-        # Public for callers that queue many appends and then have them committed (TCP).
+        # Segments of the past: those that retention lets go, or that lie in the tier.
+        self.drop = self._segments.drop
+        self.replace_local = self._segments.replace_local
+        self.attach = self._segments.attach
+        # Public for callers that queue many appends and then have them committed (TCP), or that ask
+        # whether the topic was deleted.
         self.appends = Appender(
             name,
             context,
             self._segments,
-            on_commit=lambda: self._subscriptions.notify(self._segments.next_offset),
+            on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
+        self.append = self.appends.append
+        self.append_arrays = self.appends.append_arrays
         self._reader = reader = Reader(self._segments, recovered.damage)
         # What lies in the tier only is `NotCached` to a caller on the event loop, who then waits
         # for it with `read_or_wait`.
@@ -97,7 +118,7 @@ class Topic:
 
     @property
     def next_offset(self) -> int:
-        return self._segments.next_offset
+        return self._segments.active.end
 
     @property
     def records(self) -> int:
@@ -125,12 +146,8 @@ class Topic:
     @property
     def local_offset(self) -> int:
         """The first offset that is on this disk, with all that follow."""
-        local = self.segments[-1].base
-        for segment in reversed(self.segments):
-            if not segment.local:
-                break
-            local = segment.base
-        return local
+        *_, first = takewhile(lambda segment: segment.local, reversed(self.segments))
+        return first.base
 
     @property
     def producers(self) -> int:
@@ -140,21 +157,7 @@ class Topic:
     @property
     def broken(self) -> str | None:
         """Why appends are refused until the topic is repaired; None: they are not."""
-        return self._segments.broken
-
-    # Appending
-
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        return self.appends.append(payloads, producer)
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        return self.appends.append_arrays(lengths, payloads, producer)
+        return self._segments.active.broken
 
     # Reading
 
@@ -195,20 +198,11 @@ class Topic:
 
     # Waiting for more
 
-    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once after each commit that became visible, and when the topic is
-        deleted; until what is returned is called.
-        """
-        return self._subscriptions.add(callback)
-
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
-        if self.deleted:
-            raise self._gone()
+        if self.appends.deleted:
+            raise self.appends.gone()
         return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
-
-    def _gone(self) -> NotFound:
-        return NotFound(f"topic {self.name!r} was deleted")
 
     # Maintenance
 
@@ -224,10 +218,6 @@ class Topic:
         """
         await self.appends.between_commits(roll=False)
 
-    async def drop(self, segments: Sequence[Segment]) -> None:
-        """Forget the oldest segments and remove their files."""
-        await self._segments.drop(segments)
-
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
         """A compacted segment takes the place of these."""
         self._segments.replace(old, fresh)
@@ -235,14 +225,6 @@ class Topic:
             tier = copy(self.tier)
             tier.supersede([segment.base for segment in old])
             self.tier = tier
-
-    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
-        """Let its files go: it is in the tier."""
-        await self._segments.replace_local(segment, tiered)
-
-    def attach(self, tiered: Sequence[Segment]) -> None:
-        """Segments that lie in the tier only, which was not known when the topic was opened."""
-        self._segments.attach(tiered)
 
     async def expect(self, offset: int, who: str) -> None:
         """Records below `offset` were there, as `who` knows. Those that are not are lost, and their
@@ -279,10 +261,6 @@ class Topic:
     # Ending
 
     @property
-    def deleted(self) -> bool:
-        return self.appends.deleted
-
-    @property
     def ending(self) -> bool:
         """Deleted, or the broker stops: maintenance gives up."""
         return self.appends.closed
@@ -314,7 +292,7 @@ class Topic:
         self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()
-        self._subscriptions.end(self._gone())
+        self._subscriptions.end(self.appends.gone())
         self._segments.close()
 
     async def _drain(self) -> None:

@@ -27,15 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.log.fs import DISK, Fs
-from penstock.log.journal_lines import line, parse
+from penstock.log.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line
 from penstock.log.pool import in_pool
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 log = logging.getLogger("penstock.topics")
 
 JOURNAL = "sinks.log"
-SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
-SNAPSHOT_FACTOR = 8
 BATCHES_REMEMBERED = 4  # remembered of a sink; a legitimate run comes back to the newest only
 FIELDS = {"task": 9, "commit": 5}
 
@@ -69,41 +67,30 @@ class WriteClaims:
         fs: Fs = DISK,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = directory / JOURNAL
+        self._file = JournalFile(fs, directory / JOURNAL, sync=sync)
         self._pool = pool
-        self._fs = fs
         self._clock = clock
         self._expiry = expiry  # seconds
-        self._sync = sync
         self._sinks: dict[Key, dict[int, _Batch]] = {}
-        self._size = 0  # of the journal, in bytes
         self._limit = SNAPSHOT_BYTES  # bytes from which on the journal is replaced by a snapshot
         self._rewrite = False  # the journal's end cannot be trusted
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        try:
-            data = await in_pool(self._pool, self._fs.read, self._path)
-        except FileNotFoundError:
-            return
-        self._replay(data)
-
-    def _replay(self, data: bytes) -> None:
-        lines = data.split(b"\n")
-        damaged = 1 if lines.pop() else 0
-        for text in lines:
-            event = parse(text)
-            if isinstance(event, list) and event and len(event) == FIELDS.get(event[0]):
-                self._apply(event)
-            else:
-                damaged += 1
-        self._size, self._rewrite = len(data), damaged > 0
+        data = await in_pool(self._pool, self._file.read)
+        said, damaged = events(data or b"", FIELDS)
+        for event in said:
+            self._apply(event)
+        self._rewrite = damaged > 0
         if damaged:
             log.warning(
                 "%s: %d damaged lines were skipped; what they said of sinks is not known",
                 JOURNAL,
                 damaged,
             )
+
+    def close(self) -> None:
+        self._file.close()
 
     async def claim(self, claim: Claim) -> Claimed:
         async with self._lock:
@@ -148,29 +135,16 @@ class WriteClaims:
 
     async def _write(self, event: list[Any]) -> None:
         text = line(event)
-        if self._rewrite or self._size > self._limit:
+        if self._rewrite or self._file.size > self._limit:
             self._expire()
             text = self._snapshot() + text
-            await in_pool(self._pool, self._fs.replace, self._path, text, sync=self._sync)
-            self._size, self._rewrite = len(text), False
+            await in_pool(self._pool, self._file.replace, text)
             self._limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * len(text))
         else:
             self._rewrite = True  # until the line is known to be whole
-            await in_pool(self._pool, self._append, text)
-            self._size, self._rewrite = self._size + len(text), False
+            await in_pool(self._pool, self._file.append, text)
+        self._rewrite = False
         self._apply(event)
-
-    def _append(self, text: bytes) -> None:
-        fresh = not self._fs.exists(self._path)
-        file = self._fs.open(self._path, create=True)
-        try:
-            file.append([text])
-            if self._sync:
-                file.sync()
-                if fresh:
-                    self._fs.sync_dir(self._path.parent)
-        finally:
-            file.close()
 
     def _apply(self, event: list[Any]) -> None:
         kind, target, app, number, *rest = event

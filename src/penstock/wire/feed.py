@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import cached_property
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
@@ -25,7 +26,7 @@ import msgspec
 from penstock.errors import Damaged, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.records import Message, messages
+from penstock.protocol.records import Message, message
 from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
 from penstock.wire.keepalive import KeepAlive
@@ -60,7 +61,8 @@ class Chunk:
 
     @cached_property
     def _messages(self) -> list[Message]:
-        return messages(self.topic, self._batch.offsets.tolist(), self._batch.payloads())
+        offsets, payloads = self._batch.offsets.tolist(), self._batch.payloads()
+        return list(map(message, repeat(self.topic), offsets, payloads))
 
     @cached_property
     def sse(self) -> bytes:
@@ -181,6 +183,9 @@ class Feed:
         """
         if subscription.closed or subscription in self._live or subscription in self._reading:
             return
+        if self.topic.appends.deleted:
+            self.end()
+            return
         if subscription.position >= self._head:
             self._live[subscription] = None
             return
@@ -195,7 +200,7 @@ class Feed:
         """The same when what it lacks lies in the tier: the loop goes on meanwhile."""
         position = subscription.position
         try:
-            chunk = await self.topic.read_through(lambda: self._chunk(position))
+            chunk = await self.topic.read_through(lambda: self._read(position))
         except Unavailable as error:
             log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
             self._loop.call_later(TIER_RETRY_SECONDS, self.catch_up, subscription)
@@ -205,15 +210,13 @@ class Feed:
         finally:
             del self._reading[subscription]
 
-    def _hand_over(self, subscription: Subscription, chunk: Chunk | None) -> None:
-        if chunk is None:
-            return
+    def _hand_over(self, subscription: Subscription, chunk: Chunk) -> None:
         subscription.position = chunk.next_offset
         if chunk.empty or subscription.subscriber.deliver(chunk):
             self._loop.call_soon(self.catch_up, subscription)
 
     def _appended(self) -> None:
-        if self.topic.deleted:
+        if self.topic.appends.deleted:
             self.end()
             return
         if self._scheduled is not None:
@@ -239,8 +242,6 @@ class Feed:
                 self._live.clear()
                 self._head = self.topic.next_offset
                 return
-            if chunk is None:
-                return
             first, self._head = self._head, chunk.next_offset
             following = self._head
             full = []
@@ -260,15 +261,8 @@ class Feed:
         if self._head < self.topic.next_offset:
             self._appended()
 
-    def _read(self, position: int) -> Chunk | None:
-        """The next records from `position` on, or from the first that is still kept; None when the
-        topic is gone."""
-        if self.topic.deleted:
-            self.end()
-            return None
-        return self._chunk(position)
-
-    def _chunk(self, position: int) -> Chunk:
+    def _read(self, position: int) -> Chunk:
+        """The next records from `position` on, or from the first that is still kept."""
         topic = self.topic
         try:
             batch = topic.read(position, MAX_RECORDS, MAX_BYTES)

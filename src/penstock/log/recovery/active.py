@@ -10,7 +10,6 @@ import numpy as np
 
 from penstock.errors import StorageError
 from penstock.log.checksums import checksum
-from penstock.log.fs import File
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
@@ -25,7 +24,6 @@ from penstock.log.layout import (
     INDEX_TYPE,
     KINDS,
     METADATA,
-    RECORD_HEADER,
     RELAXED,
     Checkpoint,
     pack_metadata,
@@ -36,9 +34,9 @@ from penstock.log.scan import (
     CHAIN_RECORDS,
     Hole,
     Scan,
-    agreeing,
     drop_untiled,
     is_record,
+    record_at,
     scan,
     walk,
 )
@@ -58,186 +56,181 @@ class Claim(NamedTuple):
     file: str
 
 
-class _Tail(NamedTuple):
-    start: int  # position in the sidecar
-    rows: np.ndarray
-    good: np.ndarray
+def proven_base(
+    directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
+) -> int | None:
+    """The first offset of data.log as something with a checksum tells it: its checkpoint or its
+    sidecar.
+
+    Only this bounds the segment before it: the header of a torn first record must not cost that
+    one its records.
+    """
+    floor = sealed[-1] + 1 if sealed else 0
+    if checkpoint is not None and checkpoint.base >= floor:
+        return checkpoint.base
+    if BATCHES in directory.names:
+        with contextlib.closing(directory.fs.open(directory.path / BATCHES, write=False)) as file:
+            rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
+        if len(rows) and bool(good[0]) and int(rows["start"][0]) == 0:
+            first = int(rows["first"][0])
+            return first if first >= floor else None
+    return None
 
 
 class ActiveSegment:
-    def __init__(self, directory: TopicDirectory) -> None:
+    """`sealed` are the segments before it, `proven` is its base if something tells it."""
+
+    def __init__(
+        self,
+        directory: TopicDirectory,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        proven: int | None,
+    ) -> None:
         self._directory = directory
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._create_missing()
+        self._segment = segment = Segment(directory.fs, directory.path, 0, sealed=False)
+        self._data, self._index, self._batches = (
+            segment.file(kind) for kind in (DATA, INDEX, BATCHES)
+        )
+        segment.base = segment.end = self._likely_base() if proven is None else proven
+        # The checkpoint, if it is one of this segment.
+        self._here = checkpoint if checkpoint and checkpoint.base == segment.base else None
+        shorter = self._here is not None and self._here.data_size > self._data.size
+        self._state = CLEAN if checkpoint is None or shorter else checkpoint.state
+        # Sidecar rows that the checkpoint does not cover: where they begin, and which are intact.
+        self._tail_start = 0
+        if self._here and not shorter and self._here.batches_size <= self._batches.size:
+            self._tail_start = self._here.batches_size
+        self._tail, self._good = parse_batches(
+            self._batches.read_at(self._tail_start, self._batches.size - self._tail_start)
+        )
 
-    def proven_base(self, sealed: list[int], checkpoint: Checkpoint | None) -> int | None:
-        """The first offset of data.log as something with a checksum tells it: its checkpoint or its
-        sidecar.
-
-        Only this bounds the segment before it: the header of a torn first record must not cost that
-        one its records.
-        """
-        floor = sealed[-1] + 1 if sealed else 0
-        if checkpoint is not None and checkpoint.base >= floor:
-            return checkpoint.base
-        if BATCHES in self._directory.names:
-            with contextlib.closing(
-                self._directory.fs.open(self._directory.path / BATCHES, write=False)
-            ) as file:
-                rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
-                if (
-                    len(rows)
-                    and bool(good[0])
-                    and int(rows["start"][0]) == 0
-                    and int(rows["first"][0]) >= floor
-                ):
-                    return int(rows["first"][0])
-        return None
-
-    def open(
-        self, sealed: list[Segment], checkpoint: Checkpoint | None, proven: int | None
-    ) -> tuple[Segment, bool]:
-        """The active segment, and whether anything had to be scanned, cut or rebuilt.
+    def open(self) -> bool:
+        """Whether anything had to be scanned, cut or rebuilt.
 
         Everything is looked at, and what is lost is noted in `damage.json`, before anything is cut:
         until then the files that know of lost records are the only ones that do.
         """
-        self._create_missing(sealed, checkpoint)
-        segment = Segment(self._directory.fs, self._directory.path, 0, sealed=False)
-        data, index, batches = (segment.file(kind) for kind in (DATA, INDEX, BATCHES))
-        floor = sealed[-1].end if sealed else 0
-        segment.base = proven if proven is not None else self._likely_base(data, index, floor)
-        segment.end = segment.base
-        here = checkpoint if checkpoint is not None and checkpoint.base == segment.base else None
-        start, rows = self._trusted(segment, here, data, index)
-        if here is not None:
-            self._check_hints(here, index, batches)
-        shorter = here is not None and here.data_size > data.size
-        tail = self._tail_rows(batches, None if shorter else here)
-        whole = self._check_tail(data, tail, start)
-        state = CLEAN if checkpoint is None or shorter else checkpoint.state
-        cut = self._torn_at(data, tail, whole, 0 if here is None else here.data_size, state)
-        newest = self._newest_commit(tail) if state != CLEAN else MAX_OFFSET
-        claims = [Claim(self._end_in_sidecar(tail, newest), BATCHES)]
+        segment, data, index, batches = self._segment, self._data, self._index, self._batches
+        start, rows = self._trusted()
+        self._check_hints()
+        outcomes = self._check_tail(start)
+        cut = self._torn_at(outcomes)
+        newest = self._newest_commit()
+        claims = [Claim(self._end_in_sidecar(newest), BATCHES)]
         fresh: np.ndarray | None = None  # index rows to write from row `rows` on
         untouched = start == data.size and rows * INDEX_SIZE == index.size
         if untouched:
             segment.rows, segment.data_size = rows, start
-            segment.end = self._end_at(segment)
+            if rows:
+                segment.end = segment.offset_of(rows - 1) + 1
         else:
-            index_end, fresh = self._scan(
-                segment, data, index, start, rows, cut, tail.rows[whole == FAILED]
-            )
+            index_end, fresh = self._scan(start, rows, cut, self._tail[outcomes == FAILED])
             claims.append(Claim(min(index_end, newest), INDEX))
             if segment.data_size == cut < data.size:
                 beyond = walk(data, cut, data.size, segment.end, None)[2]
                 claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
-        self._report_lost(segment, sealed, checkpoint, claims, data)
-        size = self._sidecar_size(segment, tail, newest)
-        if state != CLEAN:
-            self._check_cover(segment, batches, size)
+        self._report_lost(claims)
+        size = self._sidecar_size(newest)
+        if self._state != CLEAN:
+            self._check_cover(size)
         self._directory.damage.write()
         untouched &= size == batches.size and segment.data_size == data.size
-        self._trim_sidecar(segment, batches, size)
+        self._trim_sidecar(size)
         if fresh is not None:
             index.truncate(rows * INDEX_SIZE)
             index.append([fresh.tobytes()])
         if not untouched:
-            self._cut_and_sync(segment, data, index, batches)
+            self._cut_and_sync()
         segment.holes = self._directory.damage.holes_of(segment.base)
-        return segment, not untouched
+        return not untouched
 
-    def skip_lost(self, segment: Segment, checkpoint: Checkpoint | None) -> list[Segment]:
+    def skip_lost(self) -> list[Segment]:
         """Give no offset again that is noted as lost; the active segment, after the one that was
         closed for that.
         """
-        segments = [segment]
-        end = self._directory.damage.end
-        if segment.end < end:
-            segments = skip_to(self._directory.fs, self._directory.path, segment, end)
-        self._check_metadata(segments[-1].end, checkpoint)
+        segments, end = [self._segment], self._directory.damage.end
+        if self._segment.end < end:
+            segments = skip_to(self._directory.fs, self._directory.path, self._segment, end)
+        self._check_metadata(segments[-1].end)
         return segments
 
-    def _create_missing(self, sealed: list[Segment], checkpoint: Checkpoint | None) -> None:
-        ours = checkpoint is not None or INCARNATION in self._directory.names
+    def _create_missing(self) -> None:
+        directory, checkpoint = self._directory, self._checkpoint
+        ours = checkpoint is not None or INCARNATION in directory.names
         # and just so
-        rolled = checkpoint is not None and bool(sealed) and sealed[-1].base == checkpoint.base
+        rolled = checkpoint and self._sealed and self._sealed[-1].base == checkpoint.base
         for kind in KINDS:
-            if kind not in self._directory.names:
+            if kind not in directory.names:
                 if ours and not rolled:
-                    self._directory.report(
-                        "lost" if kind == DATA else "repaired", f"{kind} is missing"
-                    )
-                self._directory.fs.open(self._directory.path / kind, create=True).close()
+                    directory.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                directory.fs.open(directory.path / kind, create=True).close()
 
     # What was there once
 
-    def _newest_commit(self, tail: "_Tail") -> int:
+    def _newest_commit(self) -> int:
         """The first offset of the newest commit in the sidecar: only it may be unanswered."""
-        rows = tail.rows[tail.good]
-        return (
-            int(rows["first"][rows["time"] == rows["time"].max()].min())
-            if len(rows)
-            else MAX_OFFSET
-        )
+        rows = self._tail[self._good]
+        if self._state == CLEAN or not len(rows):
+            return MAX_OFFSET
+        return int(rows["first"][rows["time"] == rows["time"].max()].min())
 
-    def _end_in_sidecar(self, tail: "_Tail", newest: int) -> int:
-        ends = (tail.rows["first"] + tail.rows["count"])[tail.good & (tail.rows["first"] < newest)]
-        return int(ends.max()) if len(ends) else 0
+    def _end_in_sidecar(self, newest: int) -> int:
+        rows = self._tail[self._good & (self._tail["first"] < newest)]
+        return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
 
-    def _report_lost(
-        self,
-        segment: Segment,
-        sealed: list[Segment],
-        checkpoint: Checkpoint | None,
-        claims: list[Claim],
-        data: File,
-    ) -> None:
+    def _report_lost(self, claims: list[Claim]) -> None:
         """Compare where the records end with where any other file says that they do."""
-        if checkpoint is not None:
-            claims.append(Claim(checkpoint.next_offset, CHECKPOINT))
+        segment, directory = self._segment, self._directory
+        if self._checkpoint is not None:
+            claims.append(Claim(self._checkpoint.next_offset, CHECKPOINT))
         else:  # written with the checkpoint, but without a checksum: that is the better witness
-            claims.append(Claim(self._directory.read_metadata() or 0, METADATA))
+            claims.append(Claim(directory.read_metadata() or 0, METADATA))
         claims += [
             Claim(orphan.end, f"the rest of segment {base}")
-            for base, orphan in self._directory.orphans.items()
+            for base, orphan in directory.orphans.items()
         ]
         farthest = max(
             (claim for claim in claims if claim.end < MAX_OFFSET), key=lambda claim: claim.end
         )
-        if farthest.end <= max(segment.end, self._directory.damage.end):
+        if farthest.end <= max(segment.end, directory.damage.end):
             return
-        if not segment.rows and sealed and sealed[-1].compacted:
+        if not segment.rows and self._sealed and self._sealed[-1].compacted:
             segment.base = segment.end = farthest.end  # compaction may have removed them
             return
-        size = f" (it has {data.size} bytes)" if data.size == segment.data_size else ""
+        size = f" (it has {self._data.size} bytes)" if self._data.size == segment.data_size else ""
         text = (
             f"offsets {segment.end} to {farthest.end - 1} are not in {DATA}{size}, "
             f"{farthest.file} had them"
         )
-        self._directory.damage.report_lost(text, DATA, segment.end, farthest.end)
+        directory.damage.report_lost(text, DATA, segment.end, farthest.end)
 
-    def _check_hints(self, here: Checkpoint, index: File, batches: File) -> None:
+    def _check_hints(self) -> None:
         """What the checkpoint says was durable of index and sidecar must be there."""
+        here, index, batches = self._here, self._index, self._batches
+        if here is None:
+            return
+        report = self._directory.report
         if index.size < here.index_size:
-            self._directory.report(
-                "repaired",
-                f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is rebuilt",
-            )
+            text = f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is rebuilt"
+            report("repaired", text)
         if batches.size < here.batches_size:
-            self._directory.report(
-                "lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable"
-            )
+            report("lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable")
         elif here.batches_size:
-            _, good = parse_batches(batches.read_at(here.batches_size - BATCH_SIZE, BATCH_SIZE))
+            last = here.batches_size - BATCH_SIZE
+            _, good = parse_batches(batches.read_at(last, BATCH_SIZE))
             if not bool(good[0]):
-                self._directory.report(
-                    "lost", f"{BATCHES}: the row at {here.batches_size - BATCH_SIZE} is damaged"
-                )
+                report("lost", f"{BATCHES}: the row at {last} is damaged")
 
-    def _likely_base(self, data: File, index: File, floor: int) -> int:
+    def _likely_base(self) -> int:
         """The first offset of data.log when nothing with a checksum tells: its first record's, if
         that makes sense, or of an empty one, what the index says."""
+        data, index, floor = self._data, self._index, self._sealed[-1].end if self._sealed else 0
         if data.size >= HEADER_SIZE:
-            offset = int(RECORD_HEADER.unpack(data.read_at(0, HEADER_SIZE))[0])
+            offset, _ = record_at(data, 0, data.size)
             if floor <= offset < MAX_OFFSET and is_record(
                 data, 0, data.size, offset, None, CHAIN_RECORDS
             ):
@@ -248,10 +241,9 @@ class ActiveSegment:
                 return int(offset)
         return floor
 
-    def _trusted(
-        self, segment: Segment, here: Checkpoint | None, data: File, index: File
-    ) -> tuple[int, int]:
+    def _trusted(self) -> tuple[int, int]:
         """How far the checkpoint can be believed: bytes of data, rows of index."""
+        segment, here, data, index = self._segment, self._here, self._data, self._index
         if (
             here is None
             or here.data_size > data.size
@@ -262,35 +254,17 @@ class ActiveSegment:
         rows = here.index_size // INDEX_SIZE
         if not rows:
             return 0, 0
-        segment.rows = rows
-        last = segment.index_rows(rows - 1, rows)
-        first = segment.index_rows(0, 1)
-        segment.rows = 0
-        good = agreeing(data, last, here.data_size, int(last["position"][0])) == 1
-        good &= int(first["offset"][0]) == segment.base and int(first["position"][0]) == 0
-        if good:
-            _, length = RECORD_HEADER.unpack(data.read_at(int(last["position"][0]), HEADER_SIZE))
-            good = int(last["position"][0]) + HEADER_SIZE + length == here.data_size
-        return (here.data_size, rows) if good else (0, 0)
-
-    def _end_at(self, segment: Segment) -> int:
-        if segment.rows:
-            return int(segment.index_rows(segment.rows - 1, segment.rows)["offset"][0]) + 1
-        return segment.base
+        first, last = (segment.index_rows(row, row + 1)[0].item() for row in (0, rows - 1))
+        ends_here = record_at(data, last[1], here.data_size) == (last[0], here.data_size)
+        return (here.data_size, rows) if ends_here and first == (segment.base, 0) else (0, 0)
 
     def _scan(
-        self,
-        segment: Segment,
-        data: File,
-        index: File,
-        start: int,
-        rows: int,
-        cut: int,
-        failed: np.ndarray,
+        self, start: int, rows: int, cut: int, failed: np.ndarray
     ) -> tuple[int, np.ndarray | None]:
         """Find the records; where the index says that they end, and its rows from `rows` on if they
         must be written.
         """
+        segment, index = self._segment, self._index
         offset = segment.base
         if rows:
             before = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
@@ -298,7 +272,7 @@ class ActiveSegment:
         tail = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
         old_rows = np.frombuffer(tail, INDEX_TYPE)
         batches = self._directory.intact_batches(segment)
-        scanned = scan(data, cut, start, offset, index=old_rows, anchors=anchors_of(batches))
+        scanned = scan(self._data, cut, start, offset, index=old_rows, anchors=anchors_of(batches))
         scanned = drop_untiled(scanned, batches[batches["start"] >= start])
         self._directory.damage.note_holes(
             segment, sorted([*scanned.holes, *_failed_holes(failed, scanned)])
@@ -314,17 +288,11 @@ class ActiveSegment:
             )
         return index_end, scanned.rows
 
-    def _tail_rows(self, batches: File, here: Checkpoint | None) -> "_Tail":
-        """The sidecar rows that the checkpoint does not cover, and which of them are intact."""
-        start = here.batches_size if here is not None and here.batches_size <= batches.size else 0
-        rows, good = parse_batches(batches.read_at(start, batches.size - start))
-        return _Tail(start, rows, good)
-
-    def _check_tail(self, data: File, tail: "_Tail", start: int) -> np.ndarray:
+    def _check_tail(self, start: int) -> np.ndarray:
         """Whether each row's data matches its checksum; data before `start` is not read."""
-        outcomes = np.full(len(tail.rows), UNREAD)
-        for i in np.flatnonzero(tail.good & (tail.rows["start"] >= start)):
-            begin, end, wanted = (int(tail.rows[column][i]) for column in ("start", "end", "crc"))
+        data, outcomes = self._data, np.full(len(self._tail), UNREAD)
+        for i in np.flatnonzero(self._good & (self._tail["start"] >= start)):
+            begin, end, wanted = (int(self._tail[column][i]) for column in ("start", "end", "crc"))
             fine = end <= data.size and checksum(data, begin, end) == wanted
             if not fine and end <= data.size:
                 # memory that flipped once must not cost records: ask the disk
@@ -333,9 +301,7 @@ class ActiveSegment:
             outcomes[i] = MATCHED if fine else FAILED
         return outcomes
 
-    def _torn_at(
-        self, data: File, tail: "_Tail", checked: np.ndarray, start: int, state: int
-    ) -> int:
+    def _torn_at(self, outcomes: np.ndarray) -> int:
         """Where the data of a commit that was never finished begins; the end of the file when there
         is none.
 
@@ -343,10 +309,11 @@ class ActiveSegment:
         commit was whole once, and is damage. Written relaxed, nothing after the last fsync is
         certain: what no good batch covers goes.
         """
-        if state == CLEAN:
-            return data.size
+        if self._state == CLEAN:
+            return self._data.size
+        start = 0 if self._here is None else self._here.data_size
         covered, bad, newest_good = start, [], -1
-        for row, outcome in zip(tail.rows, checked, strict=True):
+        for row, outcome in zip(self._tail, outcomes, strict=True):
             begin, end = int(row["start"]), int(row["end"])
             if outcome == UNREAD or begin < start:
                 continue
@@ -355,53 +322,54 @@ class ActiveSegment:
                 covered = end if begin == covered else covered
             else:
                 bad.append((begin, int(row["time"])))
-        if state == RELAXED:
+        if self._state == RELAXED:
             return covered
-        return min((begin for begin, time in bad if time >= newest_good), default=data.size)
+        return min((begin for begin, time in bad if time >= newest_good), default=self._data.size)
 
-    def _sidecar_size(self, segment: Segment, tail: "_Tail", newest: int) -> int:
+    def _sidecar_size(self, newest: int) -> int:
         """Where the sidecar must end so that it does where the data does."""
-        if not bool(tail.good.all()):
-            bad = int((~tail.good).sum())
-            self._directory.report(
-                "lost",
-                f"{BATCHES}: {bad} rows are damaged, their records have no checksum and no time",
-            )
-        beyond = np.flatnonzero(tail.good & (tail.rows["end"] > segment.data_size))
+        rows, good, report = self._tail, self._good, self._directory.report
+        if not bool(good.all()):
+            bad = int((~good).sum())
+            text = f"{bad} rows are damaged, their records have no checksum and no time"
+            report("lost", f"{BATCHES}: {text}")
+        beyond = np.flatnonzero(good & (rows["end"] > self._segment.data_size))
         if len(beyond) and newest < MAX_OFFSET:
-            ends = (tail.rows["first"] + tail.rows["count"])[tail.good]
-            self._directory.report(
+            end = self._end_in_sidecar(MAX_OFFSET)
+            report(
                 "unfinished",
-                f"the last commit, offsets {newest} to {int(ends.max()) - 1}, is not whole and is "
-                "dropped: it was being written when the broker ended, and not acknowledged",
+                f"the last commit, offsets {newest} to {end - 1}, is not whole and is dropped: it "
+                "was being written when the broker ended, and not acknowledged",
             )
-        return tail.start + (int(beyond[0]) if len(beyond) else len(tail.rows)) * BATCH_SIZE
+        return self._tail_start + (int(beyond[0]) if len(beyond) else len(rows)) * BATCH_SIZE
 
-    def _check_cover(self, segment: Segment, batches: File, size: int) -> None:
+    def _check_cover(self, size: int) -> None:
         """While we write, there is a row for all data."""
         last, good = parse_batches(
-            batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0)
+            self._batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0)
         )
         end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
-        if end < segment.data_size and (not len(good) or bool(good[0])):
+        if end < self._segment.data_size and (not len(good) or bool(good[0])):
             text = (
                 f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no "
                 "checksum and no time"
             )
             self._directory.report("lost", text)
 
-    def _trim_sidecar(self, segment: Segment, batches: File, size: int) -> None:
+    def _trim_sidecar(self, size: int) -> None:
+        segment, batches = self._segment, self._batches
         if size != batches.size:
             batches.truncate(size)
         segment.batches_size = size
-        segment.newest = self._directory.modified(segment)
+        segment.newest = segment.modified() if segment.rows else 0
         if size:
             last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
             if bool(fine[0]):
                 segment.newest = int(last["time"][0])
 
-    def _cut_and_sync(self, segment: Segment, data: File, index: File, batches: File) -> None:
+    def _cut_and_sync(self) -> None:
         """Cut the files to what is whole and make that durable: it counts as synced from now on."""
+        segment, data, index = self._segment, self._data, self._index
         if data.size > segment.data_size:
             name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
             if not self._directory.fs.exists(self._directory.path / name):
@@ -412,7 +380,7 @@ class ActiveSegment:
         if not self._directory.context.durable:
             return
         try:
-            for file in (batches, index, data):
+            for file in (self._batches, index, data):
                 file.sync()
             self._directory.fs.sync_dir(self._directory.path)
         except StorageError as error:
@@ -422,16 +390,13 @@ class ActiveSegment:
                 error,
             )
 
-    def _check_metadata(self, end: int, checkpoint: Checkpoint | None) -> None:
-        noted = self._directory.read_metadata()
+    def _check_metadata(self, end: int) -> None:
+        directory, checkpoint = self._directory, self._checkpoint
+        noted = directory.read_metadata()
         if noted != end:
             if noted is None or (checkpoint is not None and checkpoint.state == CLEAN):
-                self._directory.report(
-                    "repaired", f"{METADATA} said {noted}, the next offset is {end}"
-                )
-            self._directory.fs.replace(
-                self._directory.path / METADATA, pack_metadata(end), sync=False
-            )
+                directory.report("repaired", f"{METADATA} said {noted}, the next offset is {end}")
+            directory.fs.replace(directory.path / METADATA, pack_metadata(end), sync=False)
 
 
 def _consecutive(rows: np.ndarray, offset: int) -> int:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,27 +37,23 @@ class TopicDirectory:
         self.names = set(self.fs.list_dir(path))
         self.orphans: dict[int, Orphan] = {}  # by base
         self.damage = DamageReport(self.fs, path, context.instruments.damage)
-
-    def report(self, outcome: str, text: str, **lost: Any) -> None:
-        self.damage.report(outcome, text, **lost)
+        self.report = self.damage.report
 
     def sealed_files(self) -> list[tuple[str, int]]:
         return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
+    def read(self, name: str) -> bytes | None:
+        """The contents of a small file, None when it is missing."""
+        return self.fs.read(self.path / name) if name in self.names else None
+
     def read_metadata(self) -> int | None:
-        return (
-            parse_metadata(self.fs.read(self.path / METADATA)) if METADATA in self.names else None
-        )
+        return parse_metadata(self.read(METADATA) or b"")
 
     def intact_batches(self, segment: Segment) -> np.ndarray:
         file = segment.file(BATCHES)
         rows, good = parse_batches(file.read_at(0, file.size))
         intact: np.ndarray = rows[good]
         return intact
-
-    def modified(self, segment: Segment) -> int:
-        """The time of records whose time is unknown."""
-        return int(self.fs.modified(segment.path(DATA)) * 1e6) if segment.rows else 0
 
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
         data = segment.file(DATA).read_at(start, end - start)

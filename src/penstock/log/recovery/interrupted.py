@@ -12,11 +12,9 @@ from penstock.log.fs import Fs
 from penstock.log.layout import (
     BATCHES,
     DATA,
-    HEADER_SIZE,
     INDEX_SIZE,
     INDEX_TYPE,
     KINDS,
-    RECORD_HEADER,
     SWAP_PREFIX,
     parse_batches,
     parse_checked,
@@ -24,6 +22,7 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.directory import MAX_OFFSET, Orphan, TopicDirectory
+from penstock.log.scan import record_at
 from penstock.log.tier.manifest import supersede
 
 
@@ -94,8 +93,8 @@ def unfinished_roll(fs: Fs, directory: Path, names: Set[str]) -> dict[str, str]:
     if newest < 0 or (DATA, newest) in sealed or DATA not in names:
         return {}
     with contextlib.closing(fs.open(directory / DATA, write=False)) as file:
-        header = file.read_at(0, HEADER_SIZE)
-    if len(header) == HEADER_SIZE and RECORD_HEADER.unpack(header)[0] != newest:
+        first, _ = record_at(file, 0, file.size)
+    if first not in (-1, newest):
         return {}  # it begins elsewhere: the data of that segment is missing
     return {
         kind: sealed_name(kind, newest)

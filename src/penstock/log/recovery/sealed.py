@@ -10,109 +10,101 @@ from penstock.log.layout import (
     BATCHES,
     COMPACTED,
     DATA,
-    HEADER_SIZE,
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
-    RECORD_HEADER,
     parse_batches,
     sealed_name,
 )
 from penstock.log.recovery.directory import TopicDirectory, anchors_of
-from penstock.log.scan import drop_untiled, scan
+from penstock.log.scan import drop_untiled, record_at, scan
 from penstock.log.segment import Segment
 
 
-class SealedSegments:
-    def __init__(self, directory: TopicDirectory) -> None:
-        self._directory = directory
+def open_sealed(directory: TopicDirectory, base: int, following: int | None) -> Segment:
+    segment = Segment(directory.fs, directory.path, base, sealed=True)
+    for kind in (INDEX, BATCHES):
+        if sealed_name(kind, base) not in directory.names:
+            directory.report(
+                "repaired" if kind == INDEX else "lost", f"{sealed_name(kind, base)} is missing"
+            )
+            directory.fs.open(segment.path(kind), create=True).close()
+    data = segment.file(DATA)
+    segment.data_size = data.size
+    segment.holes = directory.damage.holes_of(base)
+    rows = segment.file(INDEX).size // INDEX_SIZE
+    segment.rows = rows
+    if segment.file(INDEX).size % INDEX_SIZE or not _ends_well(segment, data, following):
+        _rebuild(directory, segment, data, following)
+    elif rows:
+        segment.end = segment.offset_of(rows - 1) + 1
+    _trust_batches(directory, segment)
+    return segment
 
-    def open(self, base: int, following: int | None) -> Segment:
-        segment = Segment(self._directory.fs, self._directory.path, base, sealed=True)
-        for kind in (INDEX, BATCHES):
-            if sealed_name(kind, base) not in self._directory.names:
-                self._directory.report(
-                    "repaired" if kind == INDEX else "lost", f"{sealed_name(kind, base)} is missing"
-                )
-                self._directory.fs.open(segment.path(kind), create=True).close()
-        data = segment.file(DATA)
-        segment.data_size = data.size
-        segment.holes = self._directory.damage.holes_of(base)
-        rows = segment.file(INDEX).size // INDEX_SIZE
-        segment.rows = rows
-        if segment.file(INDEX).size % INDEX_SIZE or not self._ends_well(segment, data, following):
-            self._rebuild(segment, data, following)
-        elif rows:
-            segment.end = int(segment.index_rows(rows - 1, rows)["offset"][0]) + 1
-        self._trust_batches(segment)
-        return segment
 
-    def _ends_well(self, segment: Segment, data: File, following: int | None) -> bool:
-        if not segment.rows:
-            return data.size == 0
-        for row in (0, segment.rows - 1):
-            offset, position = (int(value) for value in segment.index_rows(row, row + 1)[0])
-            header = data.read_at(position, HEADER_SIZE) if position < data.size else b""
-            if len(header) < HEADER_SIZE or ((row == 0) != (position == 0) and segment.rows > 1):
-                return False
-            header_offset, length = RECORD_HEADER.unpack(header)
-            if (
-                header_offset != offset
-                or offset < segment.base
-                or (following is not None and offset >= following)
-            ):
-                return False
-        return bool(position + HEADER_SIZE + length == data.size)
+def _ends_well(segment: Segment, data: File, following: int | None) -> bool:
+    if not segment.rows:
+        return data.size == 0
+    for row in (0, segment.rows - 1):
+        offset, position = segment.index_rows(row, row + 1)[0].item()
+        stored, end = record_at(data, position, data.size)
+        if (
+            stored != offset
+            or offset < segment.base
+            or (following is not None and offset >= following)
+            or ((row == 0) != (position == 0) and segment.rows > 1)
+        ):
+            return False
+    return end == data.size
 
-    def _rebuild(self, segment: Segment, data: File, following: int | None) -> None:
-        limit = following if following is not None else 1 << 63
-        index = self._all_index_rows(segment)
-        batches = self._directory.intact_batches(segment)
-        scanned = scan(
-            data, data.size, 0, segment.base, index=index, anchors=anchors_of(batches), limit=limit
+
+def _rebuild(
+    directory: TopicDirectory, segment: Segment, data: File, following: int | None
+) -> None:
+    limit = following if following is not None else 1 << 63
+    file = segment.file(INDEX)
+    index = np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
+    batches = directory.intact_batches(segment)
+    scanned = scan(
+        data, data.size, 0, segment.base, index=index, anchors=anchors_of(batches), limit=limit
+    )
+    scanned = drop_untiled(scanned, batches)
+    directory.damage.note_holes(segment, scanned.holes)
+    if scanned.end < data.size:
+        lost = data.size - scanned.end
+        directory.report(
+            "lost" if following is None or scanned.next_offset < following else "quarantined",
+            f"{segment.path(DATA).name}: {lost} bytes from {scanned.end} on are no records of "
+            "this segment",
         )
-        scanned = drop_untiled(scanned, batches)
-        self._directory.damage.note_holes(segment, scanned.holes)
-        if scanned.end < data.size:
-            lost = data.size - scanned.end
-            self._directory.report(
-                "lost" if following is None or scanned.next_offset < following else "quarantined",
-                f"{segment.path(DATA).name}: {lost} bytes from {scanned.end} on are no records of "
-                "this segment",
-            )
-            self._directory.quarantine(segment, scanned.end, data.size)
-            writable = self._directory.fs.open(segment.path(DATA))
-            writable.truncate(scanned.end)
-            writable.close()
-        segment.data_size, segment.rows = scanned.end, len(scanned.rows)
-        segment.end = int(scanned.rows["offset"][-1]) + 1 if len(scanned.rows) else segment.base
-        if not np.array_equal(scanned.rows, index):
-            self._directory.fs.replace(segment.path(INDEX), scanned.rows.tobytes())
-            self._directory.report(
-                "repaired", f"{segment.path(INDEX).name} was rebuilt, {segment.rows} records"
-            )
-        segment.forget_files()
+        directory.quarantine(segment, scanned.end, data.size)
+        writable = directory.fs.open(segment.path(DATA))
+        writable.truncate(scanned.end)
+        writable.close()
+    segment.data_size, segment.rows = scanned.end, len(scanned.rows)
+    segment.end = int(scanned.rows["offset"][-1]) + 1 if len(scanned.rows) else segment.base
+    if not np.array_equal(scanned.rows, index):
+        directory.fs.replace(segment.path(INDEX), scanned.rows.tobytes())
+        directory.report(
+            "repaired", f"{segment.path(INDEX).name} was rebuilt, {segment.rows} records"
+        )
+    segment.forget_files()
 
-    def _all_index_rows(self, segment: Segment) -> np.ndarray:
-        file = segment.file(INDEX)
-        return np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
 
-    def _trust_batches(self, segment: Segment) -> None:
-        """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
-        file = segment.file(BATCHES)
-        whole = file.size // BATCH_SIZE * BATCH_SIZE
-        if whole != file.size:
-            self._directory.report(
-                "lost", f"{segment.path(BATCHES).name} ends in the middle of a row"
+def _trust_batches(directory: TopicDirectory, segment: Segment) -> None:
+    """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
+    file = segment.file(BATCHES)
+    whole = file.size // BATCH_SIZE * BATCH_SIZE
+    if whole != file.size:
+        directory.report("lost", f"{segment.path(BATCHES).name} ends in the middle of a row")
+    segment.batches_size = whole
+    segment.newest = segment.modified() if segment.rows else 0
+    if whole:
+        segment.compacted = bool(int(segment.batch_rows(0, 1)["flags"][0]) & COMPACTED)
+        rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
+        if bool(good[0]) and int(rows["end"][0]) == segment.data_size:
+            segment.newest = int(rows["time"][0])
+        else:
+            directory.report(
+                "lost", f"{segment.path(BATCHES).name}: its last row does not match the segment"
             )
-        segment.batches_size = whole
-        segment.newest = self._directory.modified(segment)
-        if whole:
-            segment.compacted = bool(int(segment.batch_rows(0, 1)["flags"][0]) & COMPACTED)
-            rows, good = parse_batches(file.read_at(whole - BATCH_SIZE, BATCH_SIZE))
-            if bool(good[0]) and int(rows["end"][0]) == segment.data_size:
-                segment.newest = int(rows["time"][0])
-            else:
-                self._directory.report(
-                    "lost", f"{segment.path(BATCHES).name}: its last row does not match the segment"
-                )

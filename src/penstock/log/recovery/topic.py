@@ -30,10 +30,10 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.producers import Producers
-from penstock.log.recovery.active import ActiveSegment
+from penstock.log.recovery.active import ActiveSegment, proven_base
 from penstock.log.recovery.directory import TopicDirectory
 from penstock.log.recovery.interrupted import finish_interrupted
-from penstock.log.recovery.sealed import SealedSegments
+from penstock.log.recovery.sealed import open_sealed
 from penstock.log.segment import Segment
 from penstock.log.tier.manifest import Manifest
 from penstock.log.tier.segment import TieredSegment, not_local
@@ -48,7 +48,6 @@ class Recovered(NamedTuple):
     incarnation: str
     incarnation_lost: bool  # it is a new one, for a topic that had one
     segments: tuple[Segment, ...]  # in order of offsets, the active one last
-    next_offset: int
     producers: Producers
     checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
     state: int  # of that checkpoint
@@ -76,187 +75,176 @@ def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
         fs.sync_dir(directory.parent)
 
 
-def recover(context: Context, directory: Path) -> Recovered:
-    return _Recovery(TopicDirectory(context, directory)).run()
+def recover(context: Context, path: Path) -> Recovered:
+    directory = TopicDirectory(context, path)
+    damage = directory.damage
+    if DAMAGE in directory.names:
+        damage.read()
+    finish_interrupted(directory)
+    tier = _read_tier(directory)
+    checkpoint = _read_checkpoint(directory)
+    incarnation, incarnation_lost = _read_incarnation(directory, checkpoint)
+    bases = sorted(base for kind, base in directory.sealed_files() if kind == DATA)
+    proven = proven_base(directory, bases, checkpoint)
+    limits: list[int | None] = [*bases[1:], proven]
+    segments = [
+        open_sealed(directory, base, limit) for base, limit in zip(bases, limits, strict=False)
+    ]
+    last = ActiveSegment(directory, segments, checkpoint, proven)
+    scanned = last.open()
+    segments += last.skip_lost()
+    active = segments[-1]
+    _report_orphans(directory, segments)
+    damage.note_gaps(segments)
+    producers = _producers(directory, segments, checkpoint)
+    if tier is not None:
+        segments = _with_tiered(directory, tier, segments, incarnation)
+    same = checkpoint is not None and checkpoint.base == active.base and not scanned
+    damage.write()
+    for orphan in directory.orphans.values():
+        for name in orphan.names:
+            directory.fs.rename(directory.path / name, directory.path / f"orphan-{name}")
+    for segment in segments:
+        segment.forget_files()
+    return Recovered(
+        incarnation=incarnation,
+        incarnation_lost=incarnation_lost,
+        segments=tuple(segments),
+        producers=producers,
+        checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
+        state=checkpoint.state if checkpoint is not None else CLEAN,
+        archived=_read_archived(directory),
+        policy=_read_policy(directory),
+        damage=damage,
+        tier=tier,
+    )
 
 
-class _Recovery:
-    def __init__(self, directory: TopicDirectory) -> None:
-        self._directory = directory
+def _read_tier(directory: TopicDirectory) -> Manifest | None:
+    if (data := directory.read(TIER)) is None:
+        return None
+    try:
+        tier = Manifest.parse(data, TIER)
+    except Damaged as error:
+        directory.report("damaged", f"{error}: what lies in the tier is read from there again")
+        return None
+    # Files are removed one after another: what is left of a segment that the tier has is
+    # removed too, not repaired.
+    for segment in tier.segments:
+        names = {sealed_name(kind, segment.base) for kind in KINDS}
+        if not names <= directory.names and sealed_name(DATA, segment.base) in directory.names:
+            for name in names:
+                directory.fs.remove(directory.path / name)
+            directory.names -= names
+    return tier
 
-    def run(self) -> Recovered:
-        directory, damage = self._directory, self._directory.damage
-        if DAMAGE in directory.names:
-            damage.read()
-        finish_interrupted(directory)
-        tier = self._read_tier()
-        checkpoint = self._read_checkpoint()
-        incarnation, incarnation_lost = self._read_incarnation(checkpoint)
-        sealed, last = SealedSegments(directory), ActiveSegment(directory)
-        bases = sorted(base for kind, base in directory.sealed_files() if kind == DATA)
-        proven = last.proven_base(bases, checkpoint)
-        limits: list[int | None] = [*bases[1:], proven]
-        segments = [sealed.open(base, limit) for base, limit in zip(bases, limits, strict=False)]
-        active, scanned = last.open(segments, checkpoint, proven)
-        segments += last.skip_lost(active, checkpoint)
-        active = segments[-1]
-        self._report_orphans(segments)
-        damage.note_gaps(segments)
-        producers = self._producers(segments, checkpoint)
-        if tier is not None:
-            segments = self._with_tiered(tier, segments, incarnation)
-        same = checkpoint is not None and checkpoint.base == active.base and not scanned
-        damage.write()
-        for orphan in directory.orphans.values():
-            for name in orphan.names:
-                directory.fs.rename(directory.path / name, directory.path / f"orphan-{name}")
-        for segment in segments:
-            segment.forget_files()
-        return Recovered(
-            incarnation=incarnation,
-            incarnation_lost=incarnation_lost,
-            segments=tuple(segments),
-            next_offset=active.end,
-            producers=producers,
-            checkpointed=checkpoint.data_size if checkpoint is not None and same else -1,
-            state=checkpoint.state if checkpoint is not None else CLEAN,
-            archived=self._read_archived(),
-            policy=self._read_policy(),
-            damage=damage,
-            tier=tier,
+
+def _with_tiered(
+    directory: TopicDirectory, tier: Manifest, segments: list[Segment], incarnation: str
+) -> list[Segment]:
+    cache = directory.context.cache
+    absent = not_local(tier, segments)
+    if absent and cache is None:
+        log.warning(
+            "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
+            "be read",
+            directory.path.name,
+            absent[0].base,
+            absent[-1].end - 1,
+        )
+    if cache is None or tier.incarnation != incarnation:
+        return segments
+    *sealed, active = segments
+    for one in absent:
+        holes = directory.damage.holes_of(one.base)
+        sealed.append(TieredSegment(directory.fs, directory.path, incarnation, one, cache, holes))
+    return [*sorted(sealed, key=lambda segment: segment.base), active]
+
+
+def _report_orphans(directory: TopicDirectory, segments: list[Segment]) -> None:
+    for base in sorted(directory.orphans):
+        end = next(
+            segment.base for segment in segments if segment.base > base or segment is segments[-1]
+        )
+        name = sealed_name(DATA, base)
+        directory.damage.report_lost(
+            f"{name} is missing: offsets {base} to {end - 1}", name, base, end
         )
 
-    def _read_tier(self) -> Manifest | None:
-        directory = self._directory
-        if TIER not in directory.names:
-            return None
-        try:
-            tier = Manifest.parse(directory.fs.read(directory.path / TIER), TIER)
-        except Damaged as error:
-            directory.report("damaged", f"{error}: what lies in the tier is read from there again")
-            return None
-        # Files are removed one after another: what is left of a segment that the tier has is
-        # removed too, not repaired.
-        for segment in tier.segments:
-            names = {sealed_name(kind, segment.base) for kind in KINDS}
-            if not names <= directory.names and sealed_name(DATA, segment.base) in directory.names:
-                for name in names:
-                    directory.fs.remove(directory.path / name)
-                directory.names -= names
-        return tier
 
-    def _with_tiered(
-        self, tier: Manifest, segments: list[Segment], incarnation: str
-    ) -> list[Segment]:
-        directory = self._directory
-        cache = directory.context.cache
-        absent = not_local(tier, segments)
-        if absent and cache is None:
-            log.warning(
-                "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
-                "be read",
-                directory.path.name,
-                absent[0].base,
-                absent[-1].end - 1,
-            )
-        if cache is None or tier.incarnation != incarnation:
-            return segments
-        tiered: list[Segment] = [
-            TieredSegment(directory.fs, directory.path, incarnation, one, cache) for one in absent
-        ]
-        for segment in tiered:
-            segment.holes = directory.damage.holes_of(segment.base)
-        sealed = sorted([*tiered, *segments[:-1]], key=lambda segment: segment.base)
-        return [*sealed, segments[-1]]
+def _read_checkpoint(directory: TopicDirectory) -> Checkpoint | None:
+    data = directory.read(CHECKPOINT)
+    checkpoint = Checkpoint.parse(data or b"")
+    if checkpoint is None and (data is not None or INCARNATION in directory.names):
+        what = "is missing" if data is None else "is damaged"
+        directory.report("repaired", f"{CHECKPOINT} {what}, the active segment is scanned whole")
+    return checkpoint
 
-    def _report_orphans(self, segments: list[Segment]) -> None:
-        for base in sorted(self._directory.orphans):
-            end = next(
-                segment.base
-                for segment in segments
-                if segment.base > base or segment is segments[-1]
-            )
-            name = sealed_name(DATA, base)
-            self._directory.damage.report_lost(
-                f"{name} is missing: offsets {base} to {end - 1}", name, base, end
-            )
 
-    def _read_checkpoint(self) -> Checkpoint | None:
-        if CHECKPOINT not in self._directory.names:
-            if INCARNATION in self._directory.names:
-                self._directory.report(
-                    "repaired", f"{CHECKPOINT} is missing, the active segment is scanned whole"
-                )
-            return None
-        checkpoint = Checkpoint.parse(self._directory.fs.read(self._directory.path / CHECKPOINT))
-        if checkpoint is None:
-            self._directory.report(
-                "repaired", f"{CHECKPOINT} is damaged, the active segment is scanned whole"
-            )
-        return checkpoint
+def _read_incarnation(directory: TopicDirectory, checkpoint: Checkpoint | None) -> tuple[str, bool]:
+    """It, and whether it is a new one although the topic had one."""
+    data = directory.read(INCARNATION)
+    text = parse_checked(data or b"")
+    if text is not None and len(text) == 32:
+        return text, False
+    ours = (
+        checkpoint is not None
+        or bool(directory.names & {INCARNATION, BATCHES})
+        or bool(directory.sealed_files())
+    )
+    lost = ours and checkpoint is None
+    if ours:
+        what = "is missing" if data is None else "is damaged"
+        more = f", and {CHECKPOINT} does not have it: the topic gets a new one" if lost else ""
+        directory.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
+    text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
+    directory.fs.replace(
+        directory.path / INCARNATION, pack_checked(text), sync=directory.context.durable
+    )
+    return text, lost
 
-    def _read_incarnation(self, checkpoint: Checkpoint | None) -> tuple[str, bool]:
-        """It, and whether it is a new one although the topic had one."""
-        directory = self._directory
-        text = None
-        if INCARNATION in directory.names:
-            text = parse_checked(directory.fs.read(directory.path / INCARNATION))
-            if text is not None and len(text) == 32:
-                return text, False
-        ours = (
-            checkpoint is not None
-            or bool(directory.names & {INCARNATION, BATCHES})
-            or bool(directory.sealed_files())
+
+def _read_archived(directory: TopicDirectory) -> int | None:
+    if (data := directory.read(ARCHIVED)) is None:
+        return None
+    text = parse_checked(data)
+    if text is None or not text.isdigit():
+        directory.report(
+            "repaired", f"{ARCHIVED} is damaged: nothing is deleted before it is archived again"
         )
-        lost = ours and checkpoint is None
-        if ours:
-            what = "is damaged" if INCARNATION in directory.names else "is missing"
-            more = f", and {CHECKPOINT} does not have it: the topic gets a new one" if lost else ""
-            directory.report("lost" if lost else "repaired", f"{INCARNATION} {what}{more}")
-        text = checkpoint.incarnation.hex() if checkpoint is not None else uuid7().hex
-        directory.fs.replace(
-            directory.path / INCARNATION, pack_checked(text), sync=directory.context.durable
+        return 0
+    return int(text)
+
+
+def _read_policy(directory: TopicDirectory) -> str:
+    if (data := directory.read(POLICY)) is None:
+        return DELETE
+    text = parse_checked(data)
+    if text not in (DELETE, COMPACT):
+        directory.report(
+            "repaired",
+            f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing",
         )
-        return text, lost
+        return COMPACT
+    return text
 
-    def _read_archived(self) -> int | None:
-        if ARCHIVED not in self._directory.names:
-            return None
-        text = parse_checked(self._directory.fs.read(self._directory.path / ARCHIVED))
-        if text is None or not text.isdigit():
-            self._directory.report(
-                "repaired", f"{ARCHIVED} is damaged: nothing is deleted before it is archived again"
-            )
-            return 0
-        return int(text)
 
-    def _read_policy(self) -> str:
-        if POLICY not in self._directory.names:
-            return DELETE
-        text = parse_checked(self._directory.fs.read(self._directory.path / POLICY))
-        if text not in (DELETE, COMPACT):
-            self._directory.report(
-                "repaired",
-                f"{POLICY} is damaged: taken for {COMPACT!r}, "
-                "under which retention deletes nothing",
-            )
-            return COMPACT
-        return text
-
-    def _producers(self, segments: list[Segment], checkpoint: Checkpoint | None) -> Producers:
-        producers = Producers(
-            checkpoint.producers if checkpoint is not None else {},
-            self._directory.context.settings.producer_expiry,
-        )
-        for segment in segments:
-            start = 0
-            if checkpoint is not None:
-                if segment.base < checkpoint.base:
-                    continue
-                if segment.base == checkpoint.base:
-                    start = min(checkpoint.batches_size, segment.batches_size)
-            file = segment.file(BATCHES)
-            rows, good = parse_batches(file.read_at(start, segment.batches_size - start))
-            producers.replay(rows[good])
-        producers.forget_before(self._directory.context.now())
-        return producers
+def _producers(
+    directory: TopicDirectory, segments: list[Segment], checkpoint: Checkpoint | None
+) -> Producers:
+    producers = Producers(
+        checkpoint.producers if checkpoint is not None else {},
+        directory.context.settings.producer_expiry,
+    )
+    for segment in segments:
+        start = 0
+        if checkpoint is not None:
+            if segment.base < checkpoint.base:
+                continue
+            if segment.base == checkpoint.base:
+                start = min(checkpoint.batches_size, segment.batches_size)
+        file = segment.file(BATCHES)
+        rows, good = parse_batches(file.read_at(start, segment.batches_size - start))
+        producers.replay(rows[good])
+    producers.forget_before(directory.context.now())
+    return producers

@@ -59,7 +59,8 @@ class TierReader:
             before = segments[-1] if segments else None
             if before is not None and before.end < one.base and not before.compacted:
                 break
-            segment = TieredSegment(DISK, Path(name).parent, incarnation, one, self._cache)
-            segment.holes = holes_of(manifest.damage, one.base)
-            segments.append(segment)
+            holes = holes_of(manifest.damage, one.base)
+            segments.append(
+                TieredSegment(DISK, Path(name).parent, incarnation, one, self._cache, holes)
+            )
         return segments

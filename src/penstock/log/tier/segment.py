@@ -53,7 +53,13 @@ class TieredSegment(Segment):
     local = False
 
     def __init__(
-        self, fs: Fs, directory: Path, incarnation: str, stored: StoredSegment, cache: BlockCache
+        self,
+        fs: Fs,
+        directory: Path,
+        incarnation: str,
+        stored: StoredSegment,
+        cache: BlockCache,
+        holes: tuple[tuple[int, int], ...],
     ) -> None:
         super().__init__(fs, directory, stored.base, sealed=True)
         self.stored = stored
@@ -63,6 +69,7 @@ class TieredSegment(Segment):
         self.batches_size = stored.files[BATCHES].size
         self.newest = stored.newest
         self.compacted = stored.compacted
+        self.holes = holes
         self._stored_files = {
             kind: StoredSegmentFile(cache, StoredObject.of(incarnation, stored, kind))
             for kind in KINDS

@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.log.fs import DISK
-from penstock.log.journal_lines import line
+from penstock.log.journal import line
 from penstock.log.layout import (
     ARCHIVED,
     CHECKPOINT,

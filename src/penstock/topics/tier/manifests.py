@@ -2,7 +2,7 @@
 has, then here as `tier.json`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from penstock.errors import Conflict, Damaged, NotFound
@@ -62,18 +62,13 @@ class Manifests:
             )
         if local_version is None and manifest.segments:
             await self._write_local(topic, manifest)
-            topic.attach(self.tiered(topic, not_local(manifest, topic.segments)))
+            topic.attach([self.tiered(topic, one) for one in not_local(manifest, topic.segments)])
         self.versions[incarnation] = version
 
-    def tiered(self, topic: Topic, stored: Sequence[StoredSegment]) -> list[Segment]:
-        """Segments that lie in the tier, as the topic has them."""
-        segments: list[Segment] = [
-            TieredSegment(self._context.fs, topic.directory, topic.incarnation, one, self._cache)
-            for one in stored
-        ]
-        for segment in segments:
-            segment.holes = topic.damage_report.holes_of(segment.base)
-        return segments
+    def tiered(self, topic: Topic, stored: StoredSegment) -> Segment:
+        """A segment that lies in the tier, as the topic has it."""
+        fs, holes = self._context.fs, topic.damage_report.holes_of(stored.base)
+        return TieredSegment(fs, topic.directory, topic.incarnation, stored, self._cache, holes)
 
     async def commit(
         self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None

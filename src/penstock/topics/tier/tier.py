@@ -34,7 +34,7 @@ from penstock.topics.tier.manifests import Manifests
 from penstock.topics.tier.owner import Fenced, Ownership
 from penstock.topics.tier.state import State, StateObject, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
-from penstock.topics.topic import Topic
+from penstock.topics.topic import Topic, condemned
 
 log = logging.getLogger("penstock.topics.tier")
 
@@ -261,7 +261,7 @@ class Tier:
                 try:
                     await self._copy_topic(topic)
                 except StorageFailed as error:
-                    if not topic.deleted:
+                    if not topic.appends.deleted:
                         failures.append(error)
                 except (Conflict, Damaged) as error:
                     if self.topic_problems.get(topic.name) != str(error):
@@ -362,18 +362,14 @@ class Tier:
             if topic.ending or topic.unfinished_swap is not None:
                 return
             stored = {one.base: one for one in topic.tier.segments if not one.superseded}
-            oldest = self._context.now() - limits.age * 1e6
-            total = topic.local_bytes
-            for segment in topic.segments[:-1]:
-                if not segment.local:
-                    continue
-                aged = bool(limits.age) and segment.newest < oldest
-                too_much = bool(limits.bytes) and total > limits.bytes
+            local, now = [one for one in topic.segments[:-1] if one.local], self._context.now()
+            for segment in condemned(
+                local, topic.local_bytes, age=limits.age, size=limits.bytes, now=now
+            ):
                 entry = stored.get(segment.base)
-                if not (aged or too_much) or entry is None or entry.end != segment.end:
+                if entry is None or entry.end != segment.end:
                     break
-                total -= segment.size
-                await topic.replace_local(segment, self._manifests.tiered(topic, [entry])[0])
+                await topic.replace_local(segment, self._manifests.tiered(topic, entry))
 
     async def let_go(self, topic: Topic, first: int) -> None:
         """Retention wants what lies below `first` to go: the manifest lets go of it, and its

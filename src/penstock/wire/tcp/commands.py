@@ -53,9 +53,8 @@ T = TypeVar("T")
 Handler = Callable[[Connection, Body], Answer]
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
-FETCH_BYTES = (
-    1 << 20
-)  # a FETCH answer likewise; it is read from the page cache on the event loop, so it stays small
+# A FETCH answer likewise; it is read from the page cache on the event loop, so it stays small.
+FETCH_BYTES = 1 << 20
 MAX_WAIT = 60.0  # seconds a request may wait for records
 MIN_TABLE = MAX_STRUCT_RECORDS + 1  # so many PRODUCEs of one shape are treated as a table
 EMPTY = bytes(16)
@@ -145,7 +144,10 @@ class Commands:
                 self._count(1, "produce")
                 payload = bytes(data[at + head : stop])
                 self._create_and_append(
-                    connection, name, lambda created: created.append([payload]), _produced_one
+                    connection,
+                    name,
+                    lambda created: created.append([payload]),
+                    lambda appended: frames.produced(appended.first_offset, 1),
                 )
                 return stop
         except Exception as error:  # noqa: BLE001 - answered; the connection stays usable
@@ -470,10 +472,6 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
         records.count,
     )
     return [head + fixed, columns, raw]
-
-
-def _produced_one(appended: Appended) -> Bytes:
-    return frames.produced(appended.first_offset, 1)
 
 
 def _produced_batch(appended: Appended) -> bytes:

@@ -186,7 +186,8 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         if self._backlog or self._held():
-            self._hold_back(data)
+            self._backlog.append(data)
+            self._backlog_bytes += len(data)
         else:
             self._take(data)
             self._flush()
@@ -202,10 +203,6 @@ class Connection(asyncio.Protocol):
             or self._in_flight > MAX_IN_FLIGHT_BYTES
             or self._unsent > MAX_UNSENT_BYTES
         )
-
-    def _hold_back(self, data: bytes) -> None:
-        self._backlog.append(data)
-        self._backlog_bytes += len(data)
 
     def _adjust_reading(self) -> None:
         pause = not self._closing and (

@@ -1,6 +1,7 @@
 """Topics over HTTP: the original's endpoints to the letter, and what was added beside them."""
 
 from collections.abc import Awaitable
+from itertools import repeat
 from typing import Annotated, Any
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
-from penstock.protocol.records import Message, messages, payload_bytes
+from penstock.protocol.records import Message, message, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.scrub import ScrubStatus
@@ -284,7 +285,8 @@ class TopicsApi:
         def read() -> Response:
             offset = query.offset if query.at is None else topic.offset_at(epoch_seconds(query.at))
             batch = topic.read(offset, most, CONSUME_BYTES)
-            return json_response(messages(name, batch.offsets.tolist(), batch.payloads()))
+            offsets, payloads = batch.offsets.tolist(), batch.payloads()
+            return json_response(list(map(message, repeat(name), offsets, payloads)))
 
         return topic.read_or_wait(read)
 
