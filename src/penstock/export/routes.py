@@ -102,7 +102,6 @@ class Route:
             await self._context.in_pool(self.dead_letters.open)
             self._source = self._make_source()
         except BaseException:
-            self._pause.stop_probing()
             await self.queue.stop()
             raise
         self.workers.start()
@@ -141,7 +140,6 @@ class Route:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
         self._state.stop_saving()
-        self._pause.stop_probing()
         await cancelled(self._watcher)
         await self._stop_reading()
         await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)

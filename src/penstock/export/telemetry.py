@@ -67,6 +67,9 @@ LABELLED_COUNTERS = {
     "queue_retry_failure_total": ("Failed sends, by type of error", "error_type"),
 }
 EVENTS = {  # events of the queue's lower half
+    "accepted": "queue_accepted_records_total",
+    "delivered": "queue_delivered_records_total",
+    "dead_lettered": "queue_dead_lettered_records_total",
     "meta_sync": "fastqueue_meta_sync_total",
     "rotation": "fastqueue_chunk_rotations",
     "flush": "fastqueue_inmemory_flushes",

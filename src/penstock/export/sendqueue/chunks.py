@@ -71,7 +71,7 @@ class Chunks:
         chunk_size: int,
         write_buffer: int,
         keep_unsynced: bool,
-        on_event: Callable[[str], None] = lambda _: None,
+        on_event: Callable[[str, int], None],
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -182,7 +182,7 @@ class Chunks:
                 try:
                     self._file.sync()
                 except StorageError as error:
-                    self._on_event("fsync_failed")
+                    self._on_event("fsync_failed", 1)
                     log.error("chunk %s could not be synced: %s", self.chunks[-1].path.name, error)
         self._close_writer()
         start = max(self.end, at_least)
@@ -194,7 +194,7 @@ class Chunks:
         self._synced, self._unsynced, self._broken, self._new_names = 0, [], False, True
         chunk = Chunk(start, path, 0, sequence, sequence)
         self.chunks.append(chunk)
-        self._on_event("rotation")
+        self._on_event("rotation", 1)
         return chunk
 
     def sync(self) -> None:
@@ -212,7 +212,7 @@ class Chunks:
                 self._synced, self._unsynced = self.chunks[-1].size, []
                 return
             except StorageError as error:
-                self._on_event("fsync_failed")
+                self._on_event("fsync_failed", 1)
                 name = self.chunks[-1].path.name
                 log.error(
                     "chunk %s could not be synced, its tail is written again: %s", name, error

@@ -48,7 +48,7 @@ class FastQueue:
         on_event: Callable[[str, int], None] = lambda _name, _amount: None,
     ) -> None:
         self.options = options
-        self.books = Books()
+        self.books = Books(on_event=on_event)
         self.memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._clock = clock or Clock()
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
@@ -56,11 +56,11 @@ class FastQueue:
         self._fresh_credit = 0.0
         self.store: Store | None = None
         if directory is not None:
-            self.store = Store(fs, directory, pool, options, self.books, on_event, self._hints)
-        self._book = self.books.apply if self.store is None else self.store.book
+            self.store = Store(fs, directory, pool, options, self.books, self._hints)
+        self._book = self.books.book if self.store is None else self.store.book
         self._backlog = Backlog(self.store)
         self._writer = Writer(
-            options, self.books, self.memory, self._backlog, self.store, self._clock, on_event
+            options, self.books, self.memory, self._backlog, self.store, self._clock
         )
         self.put = self._writer.put
 

@@ -56,8 +56,8 @@ SIZE = ENTRY.size + 4  # 32
 JOURNAL = "fastqueue.log"
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
-# Numbers of the counters in a snapshot; a drop's is 16 + reason.
-_DELIVERED, _DEAD, _REFUSED, _DROPPED = 0, 1, 2, 16
+# The counters in a snapshot, by their numbers; a drop's is 16 + reason.
+_COUNTERS, _DROPPED = ("delivered", "dead", "refused"), 16
 
 
 class Kind(enum.IntEnum):
@@ -176,6 +176,7 @@ class Books:
     dead: int = 0
     dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
     position: int = -1  # how far the source was read
+    on_event: Callable[[str, int], None] = lambda _name, _amount: None
 
     @property
     def accepted(self) -> int:
@@ -193,6 +194,20 @@ class Books:
     def first_open(self) -> int:
         gaps = self.completed.gaps(1, self.next_sequence)
         return gaps[0][0] if gaps else self.next_sequence
+
+    def book(self, entry: Entry) -> bool:
+        """Apply an entry of now, and count what it says in the metrics."""
+        if not self.apply(entry):
+            return False
+        if entry.kind == Kind.DELIVERED:
+            self.on_event("delivered", entry.a)
+            if entry.b:
+                self.on_event("dead_lettered", entry.b)
+        elif entry.kind in (Kind.DROPPED, Kind.REFUSED):
+            self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
+        if entry.kind == Kind.REFUSED:
+            self.on_event("accepted", entry.a)
+        return True
 
     def apply(self, entry: Entry) -> bool:
         """Book the entry; False when it changed nothing because it was booked before."""
@@ -217,7 +232,10 @@ class Books:
         elif kind == Kind.POSITION:
             self.position = max(self.position, entry.value)
         elif kind == Kind.COUNTER:
-            self._load_counter(entry.reason, entry.value)
+            if entry.reason < len(_COUNTERS):
+                setattr(self, _COUNTERS[entry.reason], entry.value)
+            elif _DROPPED <= entry.reason < _DROPPED + len(REASONS):
+                self.dropped[entry.reason - _DROPPED] = entry.value
         return True
 
     def advance(self, next_sequence: int, numbered: int) -> None:
@@ -236,16 +254,6 @@ class Books:
                 del self.attempts[each]
         return True
 
-    def _load_counter(self, number: int, value: int) -> None:
-        if number == _DELIVERED:
-            self.delivered = value
-        elif number == _DEAD:
-            self.dead = value
-        elif number == _REFUSED:
-            self.refused = value
-        elif _DROPPED <= number < _DROPPED + len(REASONS):
-            self.dropped[number - _DROPPED] = value
-
     def accounting(self) -> Accounting:
         dropped = {REASONS[number]: n for number, n in enumerate(self.dropped) if n}
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
@@ -253,9 +261,8 @@ class Books:
     def snapshot(self) -> list[Entry]:
         """Entries that, applied to empty books by `replay`, give this one."""
         entries = [
-            Entry(Kind.COUNTER, _DELIVERED, value=self.delivered),
-            Entry(Kind.COUNTER, _DEAD, value=self.dead),
-            Entry(Kind.COUNTER, _REFUSED, value=self.refused),
+            Entry(Kind.COUNTER, number, value=getattr(self, name))
+            for number, name in enumerate(_COUNTERS)
         ]
         entries += [
             Entry(Kind.COUNTER, _DROPPED + reason, value=n)

@@ -251,7 +251,6 @@ class Writer:
         backlog: Backlog,
         store: Store | None,
         clock: Clock,
-        on_event: Callable[[str, int], None],
     ) -> None:
         self._options = options
         self._books = books
@@ -259,7 +258,6 @@ class Writer:
         self._backlog = backlog
         self._store = store
         self._clock = clock
-        self._on_event = on_event
         self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
         self._task: asyncio.Task[None] | None = None  # the one job there is
         self._spill_wanted = False
@@ -418,7 +416,7 @@ class Writer:
             return False
         finally:
             compressing.cancel()
-        self._on_event("flush", 1)
+        self._books.on_event("flush", 1)
         return True
 
     @staticmethod

@@ -225,21 +225,15 @@ class SendQueue:
     async def _drop_for(self, count: int, size: int) -> bool:
         """Drop old blocks for new ones; False when there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
-        dropped, _ = await self._drop_oldest(over, OLDEST)
+        dropped, _ = await self._fast.drop_oldest(over, OLDEST)
         if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
             one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
-            more, _ = await self._drop_oldest(on_disk or one, OLDEST)
+            more, _ = await self._fast.drop_oldest(on_disk or one, OLDEST)
             dropped += more
             if self._fast.store is not None:
                 dropped += await self._fast.store.remove_completed_chunks(whole=True)
         return dropped > 0
-
-    async def _drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Up to so many; the number of blocks and records."""
-        dropped, records = await self._fast.drop_oldest(blocks, reason)
-        self._metrics.add("queue_dropped_total", records, REASONS[reason])
-        return dropped, records
 
     def _check_disk(self, size: int) -> None:
         """Refuse before the disk is full."""
@@ -321,9 +315,6 @@ class SendQueue:
 
     def ack(self, block: Block, dead: int = 0) -> None:
         self._fast.ack(block, dead)
-        self._metrics.add("queue_delivered_records_total", block.records - dead)
-        if dead:
-            self._metrics.add("queue_dead_lettered_records_total", dead)
         self._room.set()
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
@@ -336,16 +327,10 @@ class SendQueue:
     def refuse(self, records: int, reason: int) -> None:
         """Book records that never get into the queue as dropped."""
         self._fast.refuse(records, reason)
-        self._count_refused(records, reason)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source as dropped, and that it was read up to `position`."""
         await self._fast.pass_over(records, reason, position)
-        self._count_refused(records, reason)
-
-    def _count_refused(self, records: int, reason: int) -> None:
-        self._metrics.add("queue_accepted_records_total", records)
-        self._metrics.add("queue_dropped_total", records, REASONS[reason])
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
         """Drop everything that was accepted before this; the number of records.
@@ -356,7 +341,7 @@ class SendQueue:
         """
         self._purged_before = self.books.next_sequence
         before = self._purged
-        _, records = await self._drop_oldest(1 << 62, PURGED)
+        _, records = await self._fast.drop_oldest(1 << 62, PURGED)
         for block in waiting:
             if self._fast.is_leased(block):
                 self._drop_purged(block)
@@ -376,7 +361,6 @@ class SendQueue:
         """A leased block was purged. It counts whole, also when parts of it were sent."""
         self._purged += block.records
         self._fast.drop(block, PURGED)
-        self._metrics.add("queue_dropped_total", block.records, "purged")
         self._room.set()
 
     # Upkeep
@@ -394,7 +378,7 @@ class SendQueue:
             if settings.full_behavior == "drop_oldest" and not self._disk_takes(0):
                 blocks = fast.oldest_chunk_blocks()
                 if blocks and len(fast.store.chunks.chunks) > 1:
-                    await self._drop_oldest(blocks, DISK_FULL)
+                    await fast.drop_oldest(blocks, DISK_FULL)
                     await fast.store.remove_completed_chunks()
             if settings.adaptive_enabled:
                 target = settings.target_utilization * self._memory_bytes_limit

@@ -69,7 +69,6 @@ class Store:
         pool: Executor,
         options: Options,
         books: Books,
-        on_event: Callable[[str, int], None],
         hints: Callable[[], dict[str, int]],
     ) -> None:
         self.books = books
@@ -78,7 +77,7 @@ class Store:
         self.failing: str | None = None  # why the disk takes no more, while it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
-        self.on_event = on_event
+        self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
         self._sync_wanted = options.fsync != "never"
@@ -91,7 +90,7 @@ class Store:
             chunk_size=options.chunk_size,
             write_buffer=options.write_buffer_size,
             keep_unsynced=self._sync_wanted,
-            on_event=lambda name: on_event(name, 1),
+            on_event=books.on_event,
         )
         self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
@@ -241,7 +240,6 @@ class Store:
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
-        self.on_event(f"dropped_{why}", records)
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
@@ -253,7 +251,7 @@ class Store:
 
     def book(self, entry: Entry) -> None:
         """It is in the page cache at the end of this turn of the event loop."""
-        if self.books.apply(entry):
+        if self.books.book(entry):
             self._journal.add(entry)
             self._dirty = True
             if not self._flush_scheduled:
