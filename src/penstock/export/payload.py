@@ -15,6 +15,8 @@ A record that is no JSON still goes into a JSON body: as a string if it is UTF-8
 import base64
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 
@@ -106,29 +108,20 @@ def _holds(
         return False
 
 
-def compress(data: bytes, compression: int) -> bytes:
-    if compression == NONE:
-        return data
+@cache
+def _codecs() -> dict[int, tuple[Callable[[bytes], Any], Callable[[bytes], Any]]]:
     import cramjam  # 2 MiB that most brokers do without
 
-    if compression == SNAPPY:
-        return bytes(cramjam.snappy.compress_raw(data))
-    if compression == ZSTD:
-        return bytes(cramjam.zstd.compress(data, level=3))
-    if compression == GZIP:
-        return bytes(cramjam.gzip.compress(data, level=6))
-    return data
+    return {
+        SNAPPY: (cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw),
+        ZSTD: (partial(cramjam.zstd.compress, level=3), cramjam.zstd.decompress),
+        GZIP: (partial(cramjam.gzip.compress, level=6), cramjam.gzip.decompress),
+    }
+
+
+def compress(data: bytes, compression: int) -> bytes:
+    return data if compression == NONE else bytes(_codecs()[compression][0](data))
 
 
 def decompress(data: bytes, compression: int) -> bytes:
-    if compression == NONE:
-        return data
-    import cramjam
-
-    if compression == SNAPPY:
-        return bytes(cramjam.snappy.decompress_raw(data))
-    if compression == ZSTD:
-        return bytes(cramjam.zstd.decompress(data))
-    if compression == GZIP:
-        return bytes(cramjam.gzip.decompress(data))
-    return data
+    return data if compression == NONE else bytes(_codecs()[compression][1](data))

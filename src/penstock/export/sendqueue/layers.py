@@ -8,7 +8,7 @@ memory. Blocks are read ahead from its old end (`fifo`), from its new end (`newe
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
