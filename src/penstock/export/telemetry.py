@@ -149,11 +149,11 @@ class RouteMetrics:
 class Rate:
     """A moving average of events per second, fed with a running total."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, total: float = 0.0) -> None:
         self.value = 0.0
         self._clock = clock
         self._at = clock.monotonic()
-        self._total = 0.0
+        self._total = total
 
     def update(self, total: float) -> None:
         now = self._clock.monotonic()

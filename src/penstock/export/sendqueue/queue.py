@@ -129,7 +129,6 @@ class SendQueue:
         self._next_backlog_take = 0.0
         self._in = Rate(context.clock)
         self._out = Rate(context.clock)
-        self._pushed = 0
         self._purged_before = 0  # blocks with a lower number are dropped when they come back
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
@@ -138,8 +137,8 @@ class SendQueue:
     async def start(self) -> None:
         await self._fast.open()
         self._update_free_bytes()
-        self._in.update(0)
-        self._out.update(self.books.completed.total)
+        self._in = Rate(self._clock, self.books.next_sequence)
+        self._out = Rate(self._clock, self.books.completed.total)
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
@@ -173,7 +172,6 @@ class SendQueue:
         finally:
             self._arriving -= count
             self._arriving_bytes -= size
-        self._pushed += count
         self._metrics.add("queue_push_total", count)
         self._metrics.add("queue_accepted_records_total", records)
         self._wake(count)
@@ -383,7 +381,7 @@ class SendQueue:
             if settings.adaptive_enabled:
                 target = settings.target_utilization * self._memory_bytes_limit
                 fast.limit_memory(adapt(fast.memory.limit, memory_used(), target))
-        self._in.update(self._pushed)
+        self._in.update(self.books.next_sequence)
         self._out.update(self.books.completed.total)
         if self._fits(1, 0):
             self._room.set()
