@@ -263,7 +263,7 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
         size = 0
         for block in blocks[:most]:
             size += block.size
-            if part and size > queue.sizes.max_bytes // 4:
+            if part and size > queue.max_bytes // 4:
                 break
             part.append(block)
         try:
@@ -316,7 +316,7 @@ class QueueSource(Source):
                     await self._release()
                 # A lease must not run out while a push waits.
                 if self._queue.settings.full_behavior == "block":
-                    await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
+                    await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
                 timeout = LINGER_SECONDS if releases else POLL_SECONDS
                 popped = await self._queues.pop(
                     self._name, self._group, self._batch.records, timeout, self._state.holder

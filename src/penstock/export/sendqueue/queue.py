@@ -28,7 +28,7 @@ from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
 from penstock.export.sendqueue.fastqueue import FastQueue
-from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
+from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.sendqueue.store import Options
 from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
@@ -42,20 +42,26 @@ DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent say
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    max_bytes: int
-    inmemory_bytes: int
-    chunk_size: int
-
-
-def sizes(config: Settings, limit: int) -> Sizes:
-    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
-    ours = limit * config.memory_limit_ratio
-    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
-    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
-    return Sizes(
-        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
+def options_of(settings: Settings, limit: int, source: str | None = None) -> Options:
+    """What a queue works with; `memory_percent` is a share of our part of `limit`."""
+    share = settings.memory_percent
+    ours = limit * settings.memory_limit_ratio
+    max_bytes = int(ours * share) if share else settings.max_bytes
+    fsync = settings.fsync
+    if source == "topic" and fsync == "always":
+        fsync = "interval"  # the topic still has it: nobody waits for our fsync
+    return Options(
+        fsync=fsync,
+        write_through=source is not None or fsync != "never",
+        max_bytes=max_bytes,
+        inmemory_blocks=settings.inmemory_blocks,
+        inmemory_bytes=min(max_bytes, int(ours * (share or DEFAULT_SHARE))),
+        chunk_size=max(4096, min(settings.chunk_size, max_bytes // CHUNKS_PER_QUEUE)),
+        write_buffer_size=settings.write_buffer_size,
+        compression=COMPRESSIONS[settings.compression],
+        stale_flush=settings.stale_flush,
+        drain_order=settings.drain_order,
+        fresh_share=min(1.0, max(0.0, settings.fresh_share)),
     )
 
 
@@ -95,30 +101,18 @@ class SendQueue:
         self._metrics = metrics
         self._directory = directory
         self._memory_bytes_limit = memory_limit() if limit is None else limit
-        self.sizes: Sizes = sizes(settings, self._memory_bytes_limit)
-        in_memory = settings.type == "memory"
-        fsync = settings.fsync
-        if source == "topic" and fsync == "always":
-            fsync = "interval"  # the topic still has it: nobody waits for our fsync
+        options = options_of(settings, self._memory_bytes_limit, source)
+        self.max_bytes = options.max_bytes
+        self.in_memory = settings.type == "memory"  # it has no files
         self._fast = FastQueue(
             context.fs,
-            None if in_memory else directory,
-            Options(
-                fsync=fsync,
-                write_through=not in_memory and (source is not None or fsync != "never"),
-                inmemory_blocks=settings.inmemory_blocks,
-                inmemory_bytes=self.sizes.inmemory_bytes,
-                chunk_size=self.sizes.chunk_size,
-                write_buffer_size=settings.write_buffer_size,
-                compression=COMPRESSIONS[settings.compression],
-                stale_flush=settings.stale_flush,
-                drain_order=settings.drain_order,
-                fresh_share=min(1.0, max(0.0, settings.fresh_share)),
-            ),
+            None if self.in_memory else directory,
+            options,
             context.pool,
             context.clock,
             metrics.event,
         )
+        self.books = self._fast.books  # what was accepted and what became of it
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -158,10 +152,10 @@ class SendQueue:
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
         """Take the blocks in. `wait`: however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
-        if size > self.sizes.max_bytes or count > self.settings.max_size:
+        if size > self.max_bytes or count > self.settings.max_size:
             raise TooLarge(
                 f"{count} batches of {size} bytes do not fit into the send queue of route "
-                f"{self.name} ({self.settings.max_size} batches, {self.sizes.max_bytes} bytes)"
+                f"{self.name} ({self.settings.max_size} batches, {self.max_bytes} bytes)"
             )
         if not await self._make_room(count, size, records, wait):
             return Pushed(0, records)
@@ -217,14 +211,14 @@ class SendQueue:
     def _fits(self, count: int, size: int) -> bool:
         return (
             self._fast.count + self._arriving + count <= self.settings.max_size
-            and self._fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
+            and self._fast.bytes + self._arriving_bytes + size <= self.max_bytes
         )
 
     async def _drop_for(self, count: int, size: int) -> bool:
         """Drop old blocks for new ones; False when there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
         dropped, _ = await self._fast.drop_oldest(over, OLDEST)
-        if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
+        if self._fast.bytes + self._arriving_bytes + size > self.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
             one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
             more, _ = await self._fast.drop_oldest(on_disk or one, OLDEST)
@@ -249,7 +243,7 @@ class SendQueue:
                 )
         memory = self._fast.memory
         most = self.settings.inmemory_blocks + self.settings.failover_max_size
-        most_bytes = self.sizes.inmemory_bytes + self.settings.failover_max_bytes
+        most_bytes = self._fast.options.inmemory_bytes + self.settings.failover_max_bytes
         if store.failing is not None and (
             len(memory.unwritten) > most or memory.unwritten_bytes > most_bytes
         ):
@@ -316,7 +310,7 @@ class SendQueue:
         self._room.set()
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
-        if block.sequence < self._purged_before and self._fast.is_leased(block):
+        if block.sequence < self._purged_before and self.is_leased(block):
             self._drop_purged(block)
             return
         self._fast.give_back(block, attempted=attempted)
@@ -341,12 +335,11 @@ class SendQueue:
         before = self._purged
         _, records = await self._fast.drop_oldest(1 << 62, PURGED)
         for block in waiting:
-            if self._fast.is_leased(block):
+            if self.is_leased(block):
                 self._drop_purged(block)
         deadline = self._clock.monotonic() + timeout
-        while (
-            self._fast.leased_before(self._purged_before)
-            and (remaining := deadline - self._clock.monotonic()) > 0
+        while (remaining := deadline - self._clock.monotonic()) > 0 and any(
+            sequence < self._purged_before for sequence in self._fast.leased
         ):
             self._room.clear()
             await self._clock.wait(self._room, remaining)
@@ -389,11 +382,6 @@ class SendQueue:
     # What there is
 
     @property
-    def books(self) -> Books:
-        """What was accepted and what became of it."""
-        return self._fast.books
-
-    @property
     def count(self) -> int:
         """Batches not completed, leased ones included."""
         return self._fast.count
@@ -405,15 +393,10 @@ class SendQueue:
 
     @property
     def leased(self) -> int:
-        return self._fast.leased
+        return len(self._fast.leased)
 
     def is_leased(self, block: Block) -> bool:
-        return self._fast.is_leased(block)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it has no files."""
-        return self._fast.store is None
+        return block.sequence in self._fast.leased
 
     async def write_out(self) -> int:
         """Have everything that is in memory in the files; where their stream ends."""
@@ -435,7 +418,7 @@ class SendQueue:
             accounting=self.books.accounting(),
             batches=fast.count,
             records=self.books.queued,
-            leased=fast.leased,
+            leased=self.leased,
             bytes=fast.bytes,
             disk_bytes=fast.disk_bytes,
             memory_blocks=len(fast.memory),
@@ -452,7 +435,7 @@ class SendQueue:
         if growth <= 1e-6:
             return -1.0
         used, fast = max(1, self._fast.count), self._fast
-        by_bytes = (self.sizes.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
+        by_bytes = (self.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
         return round(max(0.0, min(self.settings.max_size - fast.count, by_bytes) / growth), 1)
 
     def drain_eta(self) -> float:
@@ -467,9 +450,9 @@ class SendQueue:
             "queue_size": fast.count,
             "queue_bytes": fast.bytes,
             "queue_max_size": settings.max_size,
-            "queue_max_bytes": self.sizes.max_bytes,
+            "queue_max_bytes": self.max_bytes,
             "queue_utilization_ratio": max(
-                fast.count / max(1, settings.max_size), fast.bytes / max(1, self.sizes.max_bytes)
+                fast.count / max(1, settings.max_size), fast.bytes / max(1, self.max_bytes)
             ),
             "queue_effective_max_size": fast.memory.limit,
             "queue_disk_available_bytes": self._free_bytes,

@@ -45,8 +45,9 @@ MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk that is completed stays a
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of a send queue's two layers."""
+    """Of a send queue's two layers, and the most bytes it may hold."""
 
+    max_bytes: int = 1 << 30
     fsync: str = "always"  # always | interval | never
     write_through: bool = True
     inmemory_blocks: int = 2048
