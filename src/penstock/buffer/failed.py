@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.buffer.backlog import BufferFile
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
 from penstock.buffer.storage import Storage
@@ -34,16 +35,11 @@ class Refusal:
     error: str
 
 
-@dataclass(slots=True, eq=False)
-class FailedFile:
-    name: Name
-    path: Path
-    events: int
-    size: int
+@dataclass(slots=True, eq=False, kw_only=True)
+class FailedFile(BufferFile):
     due: float  # on the monotonic clock
     pause: float
     reason: str  # of its first event
-    done: int = 0  # events tried so far
 
 
 class Failed:
@@ -108,7 +104,9 @@ class Failed:
         before = self.files.get(str(name))
         pause = before.pause if before else self._interval
         size = self._fs.size(path)
-        self.files[str(name)] = FailedFile(name, path, events, size, due, pause, reason)
+        self.files[str(name)] = FailedFile(
+            name, path, events, size, due=due, pause=pause, reason=reason
+        )
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
         """The files to try again, oldest first."""

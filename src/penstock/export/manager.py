@@ -106,13 +106,8 @@ class Exports:
             spec: RouteSpec = self._configured[name]
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
-        return Route(
-            spec,
-            self.directory / name,
-            self._context,
-            self._metrics.of(name),
-            definition=definition,
-        )
+        metrics = self._metrics.of(name)
+        return Route(spec, self.directory / name, self._context, metrics, definition)
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
         try:

@@ -15,7 +15,6 @@ from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
-from penstock.export.destinations import Destination
 from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, Pushed, SendQueue
@@ -38,16 +37,14 @@ class Route:
         directory: Path,
         context: RouteContext,
         metrics: RouteMetrics,
-        *,
         definition: Mapping[str, Any] | None = None,
-        destination: Destination | None = None,
     ) -> None:
         self.name = spec.name
         self.spec = spec
         self.directory = directory
         self._context = context
         settings, clock = spec.queue, context.clock
-        self.destination = destination or make_destination(spec, context)
+        self.destination = make_destination(spec, context)
         self.queue = SendQueue(
             spec.name,
             settings,
@@ -120,17 +117,15 @@ class Route:
 
     def _read(self) -> None:
         if self._source is not None and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._source.run(), name=f"route {self.name} source")
-            self._reader.add_done_callback(self._reader_ended)
+            self._reader = asyncio.create_task(self._keep_reading(self._source))
 
-    def _reader_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("route %s: reading the source ended unexpectedly", self.name, exc_info=error)
-            self._context.clock.call_later(READ_RETRY_SECONDS, self._restart_reader)
-
-    def _restart_reader(self) -> None:
-        if not (self.draining or self._stopping):
-            self._read()
+    async def _keep_reading(self, source: Source) -> None:
+        while True:
+            try:
+                await source.run()
+            except Exception:  # a bug there must not end the reading for the life of the process
+                log.exception("route %s: reading the source ended unexpectedly", self.name)
+            await self._context.clock.sleep(READ_RETRY_SECONDS)
 
     async def _stop_reading(self) -> None:
         await cancelled(self._reader)
@@ -256,14 +251,15 @@ class Route:
         elif self.spec.source.queue:
             group = self.spec.source.group or self.name
             source = RouteSource(queue=self.spec.source.queue, group=group)
-        probe_at = self._pause.next_probe  # of a route that was denied
-        wait = max(0.0, probe_at - self._context.clock.monotonic()) if probe_at is not None else 0.0
+        wait = None  # for the next probe of a route that was denied
+        if (probe_at := self._pause.next_probe) is not None:
+            wait = round(max(0.0, probe_at - self._context.clock.monotonic()), 3)
         return RouteStatus(
             name=self.name,
             state=self.state,
             last_error=self.delivery.last_error,
             paused=self.paused,
-            tries_again_seconds=None if probe_at is None else round(wait, 3),
+            tries_again_seconds=wait,
             source=source,
             lag=self._source.lag() if self._source is not None else None,
             source_error=self._source.problem if self._source is not None else None,
