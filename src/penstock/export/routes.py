@@ -27,7 +27,6 @@ from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
-READ_RETRY_SECONDS = 5.0  # until a source whose reader failed is read again
 
 
 class Route:
@@ -117,15 +116,7 @@ class Route:
 
     def _read(self) -> None:
         if self._source is not None and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._keep_reading(self._source))
-
-    async def _keep_reading(self, source: Source) -> None:
-        while True:
-            try:
-                await source.run()
-            except Exception:  # a bug there must not end the reading for the life of the process
-                log.exception("route %s: reading the source ended unexpectedly", self.name)
-            await self._context.clock.sleep(READ_RETRY_SECONDS)
+            self._reader = asyncio.create_task(self._source.run())
 
     async def _stop_reading(self) -> None:
         await cancelled(self._reader)

@@ -57,7 +57,7 @@ class FastQueue:
         self.store: Store | None = None
         if directory is not None:
             self.store = Store(fs, directory, pool, options, self.books, self._hints)
-        self._book = self.books.book if self.store is None else self.store.book
+        self._book = self.books.apply if self.store is None else self.store.book
         self._backlog = Backlog(self.store)
         self._writer = Writer(
             options, self.books, self.memory, self._backlog, self.store, self._clock

@@ -163,6 +163,10 @@ class Completed:
         return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
 
+def _ignore(_event: str, _amount: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Books:
     """What was accepted and what became of it, in records. No disk."""
@@ -176,7 +180,7 @@ class Books:
     dead: int = 0
     dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
     position: int = -1  # how far the source was read
-    on_event: Callable[[str, int], None] = lambda _name, _amount: None
+    on_event: Callable[[str, int], None] = _ignore
 
     @property
     def accepted(self) -> int:
@@ -195,20 +199,6 @@ class Books:
         gaps = self.completed.gaps(1, self.next_sequence)
         return gaps[0][0] if gaps else self.next_sequence
 
-    def book(self, entry: Entry) -> bool:
-        """Apply an entry of now, and count what it says in the metrics."""
-        if not self.apply(entry):
-            return False
-        if entry.kind == Kind.DELIVERED:
-            self.on_event("delivered", entry.a)
-            if entry.b:
-                self.on_event("dead_lettered", entry.b)
-        elif entry.kind in (Kind.DROPPED, Kind.REFUSED):
-            self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
-        if entry.kind == Kind.REFUSED:
-            self.on_event("accepted", entry.a)
-        return True
-
     def apply(self, entry: Entry) -> bool:
         """Book the entry; False when it changed nothing because it was booked before."""
         kind = entry.kind
@@ -218,17 +208,21 @@ class Books:
                 return False
             self.delivered += entry.a
             self.dead += entry.b
+            self.on_event("delivered", entry.a)
+            if entry.b:
+                self.on_event("dead_lettered", entry.b)
         elif kind == Kind.ACCEPTED:
             self.advance(entry.sequence, entry.value)
         elif kind == Kind.DROPPED:
             if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
                 return False
-            self.dropped[entry.reason] += entry.a
+            self._drop(entry)
         elif kind == Kind.ATTEMPT:
             self.attempts[entry.sequence] = entry.a
         elif kind == Kind.REFUSED:
             self.refused += entry.a
-            self.dropped[entry.reason] += entry.a
+            self.on_event("accepted", entry.a)
+            self._drop(entry)
         elif kind == Kind.POSITION:
             self.position = max(self.position, entry.value)
         elif kind == Kind.COUNTER:
@@ -237,6 +231,10 @@ class Books:
             elif _DROPPED <= entry.reason < _DROPPED + len(REASONS):
                 self.dropped[entry.reason - _DROPPED] = entry.value
         return True
+
+    def _drop(self, entry: Entry) -> None:
+        self.dropped[entry.reason] += entry.a
+        self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
 
     def advance(self, next_sequence: int, numbered: int) -> None:
         self.next_sequence = max(self.next_sequence, next_sequence)
@@ -286,6 +284,7 @@ class Books:
     def replay(self, entries: Iterable[Entry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""
         damaged = 0
+        on_event, self.on_event = self.on_event, _ignore  # they were counted at their time
         span: Entry | None = None  # begun and not ended
         for entry in entries:
             if entry is None:
@@ -301,6 +300,7 @@ class Books:
                 self.apply(entry)
         for sequence in [each for each in self.attempts if each in self.completed]:
             del self.attempts[sequence]
+        self.on_event = on_event
         return damaged
 
 

@@ -262,7 +262,7 @@ class Store:
 
     def book(self, entry: Entry) -> None:
         """It is in the page cache at the end of this turn of the event loop."""
-        if self.books.book(entry):
+        if self.books.apply(entry):
             self._journal.add(entry)
             self._dirty = True
             if not self._flush_scheduled:
