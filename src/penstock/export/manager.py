@@ -200,10 +200,9 @@ class Exports:
                 raise Conflict("exporter.queue.enabled is false: no route runs")
             try:
                 route = self._make(name, definition, stored=False)
+                await route.start()
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from error
-            try:
-                await route.start()
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
             try:

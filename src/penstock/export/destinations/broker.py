@@ -95,9 +95,7 @@ class BrokerTarget(Target):
 
 class BrokerDestination(Destination):
     def __init__(self, target: BrokerTarget) -> None:
-        self._url = target.url
-        self._topic = target.topic
-        self._timeout = target.timeout
+        self._target = target
         self._base = f"/topics/{quote(target.topic, safe='')}"
         headers = [("Content-Type", "application/json")]
         if target.token:
@@ -156,8 +154,9 @@ class BrokerDestination(Destination):
 
     async def _ask(self, method: str, target: str, body: bytes = b"", key: str = "") -> HttpAnswer:
         headers = [("Idempotency-Key", key)] if key else []
+        timeout = self._target.timeout
         return await delivered(
-            self._client.request(method, self._base + target, body, headers, timeout=self._timeout)
+            self._client.request(method, self._base + target, body, headers, timeout=timeout)
         )
 
     def _claim(self, first: int, stop: int) -> None:
@@ -198,7 +197,7 @@ class BrokerDestination(Destination):
         return False
 
     def describe(self) -> str:
-        return f"topic {self._topic} at {self._url.rpartition('@')[2]}"
+        return f"topic {self._target.topic} at {self._target.url.rpartition('@')[2]}"
 
 
 def _find(wanted: list[bytes], stored: list[bytes]) -> int:

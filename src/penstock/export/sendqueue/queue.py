@@ -16,6 +16,7 @@ raises too. Nothing accepted is lost by it, and the next tick tries the disk aga
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -173,28 +174,24 @@ class SendQueue:
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
         """True when the blocks fit; False when they were dropped instead."""
-        settings = self.settings
-        deadline = self._clock.monotonic() + settings.block_timeout
+        full_behavior = self.settings.full_behavior
+        timeout = math.inf if wait else self.settings.block_timeout
+        deadline = self._clock.monotonic() + timeout
         while True:
             if self._stopping:
                 raise Unavailable(f"route {self.name} is stopping")
             if self._fits(count, size):
                 self._check_disk(size)
                 return True
-            if settings.full_behavior == "drop_oldest":
-                if await self._drop_for(count, size):
-                    continue
-            elif settings.full_behavior == "block" or wait:
+            if full_behavior == "block":
                 remaining = deadline - self._clock.monotonic()
+                if remaining <= 0:
+                    raise Full(f"the send queue of route {self.name} is full")
                 self._room.clear()
-                if wait:
-                    await self._clock.wait(self._room, PUSH_POLL_SECONDS)
-                    continue
-                if remaining > 0 and await self._clock.wait(self._room, remaining):
-                    continue
-                raise Full(f"the send queue of route {self.name} is full")
-            self.refuse(records, NEWEST)
-            return False
+                await self._clock.wait(self._room, PUSH_POLL_SECONDS if wait else remaining)
+            elif full_behavior == "drop_newest" or not await self._drop_for(count, size):
+                self.refuse(records, NEWEST)
+                return False
 
     async def room(self, size: int) -> None:
         """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""
