@@ -124,10 +124,8 @@ class Qos0:
 
     async def flush(self) -> None:
         """Commit (or move to the failover file) everything that waits here now."""
-        last = self._growing or self._flushing
-        if last:
-            self._flush_wanted = True
-            self._start()
+        self.flush_soon()
+        if last := self._growing or self._flushing:
             await asyncio.wait([last.done])
 
     def flush_soon(self) -> None:

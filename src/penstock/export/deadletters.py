@@ -49,21 +49,26 @@ class DeadLetter:
         return self.sequence, self.index
 
     def line(self) -> bytes:
-        fields = asdict(self)
-        try:
-            fields["record"], fields["encoding"] = self.record.decode(), "utf-8"
-        except UnicodeDecodeError:
-            fields["record"], fields["encoding"] = base64.b64encode(self.record).decode(), "base64"
-        text = json.dumps(fields, ensure_ascii=False).encode()
+        text = json.dumps(asdict(self) | as_text(self.record), ensure_ascii=False).encode()
         return b"%08x %s\n" % (crc32c.crc32c(text), text)
+
+
+def as_text(record: bytes) -> dict[str, str]:
+    """The record in JSON."""
+    try:
+        return {"record": record.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"record": base64.b64encode(record).decode(), "encoding": "base64"}
+
+
+def from_text(record: str, encoding: str) -> bytes:
+    return base64.b64decode(record) if encoding == "base64" else record.encode()
 
 
 def parse_line(line: bytes) -> DeadLetter | None:
     fields = journal_lines.parse(line.rstrip(b"\n"))
     try:
-        record = fields.pop("record")
-        is_base64 = fields.pop("encoding") == "base64"
-        fields["record"] = base64.b64decode(record) if is_base64 else record.encode()
+        fields["record"] = from_text(fields["record"], fields.pop("encoding"))
         return DeadLetter(**fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
