@@ -50,7 +50,7 @@ class Route:
             directory,
             context,
             metrics,
-            source="topic" if spec.source.topic else "queue" if spec.source.queue else None,
+            source=spec.source.kind,
         )
         self.dead_letters = DeadLetters(context.fs, None if self.queue.in_memory else directory)
         self.breaker = Breaker(
@@ -86,6 +86,10 @@ class Route:
             on_denied=self._denied,
         )
         self._source: Source | None = None
+        if spec.source.kind:
+            source = TopicSource if spec.source.topic else QueueSource
+            encoding = self.destination.encoding
+            self._source = source(spec, context, self.queue, encoding, self._state)
         self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None  # of the source's lag
         self._stopping = False
@@ -96,7 +100,6 @@ class Route:
         try:
             await self._state.start(new_life=self.queue.in_memory)
             await self._context.in_pool(self.dead_letters.open)
-            self._source = self._make_source()
         except BaseException:
             await self.queue.stop()
             raise
@@ -105,14 +108,6 @@ class Route:
             self._watcher = asyncio.create_task(self._source.watch())
         if not self.draining:
             self._read()
-
-    def _make_source(self) -> Source | None:
-        source = self.spec.source
-        if not (source.topic or source.queue):
-            return None
-        kind: type[Source] = TopicSource if source.topic else QueueSource
-        encoding = self.destination.encoding
-        return kind(self.spec, self._context, self.queue, encoding, self._state)
 
     def _read(self) -> None:
         if self._source is not None and (self._reader is None or self._reader.done()):
@@ -236,12 +231,8 @@ class Route:
             await self._source.refresh()
 
     def status(self) -> RouteStatus:
-        source: RouteSource | str = "push"
-        if self.spec.source.topic:
-            source = RouteSource(topic=self.spec.source.topic)
-        elif self.spec.source.queue:
-            group = self.spec.source.group or self.name
-            source = RouteSource(queue=self.spec.source.queue, group=group)
+        given = self.spec.source
+        source = RouteSource(given.topic or None, given.queue or None, given.group or None)
         wait = None  # for the next probe of a route that was denied
         if (probe_at := self._pause.next_probe) is not None:
             wait = round(max(0.0, probe_at - self._context.clock.monotonic()), 3)
@@ -251,7 +242,7 @@ class Route:
             last_error=self.delivery.last_error,
             paused=self.paused,
             tries_again_seconds=wait,
-            source=source,
+            source=source if given.kind else "push",
             lag=self._source.lag() if self._source is not None else None,
             source_error=self._source.problem if self._source is not None else None,
             source_damage=self._source.damage if self._source is not None else None,

@@ -27,7 +27,7 @@ import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 from penstock.errors import (
     Damaged,
@@ -87,8 +87,6 @@ def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Bl
 class Source(ABC):
     """What topics and queues have in common as the source of a route."""
 
-    kind: ClassVar[str]
-
     def __init__(
         self,
         spec: RouteSpec,
@@ -137,12 +135,11 @@ class Source(ABC):
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
             text = "route %s: %s %s cannot be read, trying again: %s"
-            log.warning(text, self._spec.name, self.kind, self._name, error)
+            log.warning(text, self._spec.name, self._spec.source.kind, self._name, error)
         self.problem = str(error)
 
 
 class TopicSource(Source):
-    kind = "topic"
     _next: int | None = None  # the offset to read
     _start_was_seen = True  # whether the topic was there when the route began to look
     _damaged_at: int | None = None  # the offset whose read has failed once
@@ -287,7 +284,6 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
 
 
 class QueueSource(Source):
-    kind = "queue"
     _lag: int | None = None  # as it was last seen
 
     @property
@@ -296,16 +292,12 @@ class QueueSource(Source):
             raise Unavailable("this process has no queues")
         return self._context.queues
 
-    @property
-    def _group(self) -> str:
-        return self._spec.source.group or self._spec.name
-
     def lag(self) -> int | None:
         return self._lag
 
     async def refresh(self) -> None:
         try:
-            self._lag = await self._queues.lag(self._name, self._group)
+            self._lag = await self._queues.lag(self._name, self._spec.source.group)
         except PenstockError:
             self._lag = None  # the database does not answer
 
@@ -324,7 +316,11 @@ class QueueSource(Source):
                 await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
             timeout = LINGER_SECONDS if releases else POLL_SECONDS
             popped = await self._queues.pop(
-                self._name, self._group, self._batch.records, timeout, self._state.holder
+                self._name,
+                self._spec.source.group,
+                self._batch.records,
+                timeout,
+                self._state.holder,
             )
             releases = max(0, releases - 1)
             self.problem = None
@@ -332,7 +328,9 @@ class QueueSource(Source):
                 await self._move(popped)
 
     async def _release(self) -> None:
-        released = await self._queues.release(self._name, self._group, self._state.holder)
+        released = await self._queues.release(
+            self._name, self._spec.source.group, self._state.holder
+        )
         if released:
             text = "route %s: %d unused leases on queue %s are released"
             log.warning(text, self._spec.name, released, self._name)
@@ -362,7 +360,7 @@ class QueueSource(Source):
             raise
         while True:
             try:
-                await self._queues.ack(popped, self._group)
+                await self._queues.ack(popped, self._spec.source.group)
             except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)

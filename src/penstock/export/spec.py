@@ -55,6 +55,11 @@ class Source:
     group: str = key("", "as this consumer group; default: the route's name")
     envelope: bool = key(False, "send each message as an object with its headers and payload")
 
+    @property
+    def kind(self) -> str:
+        """topic, queue, or "" when records are pushed to the route."""
+        return "topic" if self.topic else "queue" if self.queue else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
@@ -142,7 +147,8 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
         problems.append("a queue of type memory cannot remember how far it read a topic; use disk")
     if problems:
         raise ConfigError("\n".join(f"{origin}: {problem}" for problem in problems))
-    return RouteSpec(name, parts.source, parts.batch, target, queue)
+    group = parts.source.queue and (parts.source.group or name)
+    return RouteSpec(name, replace(parts.source, group=group), parts.batch, target, queue)
 
 
 def parse_remote(
@@ -161,7 +167,7 @@ def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     problems = []
     if source.topic and source.queue:
         problems.append("a source is a topic or a queue, not both")
-    elif "source" in tree and not source.topic and not source.queue:
+    elif "source" in tree and not source.kind:
         problems.append("source names neither a topic nor a queue")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
         problems.append(f"source.start is earliest, latest or an offset, not {source.start[:40]!r}")
@@ -180,7 +186,7 @@ def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
 
 def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
     derived: dict[str, Any] = {}
-    if parts.source.topic or parts.source.queue:
+    if parts.source.kind:
         derived["full_behavior"] = "block"
     wanted = getattr(target, "compression", "none")
     if wanted != "none":

@@ -43,7 +43,7 @@ DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent say
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
-def options_of(settings: Settings, limit: int, source: str | None = None) -> Options:
+def options_of(settings: Settings, limit: int, source: str = "") -> Options:
     """What a queue works with; `memory_percent` is a share of our part of `limit`."""
     share = settings.memory_percent
     ours = limit * settings.memory_limit_ratio
@@ -53,7 +53,7 @@ def options_of(settings: Settings, limit: int, source: str | None = None) -> Opt
         fsync = "interval"  # the topic still has it: nobody waits for our fsync
     return Options(
         fsync=fsync,
-        write_through=source is not None or fsync != "never",
+        write_through=bool(source) or fsync != "never",
         max_bytes=max_bytes,
         inmemory_blocks=settings.inmemory_blocks,
         inmemory_bytes=min(max_bytes, int(ours * (share or DEFAULT_SHARE))),
@@ -92,7 +92,7 @@ class SendQueue:
         context: RouteContext,
         metrics: RouteMetrics,
         *,
-        source: str | None = None,
+        source: str = "",
         limit: int | None = None,
     ) -> None:
         self.name = name
