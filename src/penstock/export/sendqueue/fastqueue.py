@@ -28,9 +28,10 @@ from pathlib import Path
 from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.blocks import Block, records_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
 from penstock.export.sendqueue.layers import Backlog, MemoryLayer, Writer
-from penstock.export.sendqueue.store import Options, Store
+from penstock.export.sendqueue.store import Store
 from penstock.export.status import Repaired
 from penstock.log.fs import DISK, Fs
 

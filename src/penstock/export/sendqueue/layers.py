@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from penstock.errors import StorageError, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
-from penstock.export.sendqueue.store import Options, Store
+from penstock.export.sendqueue.store import Store
 
 MAX_WRITE_BYTES = 32 << 20  # that one job takes
 MAX_SPILL_BLOCKS = 4096  # that one part of a spill has

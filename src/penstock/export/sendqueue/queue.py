@@ -28,9 +28,9 @@ from penstock.export.context import RouteContext
 from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
-from penstock.export.sendqueue.store import Options
 from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
 from penstock.log.pool import cancelled
@@ -114,6 +114,9 @@ class SendQueue:
             metrics.event,
         )
         self.books = self._fast.books  # what was accepted and what became of it
+        self.refuse = self._fast.refuse
+        self.pass_over = self._fast.pass_over
+        self.write_out = self._fast.write_out
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -313,14 +316,6 @@ class SendQueue:
         self._fast.give_back(block, attempted=attempted)
         self._wake(1)
 
-    def refuse(self, records: int, reason: int) -> None:
-        """Book records that never get into the queue as dropped."""
-        self._fast.refuse(records, reason)
-
-    async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source as dropped, and that it was read up to `position`."""
-        await self._fast.pass_over(records, reason, position)
-
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
         """Drop everything that was accepted before this; the number of records.
 
@@ -394,10 +389,6 @@ class SendQueue:
 
     def is_leased(self, block: Block) -> bool:
         return block.sequence in self._fast.leased
-
-    async def write_out(self) -> int:
-        """Have everything that is in memory in the files; where their stream ends."""
-        return await self._fast.write_out()
 
     @property
     def _failing(self) -> str | None:

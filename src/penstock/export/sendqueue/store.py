@@ -18,7 +18,6 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import msgspec
 from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
-from penstock.export.sendqueue.chunks import Chunks, Reading, StreamEnd
+from penstock.export.sendqueue.chunks import Chunks, Options, Reading, StreamEnd
 from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
 from penstock.log.fs import Fs
 from penstock.log.lock import DirectoryLock
@@ -41,23 +40,6 @@ MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
 MIN_PARALLEL_BYTES = 1 << 20  # worth compressing in more than one thread
 COMPRESSORS = os.cpu_count() or 1
 MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk that is completed stays and is appended to
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Of a send queue's two layers, and the most bytes it may hold."""
-
-    max_bytes: int = 1 << 30
-    fsync: str = "always"  # always | interval | never
-    write_through: bool = True
-    inmemory_blocks: int = 2048
-    inmemory_bytes: int = 64 << 20
-    chunk_size: int = 512 << 20
-    write_buffer_size: int = 256 << 10
-    compression: int = NONE
-    stale_flush: float = 30.0
-    drain_order: str = "fifo"  # fifo | newest_first | mixed
-    fresh_share: float = 0.5  # of `mixed`
 
 
 class Meta(msgspec.Struct):
@@ -94,18 +76,11 @@ class Store:
         self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
-        self._sync_wanted = options.fsync != "never"
+        self._sync_wanted = options.syncs
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory)
-        self.chunks = Chunks(
-            fs,
-            directory,
-            chunk_size=options.chunk_size,
-            write_buffer=options.write_buffer_size,
-            keep_unsynced=self._sync_wanted,
-            on_event=books.on_event,
-        )
+        self.chunks = Chunks(fs, directory, options, books.on_event)
         self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
