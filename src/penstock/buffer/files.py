@@ -88,8 +88,8 @@ def tag_of_lock(name: str) -> str | None:
 class Namer:
     """Makes names that sort after all made or seen before, also when the clock was set back."""
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
+    def __init__(self) -> None:
+        self.tag = NOBODY  # until we are an owner
         self._last = 0
 
     def seen(self, name: Name) -> None:
