@@ -53,13 +53,7 @@ class Route:
             source=spec.source.kind,
         )
         self.dead_letters = DeadLetters(context.fs, None if self.queue.in_memory else directory)
-        self.breaker = Breaker(
-            spec.name,
-            settings.circuit_breaker,
-            clock,
-            on_open=lambda: metrics.add("circuit_breaker_open_total"),
-            on_reject=lambda: metrics.add("circuit_breaker_rejected_total"),
-        )
+        self.breaker = Breaker(spec.name, settings.circuit_breaker, clock, metrics.add)
         self._pause = Pause(
             clock,
             first=settings.circuit_breaker.reset_timeout or 30.0,
@@ -110,7 +104,7 @@ class Route:
             self._read()
 
     def _read(self) -> None:
-        if self._source is not None and (self._reader is None or self._reader.done()):
+        if self._source is not None and self._reader is None:
             self._reader = asyncio.create_task(self._source.run())
 
     async def _stop_reading(self) -> None:

@@ -201,12 +201,13 @@ class SendQueue:
         while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
-            self._update_free_bytes()
 
     def _disk_takes(self, size: int) -> bool:
         """Whether so many bytes leave the reserve alone, which is for writing down what happens."""
         reserve = self.settings.free_space_reserve
-        return self._fast.store is None or self._free_bytes - size >= reserve
+        if self._free_bytes - size < reserve:
+            self._update_free_bytes()  # less what was promised since, it is too little
+        return self.in_memory or self._free_bytes - size >= reserve
 
     def _fits(self, count: int, size: int) -> bool:
         return (
@@ -232,15 +233,13 @@ class SendQueue:
         store = self._fast.store
         if store is None:
             return
+        if not self._disk_takes(size):
+            self._metrics.add("queue_disk_full_total")
+            raise StorageFull(
+                f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
+                f"free, {self.settings.free_space_reserve} are kept in reserve"
+            )
         self._free_bytes -= size
-        if self._free_bytes < self.settings.free_space_reserve:
-            self._update_free_bytes()
-            if not self._disk_takes(size):
-                self._metrics.add("queue_disk_full_total")
-                raise StorageFull(
-                    f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
-                    f"free, {self.settings.free_space_reserve} are kept in reserve"
-                )
         memory = self._fast.memory
         most = self.settings.inmemory_blocks + self.settings.failover_max_size
         most_bytes = self._fast.options.inmemory_bytes + self.settings.failover_max_bytes
