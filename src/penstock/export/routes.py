@@ -114,7 +114,6 @@ class Route:
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
-        self._state.stop_saving()
         await cancelled(self._watcher)
         await self._stop_reading()
         await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)

@@ -29,15 +29,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from penstock.errors import (
-    Damaged,
-    Full,
-    NotFound,
-    PenstockError,
-    StorageError,
-    TooLarge,
-    Unavailable,
-)
+from penstock.errors import Damaged, NotFound, PenstockError, StorageError, TooLarge, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap
@@ -270,17 +262,16 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
                 break
             part.append(block)
         try:
-            await queue.push(part, wait=queue.settings.full_behavior == "block")
-        except (StorageError, Full) as error:
+            await queue.push(part, wait=True)
+        except StorageError as error:
             log.warning("route %s: cannot queue, trying again: %s", queue.name, error)
             await clock.sleep(RETRY_SECONDS)
+            continue
         except TooLarge as error:
             text = "route %s: a batch is larger than the whole send queue and is dropped: %s"
             log.error(text, queue.name, error)
             queue.refuse(records_of(part), NEWEST)
-            blocks = blocks[len(part) :]
-        else:
-            blocks = blocks[len(part) :]
+        blocks = blocks[len(part) :]
 
 
 class QueueSource(Source):

@@ -141,7 +141,7 @@ class RouteMetrics:
     def event(self, name: str, amount: int) -> None:
         """An event of the queue's lower half."""
         if name in EVENTS:
-            self.add(EVENTS[name], amount)
+            self._counters[EVENTS[name]].add(amount, self._route)
         elif name.startswith("dropped_"):
             self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
 

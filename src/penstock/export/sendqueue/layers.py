@@ -103,7 +103,7 @@ class Backlog:
     async def open(self) -> None:
         """After the store."""
         store = self._need_store()
-        self._ranges = deque([start, stop] for start, stop in store.open_ranges())
+        self._ranges = deque(map(list, store.open_ranges()))
         if self._ranges:
             first = await store.in_pool(store.chunks.peek, self._ranges[0][0])
             self._oldest_hint = first.enqueued if first is not None else 0
@@ -231,7 +231,7 @@ class Backlog:
                     reading = await store.in_pool(store.chunks.read, start, stop)
                     store.check(reading, start)
                     start = reading.next_sequence
-            self._ranges = deque([start, stop] for start, stop in store.open_ranges())
+            self._ranges = deque(map(list, store.open_ranges()))
 
 
 class Writer:

@@ -154,7 +154,7 @@ class SendQueue:
     # Pushing
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
-        """Take the blocks in. `wait`: however long it takes, as a source can."""
+        """Take the blocks in. `wait`: with `block`, however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.max_bytes or count > self.settings.max_size:
             raise TooLarge(
