@@ -10,7 +10,6 @@ else waits for these events.
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +63,11 @@ class Failed:
         """The owners of all files here, ours or not. Blocks."""
         return {name.tag for name in map(parse, self._fs.list_dir(self._directory)) if name}
 
-    def adopt(self, tags: Iterable[str]) -> None:
+    def adopt(self, tags: set[str]) -> None:
         """Take over the files of these owners; they are due at once. Blocks."""
-        wanted = set(tags)
         for text in self._fs.list_dir(self._directory):
             name = parse(text)
-            if name and name.tag in wanted and text not in self.files:
+            if name and name.tag in tags and text not in self.files:
                 path = self._directory / text
                 reason = self._reason_beside(path)
                 self._add(name, path, count_events(self._fs, path), time.monotonic(), reason)

@@ -163,7 +163,7 @@ class Journal:
             return self._append(lines)
 
     def _append(self, lines: list[bytes]) -> BufferFile:
-        active = self._active = self._active or self._open()
+        active = self._active = self._active or Active(*self._storage.create("failover"))
         active.handle.append(lines)
         try:
             active.handle.sync()
@@ -173,16 +173,6 @@ class Journal:
         active.synced = active.file.size = active.handle.size
         active.file.events += len(lines)
         return active.file
-
-    def _open(self) -> Active:
-        file, handle = self._storage.create("failover")
-        try:
-            self._fs.sync_dir(self._directory)
-        except StorageError:
-            handle.close()
-            self._fs.remove(file.path)
-            raise
-        return Active(file, handle)
 
     def _complete(self) -> None:
         """Rename the active file, which is durable. One that keeps its .tmp is replayed as well."""

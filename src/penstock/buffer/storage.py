@@ -11,7 +11,7 @@ from penstock.buffer.backlog import BufferFile
 from penstock.buffer.events import encode
 from penstock.buffer.files import Kind, Namer
 from penstock.config import schema
-from penstock.errors import StorageFull
+from penstock.errors import StorageError, StorageFull
 from penstock.log.fs import File, Fs
 from penstock.queues.types import Item
 
@@ -41,10 +41,18 @@ class Storage:
         self._check_at = 0.0  # or at this time
 
     def create(self, kind: Kind) -> tuple[BufferFile, File]:
-        """A new file of ours to write to."""
+        """A new file of ours to write to; that of a failover is there after a power cut too."""
         name = self.namer.next(kind)
         path = self.directory / str(name)
-        return BufferFile(name, path), self.fs.open(path, create=True)
+        handle = self.fs.open(path, create=True)
+        try:
+            if kind == "failover":
+                self.fs.sync_dir(self.directory)
+        except StorageError:
+            handle.close()
+            self.fs.remove(path)
+            raise
+        return BufferFile(name, path), handle
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
         """Lines for a file."""
