@@ -48,20 +48,14 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
         if _holds(body, records, _raw_list.decode):
             return body
         return b"[" + b",".join(as_json(record) for record in records) + b"]"
-    body = _join_lines(records)
+    body = b"\n".join([*records, b""])
     if body.count(b"\n") == len(records) and _holds(body, records, _raw_one.decode_lines):
         return body
-    records = [as_json(record) for record in records]
-    return _join_lines(
-        [
-            msgspec.json.format(record, indent=-1) if b"\n" in record else record
-            for record in records
-        ]
-    )
-
-
-def _join_lines(records: Sequence[bytes]) -> bytes:
-    return b"\n".join(records) + b"\n" if records else b""
+    lines = [
+        msgspec.json.format(record, indent=-1) if b"\n" in record else record
+        for record in map(as_json, records)
+    ]
+    return b"\n".join([*lines, b""])
 
 
 def split(body: bytes, encoding: int) -> list[bytes]:
