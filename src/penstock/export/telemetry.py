@@ -131,6 +131,7 @@ class RouteMetrics:
 
     def __init__(self, counters: Mapping[str, Counter], route: str) -> None:
         self._counters = counters
+        self._events = {event: counters[name] for event, name in EVENTS.items()}
         self._route = route
         for name in COUNTERS:
             self.add(name, 0)  # there before the first event, so that rates can be taken
@@ -140,8 +141,8 @@ class RouteMetrics:
 
     def event(self, name: str, amount: int) -> None:
         """An event of the queue's lower half."""
-        if name in EVENTS:
-            self._counters[EVENTS[name]].add(amount, self._route)
+        if counter := self._events.get(name):
+            counter.add(amount, self._route)
         elif name.startswith("dropped_"):
             self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
 

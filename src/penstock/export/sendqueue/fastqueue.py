@@ -142,9 +142,8 @@ class FastQueue:
 
     def ack(self, block: Block, dead: int = 0) -> None:
         """The leased block is done: delivered, but for `dead` records in the dead letters."""
-        delivered = block.records - dead
-        entry = Entry(Kind.DELIVERED, 0, block.sequence, block.through, delivered, dead)
-        self._complete(block, entry)
+        through, delivered = block.through, block.records - dead
+        self._complete(block, Entry(Kind.DELIVERED, 0, block.sequence, through, delivered, dead))
 
     def drop(self, block: Block, reason: int) -> None:
         entry = Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
