@@ -24,6 +24,7 @@ FRAMES, NDJSON, JSON, RAW = range(4)
 ENCODINGS = {"frames": FRAMES, "ndjson": NDJSON, "json": JSON, "raw": RAW}
 NONE, SNAPPY, ZSTD, GZIP = range(4)
 COMPRESSIONS = {"none": NONE, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
+AS_IS = (bytes, bytes)  # of a compression that nobody knows
 CONTENT_ENCODINGS = {SNAPPY: "snappy", ZSTD: "zstd", GZIP: "gzip"}
 
 _LENGTH = struct.Struct("<I")
@@ -114,8 +115,8 @@ def _codecs() -> dict[int, tuple[Callable[[bytes], Any], Callable[[bytes], Any]]
 
 
 def compress(data: bytes, compression: int) -> bytes:
-    return data if compression == NONE else bytes(_codecs()[compression][0](data))
+    return data if compression == NONE else bytes(_codecs().get(compression, AS_IS)[0](data))
 
 
 def decompress(data: bytes, compression: int) -> bytes:
-    return data if compression == NONE else bytes(_codecs()[compression][1](data))
+    return data if compression == NONE else bytes(_codecs().get(compression, AS_IS)[1](data))
