@@ -35,8 +35,9 @@ from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
 from penstock.export.sendqueue import SendQueue as Queue
 from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
-from penstock.export.sendqueue.store import Options, compress_blocks
+from penstock.export.sendqueue.store import compress_blocks
 from penstock.export.telemetry import ExportMetrics
 from penstock.log.fs import DISK
 from penstock.metrics import Metrics

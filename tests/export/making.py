@@ -16,8 +16,8 @@ from penstock.export.clock import Clock
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
 from penstock.export.sendqueue.blocks import Block
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
-from penstock.export.sendqueue.store import Options
 from penstock.log.fs import DISK, Fs
 from penstock.metrics import Metrics
 

@@ -369,6 +369,23 @@ def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path
     asyncio.run(body())
 
 
+def test_what_was_delivered_before_a_restart_is_no_part_of_the_rates(tmp_path: Path):
+    async def body() -> None:
+        clock = FakeClock()
+        queue = await started(tmp_path, clock=clock)
+        await queue.push([block(number) for number in range(1000)])
+        assert len(await drained(queue)) == 1000
+        await queue.stop()
+        queue = await started(tmp_path, clock=clock)
+        await clock.advance(1)
+        await queue.tick()
+        status = queue.status()
+        assert (status.batches_in_per_second, status.batches_out_per_second) == (0, 0)
+        await queue.stop()
+
+    asyncio.run(body())
+
+
 def test_nobody_outside_reaches_into_the_send_queue():
     """Its package is the one door; commands and the manager also look into files."""
     package = Path(sendqueue.__file__).parent

@@ -33,7 +33,7 @@ from pathlib import Path
 from penstock.buffer.admission import Admission
 from penstock.buffer.backlog import Backlog
 from penstock.buffer.failed import Failed
-from penstock.buffer.files import KINDS, TITLES, Namer
+from penstock.buffer.files import KINDS, TITLES
 from penstock.buffer.journal import Journal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.ownership import Ownership
@@ -103,6 +103,10 @@ class Buffer:
             metrics,
             live=lambda: self._in_flight > 0,
         )
+        self.journal = Journal(self._storage, self.backlog)
+        self.qos0 = Qos0(
+            self._storage, self.replay, self.journal, self.backlog, self._check_in_flight
+        )
         self._in_flight = 0  # direct pushes
         self._none_in_flight = asyncio.Event()  # cleared when the database goes down under some
         self._none_in_flight.set()
@@ -129,12 +133,7 @@ class Buffer:
 
     async def start(self) -> None:
         """Take over what is there; if the database is up, replay it before anything is served."""
-        namer = Namer(await self._storage.in_pool(self._ownership.begin))
-        self.journal = Journal(self._storage, self.backlog, namer)
-        self.qos0 = Qos0(
-            self._storage, self.replay, self.journal, self.backlog, namer, self._check_in_flight
-        )
-        self._namer = namer
+        await self._storage.in_pool(self._ownership.begin)
         await self._adopt()
         await self.maintenance.start()
         await self._recover()
@@ -461,7 +460,7 @@ class Buffer:
         """Take over the files of processes that died."""
         adopted = await self._storage.in_pool(self._ownership.adopt)
         for file in adopted:
-            self._namer.seen(file.name)
+            self._storage.namer.seen(file.name)
             self.backlog.add(file)
         if adopted:
             self._adopted.add(len(adopted))

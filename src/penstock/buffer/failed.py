@@ -10,12 +10,12 @@ else waits for these events.
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from penstock.buffer.backlog import BufferFile
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
 from penstock.buffer.storage import Storage
@@ -34,16 +34,11 @@ class Refusal:
     error: str
 
 
-@dataclass(slots=True, eq=False)
-class FailedFile:
-    name: Name
-    path: Path
-    events: int
-    size: int
+@dataclass(slots=True, eq=False, kw_only=True)
+class FailedFile(BufferFile):
     due: float  # on the monotonic clock
     pause: float
     reason: str  # of its first event
-    done: int = 0  # events tried so far
 
 
 class Failed:
@@ -68,12 +63,11 @@ class Failed:
         """The owners of all files here, ours or not. Blocks."""
         return {name.tag for name in map(parse, self._fs.list_dir(self._directory)) if name}
 
-    def adopt(self, tags: Iterable[str]) -> None:
+    def adopt(self, tags: set[str]) -> None:
         """Take over the files of these owners; they are due at once. Blocks."""
-        wanted = set(tags)
         for text in self._fs.list_dir(self._directory):
             name = parse(text)
-            if name and name.tag in wanted and text not in self.files:
+            if name and name.tag in tags and text not in self.files:
                 path = self._directory / text
                 reason = self._reason_beside(path)
                 self._add(name, path, count_events(self._fs, path), time.monotonic(), reason)
@@ -108,7 +102,9 @@ class Failed:
         before = self.files.get(str(name))
         pause = before.pause if before else self._interval
         size = self._fs.size(path)
-        self.files[str(name)] = FailedFile(name, path, events, size, due, pause, reason)
+        self.files[str(name)] = FailedFile(
+            name, path, events, size, due=due, pause=pause, reason=reason
+        )
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
         """The files to try again, oldest first."""

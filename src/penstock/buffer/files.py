@@ -18,6 +18,7 @@ takes the lock and with it the files. So no file is replayed by two at a time, a
 behind. A file copied in by hand has a tag nobody holds, and is adopted like any other.
 """
 
+import contextlib
 import fcntl
 import os
 import re
@@ -87,8 +88,8 @@ def tag_of_lock(name: str) -> str | None:
 class Namer:
     """Makes names that sort after all made or seen before, also when the clock was set back."""
 
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
+    def __init__(self) -> None:
+        self.tag = NOBODY  # until we are an owner
         self._last = 0
 
     def seen(self, name: Name) -> None:
@@ -117,26 +118,17 @@ class OwnerLock:
         """Whether the tag is ours now; False when a living process holds it."""
         while True:
             try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                fd = _locked(self.path, os.O_CREAT)
             except OSError as error:
                 raise storage_error(error, "opening", self.path) from error
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
+            if fd is None:
                 return False
-            if self._still_there(fd):
-                self._fd = fd
-                return True
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(fd).st_ino == self.path.stat().st_ino:
+                    self._fd = fd
+                    return True
             # its last owner removed it between our open and our lock: there may be a new one by now
             os.close(fd)
-
-    def _still_there(self, fd: int) -> bool:
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return False
-        return os.fstat(fd).st_ino == status.st_ino
 
     def release(self, *, remove: bool) -> None:
         """Give the tag up; `remove` when no file of it is left."""
@@ -160,15 +152,21 @@ def new_owner(directory: Path) -> OwnerLock:
 
 def is_live(directory: Path, tag: str) -> bool:
     """Whether a living process owns the files of this tag."""
-    path = directory / lock_name(tag)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = _locked(directory / lock_name(tag))
     except FileNotFoundError:
         return False
+    if fd is not None:
+        os.close(fd)
+    return fd is None
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """The file, open, under a lock of ours; None when another process has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
         os.close(fd)
-    return False
+        return None
+    return fd

@@ -19,7 +19,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.files import Namer
 from penstock.buffer.storage import Storage
 from penstock.errors import PenstockError, StorageError, StorageFailed, StorageFull, Unavailable
 from penstock.log.fs import File
@@ -47,12 +46,11 @@ class Active:
 class Journal:
     """The active failover file. All file access is serialised by `_lock` and runs in the pool."""
 
-    def __init__(self, storage: Storage, backlog: Backlog, namer: Namer) -> None:
+    def __init__(self, storage: Storage, backlog: Backlog) -> None:
         self._storage = storage
         self._directory = storage.directory
         self._fs = storage.fs
         self._backlog = backlog
-        self._namer = namer
         self._per_file = storage.settings.events_per_file
         self._active: Active | None = None
         self._waiting: deque[Submission] = deque()
@@ -165,7 +163,7 @@ class Journal:
             return self._append(lines)
 
     def _append(self, lines: list[bytes]) -> BufferFile:
-        active = self._active = self._active or self._open()
+        active = self._active = self._active or Active(*self._storage.create("failover"))
         active.handle.append(lines)
         try:
             active.handle.sync()
@@ -175,18 +173,6 @@ class Journal:
         active.synced = active.file.size = active.handle.size
         active.file.events += len(lines)
         return active.file
-
-    def _open(self) -> Active:
-        name = self._namer.next("failover")
-        path = self._directory / str(name)
-        handle = self._fs.open(path, create=True)
-        try:
-            self._fs.sync_dir(self._directory)
-        except StorageError:
-            handle.close()
-            self._fs.remove(path)
-            raise
-        return Active(BufferFile(name, path), handle)
 
     def _complete(self) -> None:
         """Rename the active file, which is durable. One that keeps its .tmp is replayed as well."""

@@ -23,16 +23,16 @@ class Ownership:
         self._directory = storage.directory
         self._fs = storage.fs
         self._failed = failed
+        self._namer = storage.namer
         self._locks: dict[str, OwnerLock] = {}  # by tag
         self._own = ""  # the tag of our own files
 
-    def begin(self) -> str:
-        """Make the directory if need be and become an owner; the tag of our own files."""
+    def begin(self) -> None:
+        """Make the directory if need be and become an owner."""
         self._fs.make_dir(self._directory)
         lock = files.new_owner(self._directory)
         self._locks[lock.tag] = lock
-        self._own = lock.tag
-        return lock.tag
+        self._own = self._namer.tag = lock.tag
 
     def adopt(self) -> list[BufferFile]:
         """The files of processes that died since the last look, in the order of their replay."""

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
 from penstock.buffer.failed import Refusal
-from penstock.buffer.files import Namer
 from penstock.buffer.journal import Journal
 from penstock.buffer.replay import BATCHES_PER_CALL, Replay, batches
 from penstock.buffer.storage import Storage
@@ -58,17 +57,14 @@ class Qos0:
         replay: Replay,
         journal: Journal,
         backlog: Backlog,
-        namer: Namer,
         idle: Callable[[], None],
     ) -> None:
         self._storage = storage
-        self._directory = storage.directory
         self._fs = storage.fs
         self._settings = storage.settings
         self._replay = replay
         self._journal = journal  # takes what waits here when the database goes down
         self._backlog = backlog
-        self._namer = namer
         self._idle = idle  # called when nothing waits here any more
         self._growing: Batch | None = None
         self._flushing: Batch | None = None
@@ -124,10 +120,8 @@ class Qos0:
 
     async def flush(self) -> None:
         """Commit (or move to the failover file) everything that waits here now."""
-        last = self._growing or self._flushing
-        if last:
-            self._flush_wanted = True
-            self._start()
+        self.flush_soon()
+        if last := self._growing or self._flushing:
             await asyncio.wait([last.done])
 
     def flush_soon(self) -> None:
@@ -138,12 +132,8 @@ class Qos0:
 
     def _open(self) -> Batch:
         loop = asyncio.get_running_loop()
-        name = self._namer.next("qos0")
-        path = self._directory / str(name)
-        handle = self._fs.open(path, create=True)
-        batch = Batch(
-            BufferFile(name, path), handle, loop.create_future(), due=float("inf"), most=1 << 62
-        )
+        file, handle = self._storage.create("qos0")
+        batch = Batch(file, handle, loop.create_future(), due=float("inf"), most=1 << 62)
         batch.unsynced = loop.call_later(self._settings.flush_ms / 1000, self._sync_later, batch, 0)
         self._growing = batch
         return batch

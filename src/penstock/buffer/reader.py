@@ -6,6 +6,7 @@ well. Neither stops the events around it.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,24 +31,24 @@ class Window:
 
 def windows(fs: Fs, path: Path) -> Iterator[Window]:
     """The file's contents, about `WINDOW_BYTES` or one line at a time. Blocks."""
-    file = fs.open(path, write=False)
-    try:
-        position, rest = 0, b""
-        while position < file.size:
-            data = file.read_at(position, WINDOW_BYTES)
-            if not data:
-                break
+    rest = b""
+    for data in _pieces(fs, path):
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield decode_window(rest + data[:end])
+            rest = data[end:]
+        else:
+            rest += data
+    if rest:
+        yield Window(torn=rest)
+
+
+def _pieces(fs: Fs, path: Path) -> Iterator[bytes]:
+    with closing(fs.open(path, write=False)) as file:
+        position = 0
+        while data := file.read_at(position, WINDOW_BYTES):
+            yield data
             position += len(data)
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield decode_window(rest + data[:end])
-                rest = data[end:]
-            else:
-                rest += data
-        if rest:
-            yield Window(torn=rest)
-    finally:
-        file.close()
 
 
 def decode_window(data: bytes) -> Window:
@@ -73,15 +74,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 def count_events(fs: Fs, path: Path) -> int:
     """Lines in the file, without looking into them."""
-    file = fs.open(path, write=False)
-    try:
-        count = position = 0
-        while data := file.read_at(position, WINDOW_BYTES):
-            count += data.count(b"\n")
-            position += len(data)
-        return count
-    finally:
-        file.close()
+    return sum(data.count(b"\n") for data in _pieces(fs, path))
 
 
 def keys_in(fs: Fs, path: Path) -> set[Key]:

@@ -192,7 +192,7 @@ class Replay:
             self._failed.postpone(self._failed.files[str(file.name)])
 
     async def _insert_all(
-        self, file: BufferFile | FailedFile, name: str, refusals: list[Refusal]
+        self, file: BufferFile, name: str, refusals: list[Refusal]
     ) -> AsyncIterator[int]:
         """Insert the events of a file, and set aside as `name` what is none; how many at a time."""
         file.done = 0

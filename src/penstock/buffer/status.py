@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.buffer.backlog import BufferFile
-from penstock.buffer.failed import FailedFile
 from penstock.buffer.files import KINDS, Kind
 from penstock.metrics import Merge, Metrics
 
@@ -178,7 +177,7 @@ class Status:
         )
 
 
-def _file(file: BufferFile | FailedFile, state: str, reason: str | None = None) -> FileStatus:
+def _file(file: BufferFile, state: str, reason: str | None = None) -> FileStatus:
     begun = file.name.created_at
     return FileStatus(
         name=str(file.name),

@@ -7,10 +7,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.buffer.backlog import BufferFile
 from penstock.buffer.events import encode
+from penstock.buffer.files import Kind, Namer
 from penstock.config import schema
-from penstock.errors import StorageFull
-from penstock.log.fs import Fs
+from penstock.errors import StorageError, StorageFull
+from penstock.log.fs import File, Fs
 from penstock.queues.types import Item
 
 T = TypeVar("T")
@@ -33,9 +35,24 @@ class Storage:
         self.pool = pool
         self.settings = settings
         self._at_rest = at_rest
+        self.namer = Namer()
         self.used: Callable[[], int] = lambda: 0  # bytes in files of this process
         self._room = 0  # bytes that may be written before we look again,
         self._check_at = 0.0  # or at this time
+
+    def create(self, kind: Kind) -> tuple[BufferFile, File]:
+        """A new file of ours to write to; that of a failover is there after a power cut too."""
+        name = self.namer.next(kind)
+        path = self.directory / str(name)
+        handle = self.fs.open(path, create=True)
+        try:
+            if kind == "failover":
+                self.fs.sync_dir(self.directory)
+        except StorageError:
+            handle.close()
+            self.fs.remove(path)
+            raise
+        return BufferFile(name, path), handle
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
         """Lines for a file."""

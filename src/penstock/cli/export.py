@@ -7,7 +7,6 @@ wrong usage.
 """
 
 import asyncio
-import base64
 import json as text
 import sys
 from collections.abc import Iterator
@@ -52,6 +51,7 @@ from penstock.cli.tables import (
 from penstock.config import load
 from penstock.errors import PenstockError
 from penstock.export import inspection
+from penstock.export.deadletters import from_text
 from penstock.export.sendqueue import repair as repair_queue
 from penstock.net.http import CannotConnect
 
@@ -299,11 +299,7 @@ class Inspected(RouteFiles):
             yield from (record for _, _, record in islice(inspection.waiting_records(path), limit))
             return
         for one in self._get("records", limit=min(limit, PAGE_RECORDS))["records"]:
-            yield (
-                base64.b64decode(one["record"])
-                if one["encoding"] == "base64"
-                else one["record"].encode()
-            )
+            yield from_text(one["record"], one["encoding"])
 
 
 @commands.command()

@@ -27,14 +27,12 @@ class Breaker:
         name: str,
         settings: Settings,
         clock: Clock,
-        on_open: Callable[[], None] = lambda: None,
-        on_reject: Callable[[], None] = lambda: None,
+        count: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._on_open = on_open
-        self._on_reject = on_reject
+        self._count = count  # in this metric
         self.state = CLOSED
         self.failures = 0  # in a row
         self._opened_at = 0.0
@@ -55,7 +53,7 @@ class Breaker:
                 return self._probe
             if not rejected:
                 rejected = True
-                self._on_reject()
+                self._count("circuit_breaker_rejected_total")
             await self._clock.wait(self._changed, wait)
         return 0
 
@@ -87,7 +85,7 @@ class Breaker:
             self._probe = None
             self._opened_at = self._clock.monotonic()
             self._enter(OPEN)
-            self._on_open()
+            self._count("circuit_breaker_open_total")
 
     def release(self, permit: int) -> None:
         """Its holder is done. Without `succeeded` or `failed` this says nothing of health."""

@@ -24,6 +24,7 @@ from pathlib import Path
 import crc32c
 
 from penstock.errors import StorageError
+from penstock.log import journal_lines
 from penstock.log.fs import File, Fs
 
 log = logging.getLogger("penstock.export")
@@ -48,34 +49,34 @@ class DeadLetter:
         return self.sequence, self.index
 
     def line(self) -> bytes:
-        fields = asdict(self)
-        try:
-            fields["record"], fields["encoding"] = self.record.decode(), "utf-8"
-        except UnicodeDecodeError:
-            fields["record"], fields["encoding"] = base64.b64encode(self.record).decode(), "base64"
-        text = json.dumps(fields, ensure_ascii=False).encode()
+        text = json.dumps(asdict(self) | as_text(self.record), ensure_ascii=False).encode()
         return b"%08x %s\n" % (crc32c.crc32c(text), text)
 
 
-def parse_line(line: bytes) -> DeadLetter | None:
+def as_text(record: bytes) -> dict[str, str]:
+    """The record in JSON."""
     try:
-        checksum, text = line.rstrip(b"\n").split(b" ", 1)
-        if int(checksum, 16) != crc32c.crc32c(text):
-            return None
-        fields = json.loads(text)
-        record = fields.pop("record")
-        fields["record"] = (
-            base64.b64decode(record) if fields.pop("encoding") == "base64" else record.encode()
-        )
+        return {"record": record.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"record": base64.b64encode(record).decode(), "encoding": "base64"}
+
+
+def from_text(record: str, encoding: str) -> bytes:
+    return base64.b64decode(record) if encoding == "base64" else record.encode()
+
+
+def parse_line(line: bytes) -> DeadLetter | None:
+    fields = journal_lines.parse(line.rstrip(b"\n"))
+    try:
+        fields["record"] = from_text(fields["record"], fields.pop("encoding"))
         return DeadLetter(**fields)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def read_letters(data: bytes) -> Iterator[DeadLetter | None]:
     """Every line; None for a damaged one."""
-    for line in data.splitlines(keepends=True):
-        yield parse_line(line)
+    return map(parse_line, data.splitlines(keepends=True))
 
 
 class DeadLetters:
@@ -87,8 +88,7 @@ class DeadLetters:
         self._lock = threading.Lock()
         self._file: File | None = None
         self._keys: set[tuple[int, int]] = set()
-        self._in_memory: list[DeadLetter] = []  # of a queue that has no directory
-        self._replaying = 0  # of those, the first so many are being replayed
+        self._in_memory = {NAME: bytearray(), REPLAYING: bytearray()}  # without a directory
         self.count = 0
 
     def open(self) -> None:
@@ -99,12 +99,11 @@ class DeadLetters:
             torn = len(data) - (data.rfind(b"\n") + 1)
             letters = list(read_letters(data[: len(data) - torn]))
             damaged = letters.count(None)
+            path = self._directory / NAME
             if damaged or torn:
-                log.warning(
-                    "%s: %d damaged lines, %d torn bytes cut", self._directory / NAME, damaged, torn
-                )
+                log.warning("%s: %d damaged lines, %d torn bytes cut", path, damaged, torn)
             if torn:
-                file = self._fs.open(self._directory / NAME)
+                file = self._fs.open(path)
                 file.truncate(len(data) - torn)
                 file.close()
             self._keys = {letter.key for letter in letters if letter is not None}
@@ -114,7 +113,8 @@ class DeadLetters:
         self.count = self._read(NAME).count(b"\n") + self._read(REPLAYING).count(b"\n")
 
     def _read(self, name: str) -> bytes:
-        assert self._directory is not None
+        if self._directory is None:
+            return bytes(self._in_memory[name])
         path = self._directory / name
         return self._fs.read(path) if self._fs.exists(path) else b""
 
@@ -122,63 +122,56 @@ class DeadLetters:
         """Durable when it returns; raises StorageFull or StorageFailed and has added none."""
         with self._lock:
             new = [letter for letter in letters if letter.key not in self._keys]
-            if not new:
-                return
-            if self._directory is None:
-                self._in_memory += new
-            else:
-                self._append(self._directory, new)
-            self._keys |= {letter.key for letter in new}
-            self.count += len(new)
+            if new:
+                self._append([letter.line() for letter in new])
+                self._keys |= {letter.key for letter in new}
+                self.count += len(new)
 
-    def _append(self, directory: Path, letters: list[DeadLetter]) -> None:
+    def _append(self, lines: list[bytes]) -> None:
+        if self._directory is None:
+            self._in_memory[NAME] += b"".join(lines)
+            return
         if self._file is None:
-            self._fs.make_dir(directory)
-            self._file = self._fs.open(directory / NAME, create=True)
-            self._fs.sync_dir(directory)
+            self._fs.make_dir(self._directory)
+            self._file = self._fs.open(self._directory / NAME, create=True)
+            self._fs.sync_dir(self._directory)
         try:
-            self._file.append([letter.line() for letter in letters])
+            self._file.append(lines)
             self._file.sync()
         except StorageError:
-            self._file.close()
-            self._file = None  # one whose sync failed takes no more: it is opened again next time
+            self._close()  # one whose sync failed takes no more: it is opened again next time
             raise
 
     def page(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
         """`limit` from the `offset`-th on, an interrupted replay's first; None: damaged."""
-        stop = offset + limit
         with self._lock:
-            if self._directory is None:
-                return self._in_memory[offset:stop]
             lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
-        return [parse_line(line) for line in lines[offset:stop]]
+        return [parse_line(line) for line in lines[offset : offset + limit]]
 
     def begin_replay(self) -> list[DeadLetter]:
         """Move the letters aside and return them, until `end_replay`. One at a time."""
         with self._lock:
-            if self._directory is None:
-                self._replaying = len(self._in_memory)
-                return list(self._in_memory)
             self._close()
-            if not self._fs.exists(self._directory / REPLAYING):
-                if not self._fs.exists(self._directory / NAME):
-                    return []
-                self._fs.rename(self._directory / NAME, self._directory / REPLAYING)
-                self._fs.sync_dir(self._directory)
+            if not self._read(REPLAYING):
+                self._move_aside()
                 self._keys = set()
             return [letter for letter in read_letters(self._read(REPLAYING)) if letter is not None]
+
+    def _move_aside(self) -> None:
+        if self._directory is None:
+            self._in_memory |= {REPLAYING: self._in_memory[NAME], NAME: bytearray()}
+        elif self._fs.exists(self._directory / NAME):
+            self._fs.rename(self._directory / NAME, self._directory / REPLAYING)
+            self._fs.sync_dir(self._directory)
 
     def end_replay(self) -> None:
         with self._lock:
             if self._directory is None:
-                for letter in self._in_memory[: self._replaying]:
-                    self._keys.discard(letter.key)
-                del self._in_memory[: self._replaying]
-                self.count = len(self._in_memory)
-                return
-            self._set_damaged_aside(self._directory)
-            self._fs.remove(self._directory / REPLAYING)
-            self._fs.sync_dir(self._directory)
+                self._in_memory[REPLAYING].clear()
+            else:
+                self._set_damaged_aside(self._directory)
+                self._fs.remove(self._directory / REPLAYING)
+                self._fs.sync_dir(self._directory)
             self._count()
 
     def _set_damaged_aside(self, directory: Path) -> None:

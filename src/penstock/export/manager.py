@@ -106,13 +106,8 @@ class Exports:
             spec: RouteSpec = self._configured[name]
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
-        return Route(
-            spec,
-            self.directory / name,
-            self._context,
-            self._metrics.of(name),
-            definition=definition,
-        )
+        metrics = self._metrics.of(name)
+        return Route(spec, self.directory / name, self._context, metrics, definition)
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
         try:
@@ -205,10 +200,9 @@ class Exports:
                 raise Conflict("exporter.queue.enabled is false: no route runs")
             try:
                 route = self._make(name, definition, stored=False)
+                await route.start()
             except ConfigError as error:
                 raise InvalidRequest(str(error)) from error
-            try:
-                await route.start()
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
             try:

@@ -5,8 +5,9 @@ or one above it), or the machine's memory. A container sized by the host's memor
 long before it is full.
 """
 
-import os
 from pathlib import Path
+
+from penstock.metrics import resident_bytes
 
 
 def memory_limit(root: Path = Path("/")) -> int:
@@ -19,8 +20,7 @@ def memory_used(root: Path = Path("/")) -> int:
     groups = sorted((limit, usage) for limit, usage in _cgroups(root))
     if groups and groups[0][0] < _machine_memory(root):
         return groups[0][1]
-    pages = int((root / "proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes()
 
 
 def _machine_memory(root: Path) -> int:

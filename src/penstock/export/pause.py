@@ -22,37 +22,39 @@ class Pause:
         self._longest = max(first, longest)
         self._on_resume = on_resume  # it resumed by itself
         self.reason: str | None = None  # why it is paused, while it is
-        self.denied = False  # by the destination, not by a person
-        self._probe_due = False  # somebody may send although it is paused
+        self.next_probe: float | None = None  # when (monotonic), while the destination denies it
+        self._delay = first  # between two probes
         self._changed = asyncio.Event()  # replaced whenever it is set
-        self._prober: asyncio.Task[None] | None = None
-        self.next_probe: float | None = None  # when (monotonic), while denied
+
+    @property
+    def denied(self) -> bool:
+        """By the destination, not by a person."""
+        return self.next_probe is not None
 
     def begin(self, reason: str, *, denied: bool) -> None:
         self.reason = reason
-        self.denied = denied
-        if not denied:
-            self.stop_probing()
-        elif self._prober is None:
-            self._prober = asyncio.create_task(self._probe())
+        self._delay = self._first
+        self.next_probe = self._clock.monotonic() + self._delay if denied else None
 
     def end(self) -> None:
-        self.reason, self.denied, self._probe_due = None, False, False
-        self.stop_probing()
-        self._notify()
-
-    def stop_probing(self) -> None:
-        if self._prober is not None:
-            self._prober.cancel()
-            self._prober, self.next_probe = None, None
+        self.reason = self.next_probe = None
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def wait(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
         """Until one may send; True for the probe, unless `leave_probe` leaves it to others."""
         while self.reason is not None:
-            if self._probe_due and not leave_probe():
-                self._probe_due = False
-                return True
-            await self._changed.wait()
+            remaining = None
+            if self.next_probe is not None:
+                now = self._clock.monotonic()
+                remaining = self.next_probe - now
+                if remaining <= 0 and not leave_probe():
+                    self._delay = min(2 * self._delay, self._longest)
+                    self.next_probe = now + self._delay
+                    return True
+                if remaining <= 0:
+                    remaining = self._delay
+            await self._clock.wait(self._changed, remaining)
         return False
 
     def probe_succeeded(self) -> None:
@@ -60,16 +62,3 @@ class Pause:
         if self.denied:
             self.end()
             self._on_resume()
-
-    async def _probe(self) -> None:
-        delay = self._first
-        while True:
-            self.next_probe = self._clock.monotonic() + delay
-            await self._clock.sleep(delay)
-            self._probe_due = True
-            self._notify()
-            delay = min(2 * delay, self._longest)
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

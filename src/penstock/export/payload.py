@@ -15,6 +15,8 @@ A record that is no JSON still goes into a JSON body: as a string if it is UTF-8
 import base64
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,7 @@ FRAMES, NDJSON, JSON, RAW = range(4)
 ENCODINGS = {"frames": FRAMES, "ndjson": NDJSON, "json": JSON, "raw": RAW}
 NONE, SNAPPY, ZSTD, GZIP = range(4)
 COMPRESSIONS = {"none": NONE, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
+AS_IS = (bytes, bytes)  # of a compression that nobody knows
 CONTENT_ENCODINGS = {SNAPPY: "snappy", ZSTD: "zstd", GZIP: "gzip"}
 
 _LENGTH = struct.Struct("<I")
@@ -46,20 +49,14 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
         if _holds(body, records, _raw_list.decode):
             return body
         return b"[" + b",".join(as_json(record) for record in records) + b"]"
-    body = _join_lines(records)
+    body = b"\n".join([*records, b""])
     if body.count(b"\n") == len(records) and _holds(body, records, _raw_one.decode_lines):
         return body
-    records = [as_json(record) for record in records]
-    return _join_lines(
-        [
-            msgspec.json.format(record, indent=-1) if b"\n" in record else record
-            for record in records
-        ]
-    )
-
-
-def _join_lines(records: Sequence[bytes]) -> bytes:
-    return b"\n".join(records) + b"\n" if records else b""
+    lines = [
+        msgspec.json.format(record, indent=-1) if b"\n" in record else record
+        for record in map(as_json, records)
+    ]
+    return b"\n".join([*lines, b""])
 
 
 def split(body: bytes, encoding: int) -> list[bytes]:
@@ -106,29 +103,20 @@ def _holds(
         return False
 
 
-def compress(data: bytes, compression: int) -> bytes:
-    if compression == NONE:
-        return data
+@cache
+def _codecs() -> dict[int, tuple[Callable[[bytes], Any], Callable[[bytes], Any]]]:
     import cramjam  # 2 MiB that most brokers do without
 
-    if compression == SNAPPY:
-        return bytes(cramjam.snappy.compress_raw(data))
-    if compression == ZSTD:
-        return bytes(cramjam.zstd.compress(data, level=3))
-    if compression == GZIP:
-        return bytes(cramjam.gzip.compress(data, level=6))
-    return data
+    return {
+        SNAPPY: (cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw),
+        ZSTD: (partial(cramjam.zstd.compress, level=3), cramjam.zstd.decompress),
+        GZIP: (partial(cramjam.gzip.compress, level=6), cramjam.gzip.decompress),
+    }
+
+
+def compress(data: bytes, compression: int) -> bytes:
+    return data if compression == NONE else bytes(_codecs().get(compression, AS_IS)[0](data))
 
 
 def decompress(data: bytes, compression: int) -> bytes:
-    if compression == NONE:
-        return data
-    import cramjam
-
-    if compression == SNAPPY:
-        return bytes(cramjam.snappy.decompress_raw(data))
-    if compression == ZSTD:
-        return bytes(cramjam.zstd.decompress(data))
-    if compression == GZIP:
-        return bytes(cramjam.gzip.decompress(data))
-    return data
+    return data if compression == NONE else bytes(_codecs().get(compression, AS_IS)[1](data))

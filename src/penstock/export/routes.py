@@ -15,7 +15,6 @@ from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
-from penstock.export.destinations import Destination
 from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, Pushed, SendQueue
@@ -28,7 +27,6 @@ from penstock.log.pool import cancelled
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
-READ_RETRY_SECONDS = 5.0  # until a source whose reader failed is read again
 
 
 class Route:
@@ -38,32 +36,24 @@ class Route:
         directory: Path,
         context: RouteContext,
         metrics: RouteMetrics,
-        *,
         definition: Mapping[str, Any] | None = None,
-        destination: Destination | None = None,
     ) -> None:
         self.name = spec.name
         self.spec = spec
         self.directory = directory
         self._context = context
         settings, clock = spec.queue, context.clock
-        self.destination = destination or make_destination(spec, context)
+        self.destination = make_destination(spec, context)
         self.queue = SendQueue(
             spec.name,
             settings,
             directory,
             context,
             metrics,
-            source="topic" if spec.source.topic else "queue" if spec.source.queue else None,
+            source=spec.source.kind,
         )
         self.dead_letters = DeadLetters(context.fs, None if self.queue.in_memory else directory)
-        self.breaker = Breaker(
-            spec.name,
-            settings.circuit_breaker,
-            clock,
-            on_open=lambda: metrics.add("circuit_breaker_open_total"),
-            on_reject=lambda: metrics.add("circuit_breaker_rejected_total"),
-        )
+        self.breaker = Breaker(spec.name, settings.circuit_breaker, clock, metrics.add)
         self._pause = Pause(
             clock,
             first=settings.circuit_breaker.reset_timeout or 30.0,
@@ -90,6 +80,10 @@ class Route:
             on_denied=self._denied,
         )
         self._source: Source | None = None
+        if spec.source.kind:
+            source = TopicSource if spec.source.topic else QueueSource
+            encoding = self.destination.encoding
+            self._source = source(spec, context, self.queue, encoding, self._state)
         self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None  # of the source's lag
         self._stopping = False
@@ -100,9 +94,7 @@ class Route:
         try:
             await self._state.start(new_life=self.queue.in_memory)
             await self._context.in_pool(self.dead_letters.open)
-            self._source = self._make_source()
         except BaseException:
-            self._pause.stop_probing()
             await self.queue.stop()
             raise
         self.workers.start()
@@ -111,27 +103,9 @@ class Route:
         if not self.draining:
             self._read()
 
-    def _make_source(self) -> Source | None:
-        source = self.spec.source
-        if not (source.topic or source.queue):
-            return None
-        kind: type[Source] = TopicSource if source.topic else QueueSource
-        encoding = self.destination.encoding
-        return kind(self.spec, self._context, self.queue, encoding, self._state)
-
     def _read(self) -> None:
-        if self._source is not None and (self._reader is None or self._reader.done()):
-            self._reader = asyncio.create_task(self._source.run(), name=f"route {self.name} source")
-            self._reader.add_done_callback(self._reader_ended)
-
-    def _reader_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("route %s: reading the source ended unexpectedly", self.name, exc_info=error)
-            self._context.clock.call_later(READ_RETRY_SECONDS, self._restart_reader)
-
-    def _restart_reader(self) -> None:
-        if not (self.draining or self._stopping):
-            self._read()
+        if self._source is not None and self._reader is None:
+            self._reader = asyncio.create_task(self._source.run())
 
     async def _stop_reading(self) -> None:
         await cancelled(self._reader)
@@ -140,8 +114,6 @@ class Route:
     async def stop(self, deadline: float | None = None) -> None:
         """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
         self._stopping = True
-        self._state.stop_saving()
-        self._pause.stop_probing()
         await cancelled(self._watcher)
         await self._stop_reading()
         await self.workers.stop(self._context.clock.monotonic() if deadline is None else deadline)
@@ -252,21 +224,18 @@ class Route:
             await self._source.refresh()
 
     def status(self) -> RouteStatus:
-        source: RouteSource | str = "push"
-        if self.spec.source.topic:
-            source = RouteSource(topic=self.spec.source.topic)
-        elif self.spec.source.queue:
-            group = self.spec.source.group or self.name
-            source = RouteSource(queue=self.spec.source.queue, group=group)
-        probe_at = self._pause.next_probe  # of a route that was denied
-        wait = max(0.0, probe_at - self._context.clock.monotonic()) if probe_at is not None else 0.0
+        given = self.spec.source
+        source = RouteSource(given.topic or None, given.queue or None, given.group or None)
+        wait = None  # for the next probe of a route that was denied
+        if (probe_at := self._pause.next_probe) is not None:
+            wait = round(max(0.0, probe_at - self._context.clock.monotonic()), 3)
         return RouteStatus(
             name=self.name,
             state=self.state,
             last_error=self.delivery.last_error,
             paused=self.paused,
-            tries_again_seconds=None if probe_at is None else round(wait, 3),
-            source=source,
+            tries_again_seconds=wait,
+            source=source if given.kind else "push",
             lag=self._source.lag() if self._source is not None else None,
             source_error=self._source.problem if self._source is not None else None,
             source_damage=self._source.damage if self._source is not None else None,

@@ -131,12 +131,9 @@ class RouteState:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def stop_saving(self) -> None:
-        """From now on only `stop` saves."""
-        self._stopping = True
-
     async def stop(self) -> None:
         """Have the file up to date, if the disk lets us."""
+        self._stopping = True
         await asyncio.gather(*self._tasks)
         if self._unsaved:
             await self.save_or_retry()

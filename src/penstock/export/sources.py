@@ -27,17 +27,9 @@ import logging
 from abc import ABC, abstractmethod
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
-from penstock.errors import (
-    Damaged,
-    Full,
-    NotFound,
-    PenstockError,
-    StorageError,
-    TooLarge,
-    Unavailable,
-)
+from penstock.errors import Damaged, NotFound, PenstockError, StorageError, TooLarge, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap
@@ -52,6 +44,7 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
+BUG_RETRY_SECONDS = 5.0
 MAX_READ_BATCHES = 8  # read and pushed together when the source is far ahead
 POLL_SECONDS = 30.0
 # after which a pop of a process that was killed has ended in the database, one way or the other
@@ -86,8 +79,6 @@ def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Bl
 class Source(ABC):
     """What topics and queues have in common as the source of a route."""
 
-    kind: ClassVar[str]
-
     def __init__(
         self,
         spec: RouteSpec,
@@ -106,9 +97,22 @@ class Source(ABC):
         self.problem: str | None = None  # why nothing can be read, while that is so
         self.damage: str | None = None  # the last damaged place that was passed over
 
-    @abstractmethod
     async def run(self) -> None:
         """Fill the send queue until cancelled."""
+        while True:
+            delay = RETRY_SECONDS
+            try:
+                await self._read()
+            except PenstockError as error:
+                self._report(error)
+            except Exception:  # a bug here must not end the reading for the life of the process
+                log.exception("route %s: reading the source ended unexpectedly", self._spec.name)
+                delay = BUG_RETRY_SECONDS
+            await self._context.clock.sleep(delay)
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Until something is wrong, which it raises."""
 
     @abstractmethod
     def lag(self) -> int | None:
@@ -123,13 +127,12 @@ class Source(ABC):
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
             text = "route %s: %s %s cannot be read, trying again: %s"
-            log.warning(text, self._spec.name, self.kind, self._name, error)
+            log.warning(text, self._spec.name, self._spec.source.kind, self._name, error)
         self.problem = str(error)
 
 
 class TopicSource(Source):
-    kind = "topic"
-    _read: int | None = None  # the next offset to read
+    _next: int | None = None  # the offset to read
     _start_was_seen = True  # whether the topic was there when the route began to look
     _damaged_at: int | None = None  # the offset whose read has failed once
 
@@ -140,32 +143,24 @@ class TopicSource(Source):
 
     def lag(self) -> int | None:
         topic = self._topics.get(self._name)
-        read = self._read
-        if read is None and (position := self._queue.books.position) >= 0:
-            read = position & OFFSET_MASK  # nobody reads yet: where the queue ends
-        return None if topic is None or read is None else max(0, topic.next_offset - read)
+        offset = self._next
+        if offset is None and (position := self._queue.books.position) >= 0:
+            offset = position & OFFSET_MASK  # nobody reads yet: where the queue ends
+        return None if topic is None or offset is None else max(0, topic.next_offset - offset)
 
-    async def run(self) -> None:
-        while True:
-            try:
-                topic = self._topics.get(self._name)
-                if topic is None:
-                    self._start_was_seen = False
-                    raise NotFound(f"there is no topic {self._name}")
-                self.problem = None
-                await self._read_topic(topic)
-            except (NotFound, Unavailable, StorageError, Damaged) as error:
-                self._report(error)
-                await self._context.clock.sleep(RETRY_SECONDS)
-
-    async def _read_topic(self, topic: Topic) -> None:
+    async def _read(self) -> None:
+        topic = self._topics.get(self._name)
+        if topic is None:
+            self._start_was_seen = False
+            raise NotFound(f"there is no topic {self._name}")
+        self.problem = None
         generation = await self._state.generation_of(topic.incarnation)
         position = self._queue.books.position
         if position >= 0 and position >> GENERATION_BITS == generation:
             offset = position & OFFSET_MASK
         else:
             offset = self._first(topic) if generation == 0 else 0
-        self._read = offset
+        self._next = offset
         while True:
             if not await topic.wait_for(offset, POLL_SECONDS):
                 if self._topics.get(self._name) is not topic:
@@ -191,7 +186,7 @@ class TopicSource(Source):
                 blocks = await self._context.in_pool(self._make, batches, generation)
                 await push_patiently(self._queue, blocks, self._context.clock)
                 offset = batches[-1].next_offset
-            self._read = offset
+            self._next = offset
 
     def _read_ahead(self, topic: Topic, offset: int) -> list[Any]:
         """A few batches, up to a damaged place; `Damaged` when they begin with one. An empty one
@@ -263,25 +258,23 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
         size = 0
         for block in blocks[:most]:
             size += block.size
-            if part and size > queue.sizes.max_bytes // 4:
+            if part and size > queue.max_bytes // 4:
                 break
             part.append(block)
         try:
-            await queue.push(part, wait=queue.settings.full_behavior == "block")
-        except (StorageError, Full) as error:
+            await queue.push(part, wait=True)
+        except StorageError as error:
             log.warning("route %s: cannot queue, trying again: %s", queue.name, error)
             await clock.sleep(RETRY_SECONDS)
+            continue
         except TooLarge as error:
             text = "route %s: a batch is larger than the whole send queue and is dropped: %s"
             log.error(text, queue.name, error)
             queue.refuse(records_of(part), NEWEST)
-            blocks = blocks[len(part) :]
-        else:
-            blocks = blocks[len(part) :]
+        blocks = blocks[len(part) :]
 
 
 class QueueSource(Source):
-    kind = "queue"
     _lag: int | None = None  # as it was last seen
 
     @property
@@ -290,16 +283,12 @@ class QueueSource(Source):
             raise Unavailable("this process has no queues")
         return self._context.queues
 
-    @property
-    def _group(self) -> str:
-        return self._spec.source.group or self._spec.name
-
     def lag(self) -> int | None:
         return self._lag
 
     async def refresh(self) -> None:
         try:
-            self._lag = await self._queues.lag(self._name, self._group)
+            self._lag = await self._queues.lag(self._name, self._spec.source.group)
         except PenstockError:
             self._lag = None  # the database does not answer
 
@@ -308,30 +297,31 @@ class QueueSource(Source):
             await self.refresh()
             await self._context.clock.sleep(LAG_SECONDS)
 
-    async def run(self) -> None:
+    async def _read(self) -> None:
         releases = RELEASE_POPS
         while True:
-            try:
-                if releases:
-                    await self._release()
-                # A lease must not run out while a push waits.
-                if self._queue.settings.full_behavior == "block":
-                    await self._queue.room(min(self._batch.bytes, self._queue.sizes.max_bytes // 4))
-                timeout = LINGER_SECONDS if releases else POLL_SECONDS
-                popped = await self._queues.pop(
-                    self._name, self._group, self._batch.records, timeout, self._state.holder
-                )
-                releases = max(0, releases - 1)
-                self.problem = None
-                if popped:
-                    await self._move(popped)
-            except PenstockError as error:
-                self._report(error)
-                releases = RELEASE_POPS
-                await self._context.clock.sleep(RETRY_SECONDS)
+            if releases:
+                await self._release()
+            # A lease must not run out while a push waits.
+            if self._queue.settings.full_behavior == "block":
+                await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
+            timeout = LINGER_SECONDS if releases else POLL_SECONDS
+            popped = await self._queues.pop(
+                self._name,
+                self._spec.source.group,
+                self._batch.records,
+                timeout,
+                self._state.holder,
+            )
+            releases = max(0, releases - 1)
+            self.problem = None
+            if popped:
+                await self._move(popped)
 
     async def _release(self) -> None:
-        released = await self._queues.release(self._name, self._group, self._state.holder)
+        released = await self._queues.release(
+            self._name, self._spec.source.group, self._state.holder
+        )
         if released:
             text = "route %s: %d unused leases on queue %s are released"
             log.warning(text, self._spec.name, released, self._name)
@@ -361,7 +351,7 @@ class QueueSource(Source):
             raise
         while True:
             try:
-                await self._queues.ack(popped, self._group)
+                await self._queues.ack(popped, self._spec.source.group)
             except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)

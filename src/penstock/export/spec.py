@@ -55,6 +55,11 @@ class Source:
     group: str = key("", "as this consumer group; default: the route's name")
     envelope: bool = key(False, "send each message as an object with its headers and payload")
 
+    @property
+    def kind(self) -> str:
+        """topic, queue, or "" when records are pushed to the route."""
+        return "topic" if self.topic else "queue" if self.queue else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
@@ -85,7 +90,8 @@ class RouteSpec:
 
 def parse_routes(config: Config) -> dict[str, RouteSpec]:
     """The routes of the configuration; all mistakes in all of them at once."""
-    problems, specs = _queue_problems(config.exporter.queue, "exporter.queue"), {}
+    problems = [f"exporter.queue: {each}" for each in _queue_problems(config.exporter.queue)]
+    specs = {}
     for name, tree in sorted(config.routes.items()):
         try:
             specs[name] = parse_route(name, tree, config.exporter.queue)
@@ -120,30 +126,29 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
         )
     target: Target = build(targets()[kind], parts.destination, f"{origin}, destination")
     target = target.with_source(parts.source.topic, parts.source.queue)
-    problems = _source_problems(parts.source, tree, origin)
-    problems += [f"{origin}: destination.{problem}" for problem in target.problems()]
+    queue = _queue_settings(parts, target, defaults, origin)
+    problems = _source_problems(parts.source, tree)
+    problems += [f"destination.{problem}" for problem in target.problems()]
     if getattr(target, "header_prefix", "") and not parts.source.envelope:
         problems.append(
-            f"{origin}: destination.header_prefix needs source.envelope: true, which brings headers"
+            "destination.header_prefix needs source.envelope: true, which brings headers"
         )
     if target.fills() in (("topic", parts.source.topic), ("queue", parts.source.queue)):
-        problems.append(f"{origin}: it would feed itself: its destination is its source")
+        problems.append("it would feed itself: its destination is its source")
     if not parts.batch.records or not parts.batch.bytes:
-        problems.append(f"{origin}: batch.records and batch.bytes must be at least 1")
+        problems.append("batch.records and batch.bytes must be at least 1")
     problems += [
-        f"{origin}: queue.{word} is set for all routes, in exporter.queue"
+        f"queue.{word} is set for all routes, in exporter.queue"
         for word in _SET_FOR_ALL
         if word in parts.queue
     ]
-    queue = _queue_settings(parts, target, defaults, origin)
-    problems += _queue_problems(queue, origin)
+    problems += _queue_problems(queue)
     if queue.type == "memory" and parts.source.topic:
-        problems.append(
-            f"{origin}: a queue of type memory cannot remember how far it read a topic; use disk"
-        )
+        problems.append("a queue of type memory cannot remember how far it read a topic; use disk")
     if problems:
-        raise ConfigError("\n".join(problems))
-    return RouteSpec(name, parts.source, parts.batch, target, queue)
+        raise ConfigError("\n".join(f"{origin}: {problem}" for problem in problems))
+    group = parts.source.queue and (parts.source.group or name)
+    return RouteSpec(name, replace(parts.source, group=group), parts.batch, target, queue)
 
 
 def parse_remote(
@@ -158,32 +163,30 @@ def parse_remote(
     return replace(spec, target=target, remote=True)
 
 
-def _source_problems(source: Source, tree: Mapping[str, Any], origin: str) -> list[str]:
+def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     problems = []
     if source.topic and source.queue:
-        problems.append(f"{origin}: a source is a topic or a queue, not both")
-    elif "source" in tree and not source.topic and not source.queue:
-        problems.append(f"{origin}: source names neither a topic nor a queue")
+        problems.append("a source is a topic or a queue, not both")
+    elif "source" in tree and not source.kind:
+        problems.append("source names neither a topic nor a queue")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
-        problems.append(
-            f"{origin}: source.start is earliest, latest or an offset, not {source.start[:40]!r}"
-        )
+        problems.append(f"source.start is earliest, latest or an offset, not {source.start[:40]!r}")
     elif len(source.start) > _MAX_OFFSET_DIGITS:
-        problems.append(f"{origin}: source.start is larger than any offset")
+        problems.append("source.start is larger than any offset")
     if source.envelope and not source.queue:
-        problems.append(f"{origin}: source.envelope is for messages of a queue, which have headers")
+        problems.append("source.envelope is for messages of a queue, which have headers")
     names = []
     if source.topic:
         names += name_problems(check_name, "topic", source.topic)
     if source.queue:
         names += name_problems(check_queue_name, "queue", "queue", source.queue)
         names += name_problems(check_group, "group", source.group)
-    return problems + [f"{origin}: source.{problem}" for problem in names]
+    return problems + [f"source.{problem}" for problem in names]
 
 
 def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
     derived: dict[str, Any] = {}
-    if parts.source.topic or parts.source.queue:
+    if parts.source.kind:
         derived["full_behavior"] = "block"
     wanted = getattr(target, "compression", "none")
     if wanted != "none":
@@ -191,27 +194,22 @@ def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: 
     return build(SendQueue, {**derived, **parts.queue}, f"{origin}, queue", defaults)
 
 
-def _queue_problems(queue: SendQueue, origin: str) -> list[str]:
+def _queue_problems(queue: SendQueue) -> list[str]:
     problems = []
     if not queue.always_queue:
-        problems.append(
-            f"{origin}: always_queue: false is not offered: everything goes through the queue"
-        )
-    problems += [
-        f"{origin}: {word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0
-    ]
+        problems.append("always_queue: false is not offered: everything goes through the queue")
+    problems += [f"{word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0]
     if queue.backoff.multiplier < 1:
-        problems.append(f"{origin}: backoff.multiplier must be at least 1")
+        problems.append("backoff.multiplier must be at least 1")
     if queue.catchup_rate < 0:
-        problems.append(f"{origin}: catchup_rate must not be negative")
+        problems.append("catchup_rate must not be negative")
     breaker, workers = queue.circuit_breaker, queue.adaptive_workers
     if breaker.enabled and (breaker.threshold < 1 or breaker.reset_timeout <= 0):
         problems.append(
-            f"{origin}: circuit_breaker.threshold and reset_timeout must be above 0; "
-            "enabled: false is off"
+            "circuit_breaker.threshold and reset_timeout must be above 0; enabled: false is off"
         )
     if workers.enabled and workers.max_workers and workers.max_workers < workers.min_workers:
-        problems.append(f"{origin}: adaptive_workers.max_workers is below min_workers")
+        problems.append("adaptive_workers.max_workers is below min_workers")
     return problems
 
 

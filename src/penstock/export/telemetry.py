@@ -67,6 +67,9 @@ LABELLED_COUNTERS = {
     "queue_retry_failure_total": ("Failed sends, by type of error", "error_type"),
 }
 EVENTS = {  # events of the queue's lower half
+    "accepted": "queue_accepted_records_total",
+    "delivered": "queue_delivered_records_total",
+    "dead_lettered": "queue_dead_lettered_records_total",
     "meta_sync": "fastqueue_meta_sync_total",
     "rotation": "fastqueue_chunk_rotations",
     "flush": "fastqueue_inmemory_flushes",
@@ -128,6 +131,7 @@ class RouteMetrics:
 
     def __init__(self, counters: Mapping[str, Counter], route: str) -> None:
         self._counters = counters
+        self._events = {event: counters[name] for event, name in EVENTS.items()}
         self._route = route
         for name in COUNTERS:
             self.add(name, 0)  # there before the first event, so that rates can be taken
@@ -137,8 +141,8 @@ class RouteMetrics:
 
     def event(self, name: str, amount: int) -> None:
         """An event of the queue's lower half."""
-        if name in EVENTS:
-            self.add(EVENTS[name], amount)
+        if counter := self._events.get(name):
+            counter.add(amount, self._route)
         elif name.startswith("dropped_"):
             self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
 
@@ -146,11 +150,11 @@ class RouteMetrics:
 class Rate:
     """A moving average of events per second, fed with a running total."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, total: float = 0.0) -> None:
         self.value = 0.0
         self._clock = clock
         self._at = clock.monotonic()
-        self._total = 0.0
+        self._total = total
 
     def update(self, total: float) -> None:
         now = self._clock.monotonic()

@@ -35,6 +35,7 @@ from penstock.export.destinations.http import delivered
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.protocol.names import check_name
+from penstock.protocol.records import Message, payload_bytes
 
 PAGE_RECORDS = 1000  # asked for at a time
 MAX_SEARCHED_RECORDS = 100_000  # for one batch; other producers may have written as many
@@ -48,17 +49,6 @@ class Produced(msgspec.Struct):
 
 class NextOffset(msgspec.Struct):
     next_offset: int
-
-
-class Message(msgspec.Struct, gc=False):
-    offset: int
-    payload: str
-    encoding: str = ""
-
-    def bytes(self) -> bytes:
-        return (
-            base64.b64decode(self.payload) if self.encoding == "base64" else self.payload.encode()
-        )
 
 
 _messages = msgspec.json.Decoder(list[Message]).decode
@@ -95,9 +85,7 @@ class BrokerTarget(Target):
 
 class BrokerDestination(Destination):
     def __init__(self, target: BrokerTarget) -> None:
-        self._url = target.url
-        self._topic = target.topic
-        self._timeout = target.timeout
+        self._target = target
         self._base = f"/topics/{quote(target.topic, safe='')}"
         headers = [("Content-Type", "application/json")]
         if target.token:
@@ -156,8 +144,9 @@ class BrokerDestination(Destination):
 
     async def _ask(self, method: str, target: str, body: bytes = b"", key: str = "") -> HttpAnswer:
         headers = [("Idempotency-Key", key)] if key else []
+        timeout = self._target.timeout
         return await delivered(
-            self._client.request(method, self._base + target, body, headers, timeout=self._timeout)
+            self._client.request(method, self._base + target, body, headers, timeout=timeout)
         )
 
     def _claim(self, first: int, stop: int) -> None:
@@ -190,7 +179,7 @@ class BrokerDestination(Destination):
                 if not page:
                     break
                 start = page[-1].offset + 1
-            at = _find(wanted, [message.bytes() for message in stored])
+            at = _find(wanted, [payload_bytes(each.payload, each.encoding) for each in stored])
             if at >= 0:
                 self._claim(stored[at].offset, stored[at + len(wanted) - 1].offset + 1)
                 return True
@@ -198,7 +187,7 @@ class BrokerDestination(Destination):
         return False
 
     def describe(self) -> str:
-        return f"topic {self._topic} at {self._url.rpartition('@')[2]}"
+        return f"topic {self._target.topic} at {self._target.url.rpartition('@')[2]}"
 
 
 def _find(wanted: list[bytes], stored: list[bytes]) -> int:

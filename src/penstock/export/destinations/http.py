@@ -96,9 +96,8 @@ class HttpDestination(Destination):
         self._shown = urlunsplit(
             (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
         )
-        self._prefix = target.header_prefix
+        self._target = target
         self._method = target.method.upper()
-        self._timeout = target.timeout
         self.encoding = ENCODINGS[target.format]
         self._compression = COMPRESSIONS[target.compression]
         self._client = HttpClient(
@@ -116,7 +115,7 @@ class HttpDestination(Destination):
         await self._client.close()
 
     def is_cheap(self, batch: Batch) -> bool:
-        stored = batch.compression == self._compression and not self._prefix
+        stored = batch.compression == self._compression and not self._target.header_prefix
         return stored or super().is_cheap(batch)
 
     def prepare(self, batch: Batch) -> tuple[bytes, list[tuple[str, str]]]:
@@ -125,10 +124,11 @@ class HttpDestination(Destination):
         if batch.compression == 0 and compression and batch.records:
             compression = 0  # it was stored as it is because compressing gained nothing
         headers: list[tuple[str, str]] = []
-        envelope = unwrap(batch.plain()) if self._prefix else None
+        prefix = self._target.header_prefix
+        envelope = unwrap(batch.plain()) if prefix else None
         if envelope is not None:
             body = compress(bytes(envelope.payload), compression)
-            headers += http_headers(envelope, self._prefix)
+            headers += http_headers(envelope, prefix)
         elif compression == batch.compression:
             body = batch.body
         else:
@@ -139,10 +139,10 @@ class HttpDestination(Destination):
 
     async def send(self, batch: Batch, prepared: Any) -> None:
         body, extra = prepared
-        headers = [("Idempotency-Key", batch.key), *extra]
+        headers, timeout = [("Idempotency-Key", batch.key), *extra], self._target.timeout
         await delivered(
             self._client.request(
-                self._method, self._path, body, headers, timeout=self._timeout, idempotent=True
+                self._method, self._path, body, headers, timeout=timeout, idempotent=True
             )
         )
 

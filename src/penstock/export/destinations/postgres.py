@@ -36,10 +36,12 @@ from penstock.export.destinations.checks import character_problems, limit_proble
 KEYS_TABLE = "penstock_exported"
 KEYS_INTERVAL = "7 days"  # for which keys are remembered
 FORGET_SECONDS = 3600.0  # between two deletions of older ones
-# Classes of SQLSTATE. Denied: login, no such database or schema, no such table or no right to it.
-DENIED = ("28", "3D", "3F", "42")
-BAD_DATA = ("22", "23", "P0", "44")
-TOO_BIG = ("54",)
+# By the class of SQLSTATE. Denied: login, no such database, schema or table, or no right to it.
+MEANINGS = {
+    **dict.fromkeys(("22", "23", "P0", "44"), Refused),
+    **dict.fromkeys(("28", "3D", "3F", "42"), Denied),
+    "54": TooBig,
+}
 MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names, and then they are others
 FILE_PARAMETERS = frozenset(
     ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile")
@@ -261,12 +263,6 @@ def _rows(records: list[bytes]) -> Rows:
 
 
 def _meaning(error: asyncpg.PostgresError) -> Exception:
-    state = str(getattr(error, "sqlstate", "") or "")
     text = f"{type(error).__name__}: {error}"
-    if state[:2] in BAD_DATA:
-        return Refused(text)
-    if state[:2] in TOO_BIG:
-        return TooBig(text)
-    if state[:2] in DENIED:
-        return Denied(text)
-    return Retry("server_error", text)
+    meaning = MEANINGS.get(str(getattr(error, "sqlstate", ""))[:2])
+    return Retry("server_error", text) if meaning is None else meaning(text)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StorageError, StorageFailed
+from penstock.export.payload import NONE
 from penstock.export.sendqueue.blocks import (
     HEADER_SIZE,
     NO_POSITION,
@@ -40,6 +41,28 @@ from penstock.log.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
 MAX_QUARANTINE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a send queue's two layers, and the most bytes it may hold."""
+
+    max_bytes: int = 1 << 30
+    fsync: str = "always"  # always | interval | never
+    write_through: bool = True
+    inmemory_blocks: int = 2048
+    inmemory_bytes: int = 64 << 20
+    chunk_size: int = 512 << 20
+    write_buffer_size: int = 256 << 10
+    compression: int = NONE
+    stale_flush: float = 30.0
+    drain_order: str = "fifo"  # fifo | newest_first | mixed
+    fresh_share: float = 0.5  # of `mixed`
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what is written is ever synced while the queue runs."""
+        return self.fsync != "never"
 
 
 @dataclass(slots=True)
@@ -67,17 +90,13 @@ class Chunks:
         self,
         fs: Fs,
         directory: Path,
-        *,
-        chunk_size: int,
-        write_buffer: int,
-        keep_unsynced: bool,
-        on_event: Callable[[str], None] = lambda _: None,
+        options: Options,
+        on_event: Callable[[str, int], None],
     ) -> None:
         self._fs = fs
         self._directory = directory
-        self._chunk_size = chunk_size
-        self._write_buffer = write_buffer
-        self._keep_unsynced = keep_unsynced
+        self._options = options
+        self._keep_unsynced = options.syncs
         self._on_event = on_event  # "rotation", "fsync_failed"
         self.chunks: list[Chunk] = []
         self._file: File | None = None  # the writer's handle on the last chunk
@@ -135,7 +154,7 @@ class Chunks:
         chunk = self.chunks[-1] if self.chunks else None
         for block in blocks:
             size = HEADER_SIZE + len(block.body)
-            full = chunk is not None and chunk.size and chunk.size + size > self._chunk_size
+            full = chunk is not None and chunk.size and chunk.size + size > self._options.chunk_size
             if chunk is None or self._broken or full:
                 self._write(parts)
                 parts, waiting = [], 0
@@ -148,7 +167,7 @@ class Chunks:
             waiting += size
             chunk.size += size
             chunk.stop = block.sequence + 1
-            if waiting >= self._write_buffer:
+            if waiting >= self._options.write_buffer_size:
                 self._write(parts)
                 parts, waiting = [], 0
         self._write(parts)
@@ -182,7 +201,7 @@ class Chunks:
                 try:
                     self._file.sync()
                 except StorageError as error:
-                    self._on_event("fsync_failed")
+                    self._on_event("fsync_failed", 1)
                     log.error("chunk %s could not be synced: %s", self.chunks[-1].path.name, error)
         self._close_writer()
         start = max(self.end, at_least)
@@ -194,7 +213,7 @@ class Chunks:
         self._synced, self._unsynced, self._broken, self._new_names = 0, [], False, True
         chunk = Chunk(start, path, 0, sequence, sequence)
         self.chunks.append(chunk)
-        self._on_event("rotation")
+        self._on_event("rotation", 1)
         return chunk
 
     def sync(self) -> None:
@@ -212,7 +231,7 @@ class Chunks:
                 self._synced, self._unsynced = self.chunks[-1].size, []
                 return
             except StorageError as error:
-                self._on_event("fsync_failed")
+                self._on_event("fsync_failed", 1)
                 name = self.chunks[-1].path.name
                 log.error(
                     "chunk %s could not be synced, its tail is written again: %s", name, error

@@ -28,9 +28,10 @@ from pathlib import Path
 from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.blocks import Block, records_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
 from penstock.export.sendqueue.layers import Backlog, MemoryLayer, Writer
-from penstock.export.sendqueue.store import Options, Store
+from penstock.export.sendqueue.store import Store
 from penstock.export.status import Repaired
 from penstock.log.fs import DISK, Fs
 
@@ -48,19 +49,19 @@ class FastQueue:
         on_event: Callable[[str, int], None] = lambda _name, _amount: None,
     ) -> None:
         self.options = options
-        self.books = Books()
+        self.books = Books(on_event=on_event)
         self.memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._clock = clock or Clock()
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
-        self._leased: dict[int, Block] = {}
+        self.leased: dict[int, Block] = {}  # by sequence number
         self._fresh_credit = 0.0
         self.store: Store | None = None
         if directory is not None:
-            self.store = Store(fs, directory, pool, options, self.books, on_event, self._hints)
+            self.store = Store(fs, directory, pool, options, self.books, self._hints)
         self._book = self.books.apply if self.store is None else self.store.book
         self._backlog = Backlog(self.store)
         self._writer = Writer(
-            options, self.books, self.memory, self._backlog, self.store, self._clock, on_event
+            options, self.books, self.memory, self._backlog, self.store, self._clock
         )
         self.put = self._writer.put
 
@@ -79,17 +80,7 @@ class FastQueue:
     @property
     def waiting(self) -> int:
         """Blocks nobody holds a lease on."""
-        return self.count - len(self._leased)
-
-    @property
-    def leased(self) -> int:
-        return len(self._leased)
-
-    def is_leased(self, block: Block) -> bool:
-        return block.sequence in self._leased
-
-    def leased_before(self, sequence: int) -> list[Block]:
-        return [block for block in self._leased.values() if block.sequence < sequence]
+        return self.count - len(self.leased)
 
     @property
     def disk_bytes(self) -> int:
@@ -107,7 +98,7 @@ class FastQueue:
 
     def oldest_age(self) -> float:
         """Seconds since about the oldest open block was accepted; 0 when there is none."""
-        held = [block.enqueued for block in self._leased.values()]
+        held = [block.enqueued for block in self.leased.values()]
         held += [self._returned[0][1].enqueued] if self._returned else []
         if (waiting := self._backlog.oldest_enqueued) is not None:
             held.append(waiting)
@@ -135,41 +126,37 @@ class FastQueue:
             if block is None and self.memory:
                 block = self.memory.take(newest=newest)
         if block is not None:
-            self._leased[block.sequence] = block
+            self.leased[block.sequence] = block
         return block
 
     def _wants_newest(self) -> bool:
         order = self.options.drain_order
-        if order != "mixed":
+        if order != "mixed" or not self._backlog.has_old:
             return order == "newest_first"
-        if not self._backlog.has_old:
-            return False
         self._fresh_credit += self.options.fresh_share
-        if self._fresh_credit >= 1.0:
-            self._fresh_credit -= 1.0
-            return True
-        return False
+        newest = self._fresh_credit >= 1.0
+        self._fresh_credit -= newest
+        return newest
 
     # Completing
 
     def ack(self, block: Block, dead: int = 0) -> None:
         """The leased block is done: delivered, but for `dead` records in the dead letters."""
-        delivered = block.records - dead
-        entry = Entry(Kind.DELIVERED, 0, block.sequence, block.through, delivered, dead)
-        self._complete(block, entry)
+        through, delivered = block.through, block.records - dead
+        self._complete(block, Entry(Kind.DELIVERED, 0, block.sequence, through, delivered, dead))
 
     def drop(self, block: Block, reason: int) -> None:
         entry = Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
         self._complete(block, entry)
 
     def _complete(self, block: Block, entry: Entry) -> None:
-        self._leased.pop(block.sequence, None)
+        self.leased.pop(block.sequence, None)
         self._book(entry)
         self.memory.completed(block)
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
         """Return a leased block to its place; `attempted` counts the attempt, durably."""
-        if self._leased.pop(block.sequence, None) is None:
+        if self.leased.pop(block.sequence, None) is None:
             return
         if attempted:
             block.attempts += 1
@@ -222,9 +209,9 @@ class FastQueue:
             return 0
         chunks = self.store.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
-            if not any(chunk.base <= sequence < chunk.stop for sequence in self._leased):
+            if not any(chunk.base <= sequence < chunk.stop for sequence in self.leased):
                 gaps = self.books.completed.gaps(1, chunk.stop)
-                leased = sum(sequence < chunk.stop for sequence in self._leased)
+                leased = sum(sequence < chunk.stop for sequence in self.leased)
                 return sum(stop - start for start, stop in gaps) - leased
         return 0
 
@@ -261,7 +248,7 @@ class FastQueue:
         else 0."""
         assert self.store is not None
         low = self.books.first_open()
-        candidates = [self._leased.get(low), self._backlog.first, self.memory.oldest]
+        candidates = [self.leased.get(low), self._backlog.first, self.memory.oldest]
         candidates += [self._returned[0][1]] if self._returned else []
         offsets = [block.offset for block in candidates if block and block.sequence == low]
         reader_offset = max(0, offsets[0]) if offsets else self.store.chunks.cursor_of(low)

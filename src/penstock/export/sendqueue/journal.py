@@ -56,8 +56,8 @@ SIZE = ENTRY.size + 4  # 32
 JOURNAL = "fastqueue.log"
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
-# Numbers of the counters in a snapshot; a drop's is 16 + reason.
-_DELIVERED, _DEAD, _REFUSED, _DROPPED = 0, 1, 2, 16
+# The counters in a snapshot, by their numbers; a drop's is 16 + reason.
+_COUNTERS, _DROPPED = ("delivered", "dead", "refused"), 16
 
 
 class Kind(enum.IntEnum):
@@ -163,6 +163,10 @@ class Completed:
         return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
 
+def _ignore(_event: str, _amount: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Books:
     """What was accepted and what became of it, in records. No disk."""
@@ -176,6 +180,7 @@ class Books:
     dead: int = 0
     dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
     position: int = -1  # how far the source was read
+    on_event: Callable[[str, int], None] = _ignore
 
     @property
     def accepted(self) -> int:
@@ -203,22 +208,33 @@ class Books:
                 return False
             self.delivered += entry.a
             self.dead += entry.b
+            self.on_event("delivered", entry.a)
+            if entry.b:
+                self.on_event("dead_lettered", entry.b)
         elif kind == Kind.ACCEPTED:
             self.advance(entry.sequence, entry.value)
         elif kind == Kind.DROPPED:
             if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
                 return False
-            self.dropped[entry.reason] += entry.a
+            self._drop(entry)
         elif kind == Kind.ATTEMPT:
             self.attempts[entry.sequence] = entry.a
         elif kind == Kind.REFUSED:
             self.refused += entry.a
-            self.dropped[entry.reason] += entry.a
+            self.on_event("accepted", entry.a)
+            self._drop(entry)
         elif kind == Kind.POSITION:
             self.position = max(self.position, entry.value)
         elif kind == Kind.COUNTER:
-            self._load_counter(entry.reason, entry.value)
+            if entry.reason < len(_COUNTERS):
+                setattr(self, _COUNTERS[entry.reason], entry.value)
+            elif _DROPPED <= entry.reason < _DROPPED + len(REASONS):
+                self.dropped[entry.reason - _DROPPED] = entry.value
         return True
+
+    def _drop(self, entry: Entry) -> None:
+        self.dropped[entry.reason] += entry.a
+        self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
 
     def advance(self, next_sequence: int, numbered: int) -> None:
         self.next_sequence = max(self.next_sequence, next_sequence)
@@ -236,16 +252,6 @@ class Books:
                 del self.attempts[each]
         return True
 
-    def _load_counter(self, number: int, value: int) -> None:
-        if number == _DELIVERED:
-            self.delivered = value
-        elif number == _DEAD:
-            self.dead = value
-        elif number == _REFUSED:
-            self.refused = value
-        elif _DROPPED <= number < _DROPPED + len(REASONS):
-            self.dropped[number - _DROPPED] = value
-
     def accounting(self) -> Accounting:
         dropped = {REASONS[number]: n for number, n in enumerate(self.dropped) if n}
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
@@ -253,9 +259,8 @@ class Books:
     def snapshot(self) -> list[Entry]:
         """Entries that, applied to empty books by `replay`, give this one."""
         entries = [
-            Entry(Kind.COUNTER, _DELIVERED, value=self.delivered),
-            Entry(Kind.COUNTER, _DEAD, value=self.dead),
-            Entry(Kind.COUNTER, _REFUSED, value=self.refused),
+            Entry(Kind.COUNTER, number, value=getattr(self, name))
+            for number, name in enumerate(_COUNTERS)
         ]
         entries += [
             Entry(Kind.COUNTER, _DROPPED + reason, value=n)
@@ -279,6 +284,7 @@ class Books:
     def replay(self, entries: Iterable[Entry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""
         damaged = 0
+        on_event, self.on_event = self.on_event, _ignore  # they were counted at their time
         span: Entry | None = None  # begun and not ended
         for entry in entries:
             if entry is None:
@@ -294,6 +300,7 @@ class Books:
                 self.apply(entry)
         for sequence in [each for each in self.attempts if each in self.completed]:
             del self.attempts[sequence]
+        self.on_event = on_event
         return damaged
 
 

@@ -8,15 +8,16 @@ memory. Blocks are read ahead from its old end (`fifo`), from its new end (`newe
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from penstock.errors import StorageError, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
-from penstock.export.sendqueue.store import Options, Store
+from penstock.export.sendqueue.store import Store
 
 MAX_WRITE_BYTES = 32 << 20  # that one job takes
 MAX_SPILL_BLOCKS = 4096  # that one part of a spill has
@@ -102,7 +103,7 @@ class Backlog:
     async def open(self) -> None:
         """After the store."""
         store = self._need_store()
-        self._ranges = deque([start, stop] for start, stop in store.open_ranges())
+        self._ranges = deque(map(list, store.open_ranges()))
         if self._ranges:
             first = await store.in_pool(store.chunks.peek, self._ranges[0][0])
             self._oldest_hint = first.enqueued if first is not None else 0
@@ -230,7 +231,7 @@ class Backlog:
                     reading = await store.in_pool(store.chunks.read, start, stop)
                     store.check(reading, start)
                     start = reading.next_sequence
-            self._ranges = deque([start, stop] for start, stop in store.open_ranges())
+            self._ranges = deque(map(list, store.open_ranges()))
 
 
 class Writer:
@@ -251,7 +252,6 @@ class Writer:
         backlog: Backlog,
         store: Store | None,
         clock: Clock,
-        on_event: Callable[[str, int], None],
     ) -> None:
         self._options = options
         self._books = books
@@ -259,7 +259,6 @@ class Writer:
         self._backlog = backlog
         self._store = store
         self._clock = clock
-        self._on_event = on_event
         self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
         self._task: asyncio.Task[None] | None = None  # the one job there is
         self._spill_wanted = False
@@ -418,7 +417,7 @@ class Writer:
             return False
         finally:
             compressing.cancel()
-        self._on_event("flush", 1)
+        self._books.on_event("flush", 1)
         return True
 
     @staticmethod

@@ -16,6 +16,7 @@ raises too. Nothing accepted is lost by it, and the next tick tries the disk aga
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ from penstock.export.context import RouteContext
 from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
+from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
-from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS, Books
-from penstock.export.sendqueue.store import Options
+from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
 from penstock.log.pool import cancelled
@@ -42,20 +43,26 @@ DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent say
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    max_bytes: int
-    inmemory_bytes: int
-    chunk_size: int
-
-
-def sizes(config: Settings, limit: int) -> Sizes:
-    """The sizes a queue works with; `memory_percent` is a share of our part of `limit`."""
-    ours = limit * config.memory_limit_ratio
-    max_bytes = int(ours * config.memory_percent) if config.memory_percent else config.max_bytes
-    inmemory = min(max_bytes, int(ours * (config.memory_percent or DEFAULT_SHARE)))
-    return Sizes(
-        max_bytes, inmemory, max(4096, min(config.chunk_size, max_bytes // CHUNKS_PER_QUEUE))
+def options_of(settings: Settings, limit: int, source: str = "") -> Options:
+    """What a queue works with; `memory_percent` is a share of our part of `limit`."""
+    share = settings.memory_percent
+    ours = limit * settings.memory_limit_ratio
+    max_bytes = int(ours * share) if share else settings.max_bytes
+    fsync = settings.fsync
+    if source == "topic" and fsync == "always":
+        fsync = "interval"  # the topic still has it: nobody waits for our fsync
+    return Options(
+        fsync=fsync,
+        write_through=bool(source) or fsync != "never",
+        max_bytes=max_bytes,
+        inmemory_blocks=settings.inmemory_blocks,
+        inmemory_bytes=min(max_bytes, int(ours * (share or DEFAULT_SHARE))),
+        chunk_size=max(4096, min(settings.chunk_size, max_bytes // CHUNKS_PER_QUEUE)),
+        write_buffer_size=settings.write_buffer_size,
+        compression=COMPRESSIONS[settings.compression],
+        stale_flush=settings.stale_flush,
+        drain_order=settings.drain_order,
+        fresh_share=min(1.0, max(0.0, settings.fresh_share)),
     )
 
 
@@ -85,7 +92,7 @@ class SendQueue:
         context: RouteContext,
         metrics: RouteMetrics,
         *,
-        source: str | None = None,
+        source: str = "",
         limit: int | None = None,
     ) -> None:
         self.name = name
@@ -95,30 +102,21 @@ class SendQueue:
         self._metrics = metrics
         self._directory = directory
         self._memory_bytes_limit = memory_limit() if limit is None else limit
-        self.sizes: Sizes = sizes(settings, self._memory_bytes_limit)
-        in_memory = settings.type == "memory"
-        fsync = settings.fsync
-        if source == "topic" and fsync == "always":
-            fsync = "interval"  # the topic still has it: nobody waits for our fsync
+        options = options_of(settings, self._memory_bytes_limit, source)
+        self.max_bytes = options.max_bytes
+        self.in_memory = settings.type == "memory"  # it has no files
         self._fast = FastQueue(
             context.fs,
-            None if in_memory else directory,
-            Options(
-                fsync=fsync,
-                write_through=not in_memory and (source is not None or fsync != "never"),
-                inmemory_blocks=settings.inmemory_blocks,
-                inmemory_bytes=self.sizes.inmemory_bytes,
-                chunk_size=self.sizes.chunk_size,
-                write_buffer_size=settings.write_buffer_size,
-                compression=COMPRESSIONS[settings.compression],
-                stale_flush=settings.stale_flush,
-                drain_order=settings.drain_order,
-                fresh_share=min(1.0, max(0.0, settings.fresh_share)),
-            ),
+            None if self.in_memory else directory,
+            options,
             context.pool,
             context.clock,
             metrics.event,
         )
+        self.books = self._fast.books  # what was accepted and what became of it
+        self.refuse = self._fast.refuse
+        self.pass_over = self._fast.pass_over
+        self.write_out = self._fast.write_out
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -129,7 +127,6 @@ class SendQueue:
         self._next_backlog_take = 0.0
         self._in = Rate(context.clock)
         self._out = Rate(context.clock)
-        self._pushed = 0
         self._purged_before = 0  # blocks with a lower number are dropped when they come back
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
@@ -138,8 +135,8 @@ class SendQueue:
     async def start(self) -> None:
         await self._fast.open()
         self._update_free_bytes()
-        self._in.update(0)
-        self._out.update(self.books.completed.total)
+        self._in = Rate(self._clock, self.books.next_sequence)
+        self._out = Rate(self._clock, self.books.completed.total)
         self._ticker = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
@@ -157,12 +154,12 @@ class SendQueue:
     # Pushing
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
-        """Take the blocks in. `wait`: however long it takes, as a source can."""
+        """Take the blocks in. `wait`: with `block`, however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
-        if size > self.sizes.max_bytes or count > self.settings.max_size:
+        if size > self.max_bytes or count > self.settings.max_size:
             raise TooLarge(
                 f"{count} batches of {size} bytes do not fit into the send queue of route "
-                f"{self.name} ({self.settings.max_size} batches, {self.sizes.max_bytes} bytes)"
+                f"{self.name} ({self.settings.max_size} batches, {self.max_bytes} bytes)"
             )
         if not await self._make_room(count, size, records, wait):
             return Pushed(0, records)
@@ -173,7 +170,6 @@ class SendQueue:
         finally:
             self._arriving -= count
             self._arriving_bytes -= size
-        self._pushed += count
         self._metrics.add("queue_push_total", count)
         self._metrics.add("queue_accepted_records_total", records)
         self._wake(count)
@@ -181,83 +177,72 @@ class SendQueue:
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
         """True when the blocks fit; False when they were dropped instead."""
-        settings = self.settings
-        deadline = self._clock.monotonic() + settings.block_timeout
+        full_behavior = self.settings.full_behavior
+        timeout = math.inf if wait else self.settings.block_timeout
+        deadline = self._clock.monotonic() + timeout
         while True:
             if self._stopping:
                 raise Unavailable(f"route {self.name} is stopping")
             if self._fits(count, size):
                 self._check_disk(size)
                 return True
-            if settings.full_behavior == "drop_oldest":
-                if await self._drop_for(count, size):
-                    continue
-            elif settings.full_behavior == "block" or wait:
+            if full_behavior == "block":
                 remaining = deadline - self._clock.monotonic()
+                if remaining <= 0:
+                    raise Full(f"the send queue of route {self.name} is full")
                 self._room.clear()
-                if wait:
-                    await self._clock.wait(self._room, PUSH_POLL_SECONDS)
-                    continue
-                if remaining > 0 and await self._clock.wait(self._room, remaining):
-                    continue
-                raise Full(f"the send queue of route {self.name} is full")
-            self.refuse(records, NEWEST)
-            return False
+                await self._clock.wait(self._room, PUSH_POLL_SECONDS if wait else remaining)
+            elif full_behavior == "drop_newest" or not await self._drop_for(count, size):
+                self.refuse(records, NEWEST)
+                return False
 
     async def room(self, size: int) -> None:
         """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""
         while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
-            self._update_free_bytes()
 
     def _disk_takes(self, size: int) -> bool:
         """Whether so many bytes leave the reserve alone, which is for writing down what happens."""
         reserve = self.settings.free_space_reserve
-        return self._fast.store is None or self._free_bytes - size >= reserve
+        if self._free_bytes - size < reserve:
+            self._update_free_bytes()  # less what was promised since, it is too little
+        return self.in_memory or self._free_bytes - size >= reserve
 
     def _fits(self, count: int, size: int) -> bool:
         return (
             self._fast.count + self._arriving + count <= self.settings.max_size
-            and self._fast.bytes + self._arriving_bytes + size <= self.sizes.max_bytes
+            and self._fast.bytes + self._arriving_bytes + size <= self.max_bytes
         )
 
     async def _drop_for(self, count: int, size: int) -> bool:
         """Drop old blocks for new ones; False when there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
-        dropped, _ = await self._drop_oldest(over, OLDEST)
-        if self._fast.bytes + self._arriving_bytes + size > self.sizes.max_bytes:
+        dropped, _ = await self._fast.drop_oldest(over, OLDEST)
+        if self._fast.bytes + self._arriving_bytes + size > self.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
             one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
-            more, _ = await self._drop_oldest(on_disk or one, OLDEST)
+            more, _ = await self._fast.drop_oldest(on_disk or one, OLDEST)
             dropped += more
             if self._fast.store is not None:
                 dropped += await self._fast.store.remove_completed_chunks(whole=True)
         return dropped > 0
-
-    async def _drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Up to so many; the number of blocks and records."""
-        dropped, records = await self._fast.drop_oldest(blocks, reason)
-        self._metrics.add("queue_dropped_total", records, REASONS[reason])
-        return dropped, records
 
     def _check_disk(self, size: int) -> None:
         """Refuse before the disk is full."""
         store = self._fast.store
         if store is None:
             return
+        if not self._disk_takes(size):
+            self._metrics.add("queue_disk_full_total")
+            raise StorageFull(
+                f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
+                f"free, {self.settings.free_space_reserve} are kept in reserve"
+            )
         self._free_bytes -= size
-        if self._free_bytes < self.settings.free_space_reserve:
-            self._update_free_bytes()
-            if not self._disk_takes(size):
-                self._metrics.add("queue_disk_full_total")
-                raise StorageFull(
-                    f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
-                    f"free, {self.settings.free_space_reserve} are kept in reserve"
-                )
         memory = self._fast.memory
         most = self.settings.inmemory_blocks + self.settings.failover_max_size
-        most_bytes = self.sizes.inmemory_bytes + self.settings.failover_max_bytes
+        most_bytes = self._fast.options.inmemory_bytes + self.settings.failover_max_bytes
         if store.failing is not None and (
             len(memory.unwritten) > most or memory.unwritten_bytes > most_bytes
         ):
@@ -321,31 +306,14 @@ class SendQueue:
 
     def ack(self, block: Block, dead: int = 0) -> None:
         self._fast.ack(block, dead)
-        self._metrics.add("queue_delivered_records_total", block.records - dead)
-        if dead:
-            self._metrics.add("queue_dead_lettered_records_total", dead)
         self._room.set()
 
     def give_back(self, block: Block, *, attempted: bool = True) -> None:
-        if block.sequence < self._purged_before and self._fast.is_leased(block):
+        if block.sequence < self._purged_before and self.is_leased(block):
             self._drop_purged(block)
             return
         self._fast.give_back(block, attempted=attempted)
         self._wake(1)
-
-    def refuse(self, records: int, reason: int) -> None:
-        """Book records that never get into the queue as dropped."""
-        self._fast.refuse(records, reason)
-        self._count_refused(records, reason)
-
-    async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source as dropped, and that it was read up to `position`."""
-        await self._fast.pass_over(records, reason, position)
-        self._count_refused(records, reason)
-
-    def _count_refused(self, records: int, reason: int) -> None:
-        self._metrics.add("queue_accepted_records_total", records)
-        self._metrics.add("queue_dropped_total", records, REASONS[reason])
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
         """Drop everything that was accepted before this; the number of records.
@@ -356,14 +324,13 @@ class SendQueue:
         """
         self._purged_before = self.books.next_sequence
         before = self._purged
-        _, records = await self._drop_oldest(1 << 62, PURGED)
+        _, records = await self._fast.drop_oldest(1 << 62, PURGED)
         for block in waiting:
-            if self._fast.is_leased(block):
+            if self.is_leased(block):
                 self._drop_purged(block)
         deadline = self._clock.monotonic() + timeout
-        while (
-            self._fast.leased_before(self._purged_before)
-            and (remaining := deadline - self._clock.monotonic()) > 0
+        while (remaining := deadline - self._clock.monotonic()) > 0 and any(
+            sequence < self._purged_before for sequence in self._fast.leased
         ):
             self._room.clear()
             await self._clock.wait(self._room, remaining)
@@ -376,7 +343,6 @@ class SendQueue:
         """A leased block was purged. It counts whole, also when parts of it were sent."""
         self._purged += block.records
         self._fast.drop(block, PURGED)
-        self._metrics.add("queue_dropped_total", block.records, "purged")
         self._room.set()
 
     # Upkeep
@@ -394,22 +360,17 @@ class SendQueue:
             if settings.full_behavior == "drop_oldest" and not self._disk_takes(0):
                 blocks = fast.oldest_chunk_blocks()
                 if blocks and len(fast.store.chunks.chunks) > 1:
-                    await self._drop_oldest(blocks, DISK_FULL)
+                    await fast.drop_oldest(blocks, DISK_FULL)
                     await fast.store.remove_completed_chunks()
             if settings.adaptive_enabled:
                 target = settings.target_utilization * self._memory_bytes_limit
                 fast.limit_memory(adapt(fast.memory.limit, memory_used(), target))
-        self._in.update(self._pushed)
+        self._in.update(self.books.next_sequence)
         self._out.update(self.books.completed.total)
         if self._fits(1, 0):
             self._room.set()
 
     # What there is
-
-    @property
-    def books(self) -> Books:
-        """What was accepted and what became of it."""
-        return self._fast.books
 
     @property
     def count(self) -> int:
@@ -423,19 +384,10 @@ class SendQueue:
 
     @property
     def leased(self) -> int:
-        return self._fast.leased
+        return len(self._fast.leased)
 
     def is_leased(self, block: Block) -> bool:
-        return self._fast.is_leased(block)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it has no files."""
-        return self._fast.store is None
-
-    async def write_out(self) -> int:
-        """Have everything that is in memory in the files; where their stream ends."""
-        return await self._fast.write_out()
+        return block.sequence in self._fast.leased
 
     @property
     def _failing(self) -> str | None:
@@ -453,7 +405,7 @@ class SendQueue:
             accounting=self.books.accounting(),
             batches=fast.count,
             records=self.books.queued,
-            leased=fast.leased,
+            leased=self.leased,
             bytes=fast.bytes,
             disk_bytes=fast.disk_bytes,
             memory_blocks=len(fast.memory),
@@ -470,7 +422,7 @@ class SendQueue:
         if growth <= 1e-6:
             return -1.0
         used, fast = max(1, self._fast.count), self._fast
-        by_bytes = (self.sizes.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
+        by_bytes = (self.max_bytes - fast.bytes) / max(1.0, fast.bytes / used)
         return round(max(0.0, min(self.settings.max_size - fast.count, by_bytes) / growth), 1)
 
     def drain_eta(self) -> float:
@@ -485,9 +437,9 @@ class SendQueue:
             "queue_size": fast.count,
             "queue_bytes": fast.bytes,
             "queue_max_size": settings.max_size,
-            "queue_max_bytes": self.sizes.max_bytes,
+            "queue_max_bytes": self.max_bytes,
             "queue_utilization_ratio": max(
-                fast.count / max(1, settings.max_size), fast.bytes / max(1, self.sizes.max_bytes)
+                fast.count / max(1, settings.max_size), fast.bytes / max(1, self.max_bytes)
             ),
             "queue_effective_max_size": fast.memory.limit,
             "queue_disk_available_bytes": self._free_bytes,

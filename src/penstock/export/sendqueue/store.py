@@ -18,45 +18,41 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import crc32c
+import msgspec
 
 from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
-from penstock.export.sendqueue.chunks import Chunks, Reading, StreamEnd
+from penstock.export.sendqueue.chunks import Chunks, Options, Reading, StreamEnd
 from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
 from penstock.log.fs import Fs
 from penstock.log.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
-META = "fastqueue.meta"
+META, VERSION = "fastqueue.meta", 2
 MAX_JOURNAL_BYTES = 1 << 20  # then it is restarted
 MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory because they are not synced yet
 MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
 MIN_PARALLEL_BYTES = 1 << 20  # worth compressing in more than one thread
 COMPRESSORS = os.cpu_count() or 1
 MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk that is completed stays and is appended to
-HINTS = ("reader_offset", "writer_offset", "next_sequence", "records", "entry_count", "total_bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Of a send queue's two layers."""
+class Meta(msgspec.Struct):
+    """The hints of `fastqueue.meta`, before any is checked."""
 
-    fsync: str = "always"  # always | interval | never
-    write_through: bool = True
-    inmemory_blocks: int = 2048
-    inmemory_bytes: int = 64 << 20
-    chunk_size: int = 512 << 20
-    write_buffer_size: int = 256 << 10
-    compression: int = NONE
-    stale_flush: float = 30.0
-    drain_order: str = "fifo"  # fifo | newest_first | mixed
-    fresh_share: float = 0.5  # of `mixed`
+    version: int = 0
+    reader_offset: int = 0
+    writer_offset: int = 0
+    next_sequence: int = 0
+    records: int = 0
+    position: int = -1
+    clean: bool = False
+    chunks: list[tuple[int, int, int, int]] = []
 
 
 class Store:
@@ -69,7 +65,6 @@ class Store:
         pool: Executor,
         options: Options,
         books: Books,
-        on_event: Callable[[str, int], None],
         hints: Callable[[], dict[str, int]],
     ) -> None:
         self.books = books
@@ -78,21 +73,14 @@ class Store:
         self.failing: str | None = None  # why the disk takes no more, while it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
-        self.on_event = on_event
+        self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
-        self._sync_wanted = options.fsync != "never"
+        self._sync_wanted = options.syncs
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory)
-        self.chunks = Chunks(
-            fs,
-            directory,
-            chunk_size=options.chunk_size,
-            write_buffer=options.write_buffer_size,
-            keep_unsynced=self._sync_wanted,
-            on_event=lambda name: on_event(name, 1),
-        )
+        self.chunks = Chunks(fs, directory, options, books.on_event)
         self._stream_end = 0  # where the stream continues, also when all chunks are gone
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
@@ -124,16 +112,16 @@ class Store:
             log.warning(text, self.directory, damaged)
             self.on_event("quarantined", damaged)
         meta = self._load_meta()
-        end = StreamEnd(meta["writer_offset"], meta["next_sequence"], meta["records"])
+        end = StreamEnd(meta.writer_offset, meta.next_sequence, meta.records)
         books.advance(end.next_sequence, end.through)
-        self.chunks.open(end, meta["chunks"] if meta["clean"] else None)
+        self.chunks.open(end, meta.chunks if meta.clean else None)
         if end.cut:
             self.on_event("torn_bytes", end.cut)
         books.advance(end.next_sequence, end.through)
-        if end.position < 0 and not meta["clean"]:
+        if end.position < 0 and not meta.clean:
             end.position = self.chunks.last_position()
-        books.position = max(books.position, end.position, meta["position"])
-        self._stream_end = max(self.chunks.end, meta["writer_offset"])
+        books.position = max(books.position, end.position, meta.position)
+        self._stream_end = max(self.chunks.end, meta.writer_offset)
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
         last = chunks[-1].stop if chunks else books.next_sequence
@@ -141,7 +129,7 @@ class Store:
         for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
             self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
         self._stop, self._through = books.next_sequence, books.numbered
-        self.chunks.hint(meta["reader_offset"])
+        self.chunks.hint(meta.reader_offset)
         self._dirty = True
 
     def open_ranges(self) -> list[tuple[int, int]]:
@@ -149,23 +137,20 @@ class Store:
         chunks = self.chunks.chunks
         return self.books.completed.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
 
-    def _load_meta(self) -> dict[str, Any]:
-        """The hints; all zero when the file is missing, damaged or of another version."""
-        hints: dict[str, Any] = dict.fromkeys(HINTS, 0)
-        hints |= {"clean": False, "position": -1, "chunks": []}
+    def _load_meta(self) -> Meta:
+        """The hints; none when the file is missing, damaged or of another version."""
         try:
-            meta = json.loads(self._fs.read(self.directory / META))
-            if isinstance(meta, dict) and meta.get("version") == 2:
-                hints |= {
-                    name: meta[name] for name in hints if type(meta.get(name)) is type(hints[name])
-                }
-                hints["clean"] = hints["clean"] and meta.pop("checksum", None) == checksum(meta)
+            fields = json.loads(self._fs.read(self.directory / META))
+            meta = msgspec.convert(fields, Meta)
+            if meta.version == VERSION:
+                meta.clean = meta.clean and fields.pop("checksum", None) == checksum(fields)
+                return meta
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
             text = "%s: %s is not usable, the chunks are scanned: %s"
             log.warning(text, self.directory, META, error)
-        return hints
+        return Meta()
 
     def records_before(self, sequence: int) -> int:
         """Records accepted before a block, if it or its predecessor is completed or on disk, or if
@@ -241,7 +226,6 @@ class Store:
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
-        self.on_event(f"dropped_{why}", records)
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
@@ -296,7 +280,7 @@ class Store:
         self._dirty = False
         data: dict[str, Any] = {
             "name": "fastqueue",
-            "version": 2,
+            "version": VERSION,
             **self._hints(),
             "writer_offset": self._stream_end,
             "next_sequence": self._stop,

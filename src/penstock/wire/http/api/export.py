@@ -4,7 +4,6 @@ An answer with records ends at ANSWER_BYTES, however many were asked for; `next`
 the following one.
 """
 
-import base64
 from bisect import bisect_right
 from itertools import accumulate
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
 from penstock.errors import InvalidRequest
+from penstock.export.deadletters import as_text
 from penstock.export.manager import Exports
 from penstock.export.status import Inspection, RouteStatus
 from penstock.protocol.answers import RoutePushed
@@ -182,7 +182,9 @@ class ExportApi:
         following = args.offset + len(page)
         total = named.dead_letters.count
         shown = [
-            of(DeadLetter, letter, **_text(letter.record)) for letter in page if letter is not None
+            of(DeadLetter, letter, **as_text(letter.record))
+            for letter in page
+            if letter is not None
         ]
         return Letters(total, shown, following if following < total and page else None)
 
@@ -190,7 +192,7 @@ class ExportApi:
     async def waiting(self, name: str, args: WaitingQuery) -> Waiting:
         """List records in the route's send queue."""
         rows = await self._exports.waiting_records(name, args.limit, ANSWER_BYTES)
-        return Waiting([WaitingRecord(at, index, **_text(record)) for at, index, record in rows])
+        return Waiting([WaitingRecord(at, index, **as_text(record)) for at, index, record in rows])
 
     @route("GET", f"{ROUTE}/inspect")
     async def inspect(self, name: str) -> Inspection:
@@ -209,10 +211,3 @@ def _records(request: Request) -> list[bytes]:
     if not records:
         raise InvalidRequest("no records in the request")
     return records
-
-
-def _text(record: bytes) -> dict[str, str]:
-    try:
-        return {"record": record.decode(), "encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"record": base64.b64encode(record).decode(), "encoding": "base64"}
