@@ -18,7 +18,8 @@ from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs import html_report, postgres_frames
-from penstock.pipeline.jobs.html_report import Panel, Report, Series, Table, number, short, top
+from penstock.pipeline.jobs.html_report import Report, Table, number, short, top
+from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import TIMESTAMP

@@ -9,17 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.jobs import html_report
-from penstock.pipeline.jobs.html_report import (
-    Panel,
-    Report,
-    Series,
-    Table,
-    duration,
-    number,
-    size,
-    top,
-)
+from penstock.pipeline.jobs.html_report import Report, Table, duration, number, size, top
 from penstock.pipeline.jobs.postgres_frames import database_at
+from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies
