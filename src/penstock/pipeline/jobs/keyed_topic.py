@@ -141,13 +141,14 @@ class Source:
         return self.keys.read(frame.load())
 
 
-def latest_rows(rows: Any) -> Any:
-    """One row per key (and per record without one), with the counts of what it stands for."""
-    columns = f.struct("timestamp", "payload", "tombstone", "broken")
-    grouped = rows.groupBy("key", "own").agg(
+def latest_rows(rows: Any, content: str = "payload") -> Any:
+    """One row per key (and per record without one), with the counts of what it stands for.
+    `content` is the payload, or `size`: the bytes it takes."""
+    sized = rows.withColumn("size", f.length("payload") + RECORD_OVERHEAD_BYTES)
+    grouped = sized.groupBy("key", "own").agg(
         f.max("offset").alias("offset"),
-        f.max_by(columns, "offset").alias("last"),
+        f.max_by(f.struct("timestamp", content, "tombstone", "broken"), "offset").alias("last"),
         f.count(f.lit(1)).alias("records"),
-        f.sum(f.length("payload") + RECORD_OVERHEAD_BYTES).alias("bytes"),
+        f.sum("size").alias("bytes"),
     )
     return grouped.select("key", "offset", "last.*", "records", "bytes")
