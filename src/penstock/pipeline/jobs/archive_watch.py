@@ -32,8 +32,6 @@ MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did
 
 
 class ArchiveWatch:
-    """Keeps one table fresh."""
-
     def __init__(
         self,
         archiver: Archiver,

@@ -8,6 +8,8 @@ transaction of the table of its own, the version of the last commit that is done
 
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.pipeline.json_schema import REASON
 from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
@@ -40,8 +42,6 @@ def write_dead_letters(
 
 
 def _write(rows: Any, table: LakeTable, topic: str, app: str, reach: dict[str, str]) -> None:
-    from pyspark.sql import functions as f
-
     origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
     letter = f.struct(
         f.col(REASON).alias("reason"),
