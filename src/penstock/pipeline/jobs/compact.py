@@ -49,8 +49,6 @@ TOMBSTONE_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """What to compact, by which key, and where to."""
-
     topic: str
     key: str | None = None
     key_sql: str | None = None

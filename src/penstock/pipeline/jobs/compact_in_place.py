@@ -59,7 +59,6 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
 
 
 def _dirty(group: list[Any], kept: Kept) -> bool:
-    """Whether there is anything to remove."""
     there = sum(segment["records"] for segment in group)
     return bool(kept.count(group[0]["base"], group[-1]["end"]) < there)
 

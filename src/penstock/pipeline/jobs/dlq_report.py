@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
@@ -104,8 +105,6 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Which dead letters, and where the report goes."""
-
     database: str | None = None
     queues: Sequence[str] = ()
     since: str | datetime | None = None
@@ -163,8 +162,6 @@ def _collect(
     until: datetime,
     samples: int,
 ) -> Letters:
-    from pyspark.sql import Window
-
     if not queries:
         return Letters(since or until - timedelta(days=1), until, 0, [])
     letters = postgres_frames.read(spark, postgres, queries, LETTERS).withColumn(

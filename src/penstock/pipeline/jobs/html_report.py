@@ -32,8 +32,6 @@ SHORTEST_AXIS = timedelta(minutes=10)
 
 @dataclass
 class Table:
-    """A table below the plots."""
-
     title: str
     columns: list[str]
     rows: list[list[str]]
@@ -43,8 +41,6 @@ class Table:
 
 @dataclass
 class Report:
-    """What a page shows."""
-
     title: str
     since: datetime
     until: datetime
@@ -58,7 +54,6 @@ class Report:
 
     @property
     def subtitle(self) -> str:
-        """The time it covers, and its step."""
         window = _span(self.since, self.until)
         if self.window is not None and self.window != (self.since, self.until):
             window += f" (of {_span(*self.window)}: before and after, nothing happened)"
@@ -113,7 +108,6 @@ def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[
 
 
 def to_html(report: Report) -> str:
-    """One page with everything in it."""
     tiles = "".join(
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
@@ -215,7 +209,6 @@ def duration(seconds: float | None) -> str:
 
 
 def short(text: str, most: int) -> str:
-    """The text, cut off at so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
@@ -47,8 +48,6 @@ class Keys:
 
     def read(self, frame: Any) -> Any:
         """Columns key, offset, timestamp, payload, tombstone, broken, own (its offset, keyless)."""
-        from pyspark.errors import AnalysisException
-
         text = f.col("payload").cast("string")
         # Strict, and the whole record: half a JSON object, or one in another encoding, must not
         # pass for an update.

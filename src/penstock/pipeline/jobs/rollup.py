@@ -81,8 +81,6 @@ FORGET = """
 
 @dataclass
 class RolledUp:
-    """What a run did."""
-
     since: datetime
     until: datetime
     queues: int = 0
@@ -94,8 +92,6 @@ class RolledUp:
 
 @dataclass(frozen=True, slots=True)
 class RollupOptions:
-    """What to roll up."""
-
     database: str | None = None
     broker: str | None = None
     url: str | None = None
@@ -131,7 +127,7 @@ def rollup(
     window = f"{start:%F %H:%M} to {end:%F %H:%M} UTC"
     if options.queues or not options.topics:
         catalog = _catalog(postgres, options.queues)
-        done.queues, done.groups = len(catalog.queues), len(catalog.groups)
+        done.queues, done.groups = len(catalog.queues), sum(map(len, catalog.groups.values()))
         if catalog.queues:
             say(f"{done.queues} queues with {done.groups} groups, {window}")
             made = minutes.queue_minutes(spark, postgres, catalog, start, end, options.tasks)
@@ -177,10 +173,11 @@ def _window(
 
 def _catalog(postgres: Postgres, names: Sequence[str]) -> minutes.Catalog:
     queues = {number: name for name, number in queue_ids(postgres, names).items()}
-    groups = postgres.rows("SELECT id, queue_id, name FROM groups")
-    return minutes.Catalog(
-        queues, {number: (queue, name) for number, queue, name in groups if queue in queues}
-    )
+    groups: dict[int, dict[int, str]] = {number: {} for number in queues}
+    for number, queue, name in postgres.rows("SELECT id, queue_id, name FROM groups"):
+        if queue in queues:
+            groups[queue][number] = name
+    return minutes.Catalog(queues, groups)
 
 
 def _topic_groups(

@@ -52,8 +52,6 @@ class Panel:
 
 @dataclass
 class Chart:
-    """Draws a panel."""
-
     panel: Panel
     times: Sequence[datetime]
     colors: Mapping[str, str]  # by label
