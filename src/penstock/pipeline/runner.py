@@ -35,8 +35,6 @@ WORKER_TOO_SLOW = "Python worker failed to connect back"
 
 
 class Runner:
-    """One run of one pipeline."""
-
     def __init__(
         self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None
     ) -> None:
@@ -152,7 +150,6 @@ class Runner:
                     query.stop()
 
     def _take_progress(self, queries: list[Any]) -> None:
-        """Take over what Spark says of the main query."""
         report, query = self.report, queries[0]
         for progress in query.recentProgress:
             if int(progress["batchId"]) > self._seen and rows_of(progress):
