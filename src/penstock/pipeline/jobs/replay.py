@@ -67,7 +67,7 @@ def replay(
     """Write the records again that `where` (SQL over topic, offset, timestamp, payload) selects."""
     if bool(options.to_topic) == bool(options.to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")
-    if options.to_topic == options.topic and not options.archive:
+    if options.to_topic == options.topic and not options.archive and options.end is None:
         raise InvalidRequest(
             f"a replay of {options.topic!r} into itself would read what it writes: name an end, or "
             "another topic"
