@@ -27,7 +27,7 @@ from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import read_archive
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
-from penstock.pipeline.sinks.identity import OTHER_ROWS
+from penstock.pipeline.sinks.identity import OTHER_ROWS, append_once
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.sink_claims import Claim
 
@@ -91,21 +91,18 @@ def replay(
     result = Replayed(total, bounds.first, last, len(ranges), options.execute)
     if not options.execute:
         return result
-    sink = {"orderBy": "offset", "token": options.token or ""}
+    sink = {"queue": options.to_queue, "url": options.url, "token": options.token}
     if options.to_topic:
-        sink |= {"topic": options.to_topic, "broker": str(options.broker)}
-    else:
-        sink |= {"queue": str(options.to_queue), "url": str(options.url)}
+        sink = {"topic": options.to_topic, "broker": options.broker, "token": options.token}
     written, fastest = 0, float("inf")
     for number, count, _ in ranges:
         began = time.monotonic()
         low = number * step
-        part = frame.where(f"offset >= {low} AND offset < {low + step}").coalesce(1)
+        part = frame.where(f"offset >= {low} AND offset < {low + step}")
         own_step = f":{step}" if step != OFFSETS_PER_WRITE else ""
         app = f"replay:{options.id}:{options.topic}:{low}{own_step}"
-        writer = part.select("offset", "payload").write.format("penstock").mode("append")
         try:
-            writer.options(**sink, appId=app).save()
+            append_once(part, ["offset"], app, **sink)
         except Exception as error:
             if OTHER_ROWS not in cause(error):
                 raise

@@ -209,6 +209,13 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
     )
 
 
+def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -> None:
+    """Write the payloads in this order by one task, under this appId."""
+    writer = rows.select(*order, "payload").coalesce(1).write.format("penstock").mode("append")
+    options = {name: value for name, value in sink.items() if value}
+    writer.options(**options, orderBy=",".join(order), appId=app).save()
+
+
 @plain_errors
 class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """Of topics and of queues, of batches and of streams. Options are read on the driver."""
