@@ -40,7 +40,6 @@ class Runner:
     ) -> None:
         self.pipeline = pipeline
         self.report = Report(pipeline.name, master=master)
-        self._master = master
         self._listeners = listeners or []
         self._stop = threading.Event()
         self._seen = -1  # the last batch of the main query that the report has
@@ -55,7 +54,7 @@ class Runner:
         try:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
             self.pipeline = resolve_routes(self.pipeline)
-            session = spark or build_session(self.pipeline.name, self._master, settings)
+            session = spark or build_session(self.pipeline.name, self.report.master, settings)
             activate(session)
             outputs = query_builder.outputs(
                 self.pipeline, query_builder.frames(session, self.pipeline)

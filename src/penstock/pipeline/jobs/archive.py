@@ -10,7 +10,7 @@ the broker learns how far the archive reaches, which `topic describe` shows and 
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from pyspark.sql import functions as f
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.lake import outcomes
 from penstock.pipeline.lake.commits import new_run
@@ -55,8 +56,6 @@ log = logging.getLogger("penstock.pipeline")
 COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides on the size of tasks
 RECORDS_PER_STEP = 20_000_000
 RECORDS_PER_TASK = (50_000, 2_000_000)  # least and most
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -138,7 +137,7 @@ class Archiver:
         self.table = LakeTable(target, origin.kind, origin.name)
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
-    def run(self, spark: Any, say: Say = lambda _: None) -> Archived:
+    def run(self, spark: Any, say: Say = quiet) -> Archived:
         """Archive all there is now. Safe to kill at any moment and to run again."""
         spark = activate(spark)
         done = Archived(self.origin.kind, self.origin.name)
@@ -247,7 +246,7 @@ def archive(
     payloads: Payloads | None = None,
     *,
     convert_old: bool = False,
-    say: Say = lambda _: None,
+    say: Say = quiet,
 ) -> Archived:
     """Archive all there is of a topic or a queue now, then do the upkeep."""
     archiver = Archiver(target, origin, upkeep, payloads)

@@ -17,7 +17,6 @@ To Parquet: a snapshot, replaced as a whole by replacing its manifest
 run, for those who read them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from pyspark.sql import functions as f
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive_directory import Lake, Manifest
 from penstock.pipeline.jobs.compact_in_place import in_place
 from penstock.pipeline.jobs.keyed_topic import (
@@ -69,9 +69,7 @@ class CompactOptions:
     dry_run: bool = False
 
 
-def compact(
-    spark: Any, options: CompactOptions, say: Callable[[str], None] = lambda _: None
-) -> Compacted:
+def compact(spark: Any, options: CompactOptions, say: Say = quiet) -> Compacted:
     """Keep the latest record per key of the topic. Safe to kill at any moment and to run again."""
     if sum((bool(options.to_topic), bool(options.to), options.in_place)) != 1:
         raise InvalidRequest(

@@ -18,7 +18,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs import html_report, postgres_frames
+from penstock.pipeline.jobs import Say, html_report, postgres_frames, quiet
 from penstock.pipeline.jobs.html_report import Report, Table, number, short, top
 from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
@@ -113,9 +113,7 @@ class ReportOptions:
     html: str | Path | None = None
 
 
-def dlq_report(
-    spark: Any, options: ReportOptions, say: Callable[[str], None] = lambda _: None
-) -> Letters:
+def dlq_report(spark: Any, options: ReportOptions, say: Say = quiet) -> Letters:
     """Group the dead letters that failed from `since` (the first) to `until` (now)."""
     if not 0 <= options.samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")

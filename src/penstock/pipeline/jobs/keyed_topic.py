@@ -4,7 +4,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from pyspark.sql import functions as f
 from penstock.errors import InvalidRequest
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say
 
 RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
@@ -114,7 +114,7 @@ class Source:
     keys: Keys
     connection: dict[str, str]  # broker, directory and token, for Spark's reads and writes
     dry_run: bool
-    say: Callable[[str], None]
+    say: Say
     state: Any = None
 
     def __post_init__(self) -> None:

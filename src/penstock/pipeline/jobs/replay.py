@@ -13,7 +13,6 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from penstock.errors import Conflict, InvalidRequest
 from penstock.net.tls import ca_text
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive import read_archive
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
@@ -61,9 +61,7 @@ class ReplayOptions:
     execute: bool = False
 
 
-def replay(
-    spark: Any, options: ReplayOptions, say: Callable[[str], None] = lambda _: None
-) -> Replayed:
+def replay(spark: Any, options: ReplayOptions, say: Say = quiet) -> Replayed:
     """Write the records again that `where` (SQL over topic, offset, timestamp, payload) selects."""
     if bool(options.to_topic) == bool(options.to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")

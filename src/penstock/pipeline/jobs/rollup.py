@@ -17,7 +17,7 @@ was counted before.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.jobs import postgres_frames
+from penstock.pipeline.jobs import Say, postgres_frames, quiet
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.postgres_frames import ROWS_PER_STATEMENT, queue_ids
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
@@ -104,9 +104,7 @@ class RollupOptions:
     tasks: int = TASKS
 
 
-def rollup(
-    spark: Any, options: RollupOptions, say: Callable[[str], None] = lambda _: None
-) -> RolledUp:
+def rollup(spark: Any, options: RollupOptions, say: Say = quiet) -> RolledUp:
     """Roll up whole minutes from `since` (where the last run ended) to `until` (now).
 
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
