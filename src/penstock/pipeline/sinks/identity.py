@@ -233,9 +233,8 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         self._target = options.text(self.kind) or ""
         self._app = options.text("appId")
         self._order = options.names("orderBy")
-        self._batch = options.whole(
-            "batchId", None, least=0
-        )  # for `foreachBatch` over Spark Connect
+        # for `foreachBatch` over Spark Connect
+        self._batch = options.whole("batchId", None, least=0)
         self._reach: dict[str, Any] = {
             "patience": options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS),
             "token": options.token(),
