@@ -71,6 +71,11 @@ class TableSink:
                 storage_options=options,
             )
         table = DeltaTable(self._storage.uri, storage_options=options)
+        if partitions := table.metadata().partition_columns:
+            raise InvalidRequest(
+                f"the table {self._storage.uri} is partitioned by {', '.join(partitions)}, and a "
+                "pipeline writes no partitions: give the sink a table without"
+            )
         columns = [field.name for field in table.schema().fields]
         if columns != schema.names:
             raise InvalidRequest(
