@@ -166,7 +166,7 @@ def figures() -> Iterator[Figure]:
     }
     with tempfile.TemporaryDirectory(prefix="penstock-bench-lake-") as directory:
         table = LakeTable(directory, "topic", TOPIC)
-        snapshot = table.create("bench", table.kind.columns, limits)
+        snapshot = table.create("bench", limits)
         names, moment = table.kind.columns.names, pa.array([NOON], TIMESTAMP)
         times: list[float] = []
         full = 0  # commits until the oldest were too old

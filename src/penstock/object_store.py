@@ -109,10 +109,7 @@ class ObjectStore:
         except Exception as error:
             raise ConfigError(f"{address}: {_reason(error)}") from error
 
-    # What is there
-
     def names(self) -> set[str]:
-        """Everything that is there."""
         return {item.name for item in self.list()}
 
     def list(self, prefix: str | None = None) -> Iterator[Listed]:
@@ -121,8 +118,6 @@ class ObjectStore:
                 for item in page:
                     if item["path"] != LOCK:
                         yield Listed(item["path"], item["size"], item["last_modified"])
-
-    # Reading
 
     def read(self, name: str) -> Iterator[bytes]:
         """The content, in parts."""
@@ -158,8 +153,6 @@ class ObjectStore:
         with suppress(NotFound), self._explained("look at", name):
             return dict(self._obstore.head(self._store, name))
         return {}
-
-    # Writing
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         """Any size. In a directory it is durable after `sync`."""
@@ -234,8 +227,7 @@ class ObjectStore:
                     path.unlink(missing_ok=True)
 
     def sync(self, names: Iterable[str] | None = None) -> None:
-        """Make what was written durable, all of it or these files; an object store's answer says
-        that it is."""
+        """Make these files durable, or all. An object store's answer says that they are."""
         if self.directory is None:
             return
         if names is None:
@@ -291,8 +283,7 @@ def _plain_endpoint() -> bool:
 
 
 def _content(parts: Iterable[bytes]) -> bytes | Iterator[bytes]:
-    """What is small as a whole, which takes one request; more as an iterator, for an upload in
-    parts."""
+    """What is small as a whole, which takes one request; more for an upload in parts."""
     following = iter(parts)
     first: list[bytes] = []
     size = 0

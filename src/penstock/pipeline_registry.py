@@ -96,7 +96,6 @@ class Pipelines:
         self._reports = {str(name): dict(report) for name, report in reports.items()}
 
     async def stop(self) -> None:
-        """Write it down."""
         self._save()
 
     def put(self, name: str, report: dict[str, Any]) -> bool:
@@ -117,7 +116,6 @@ class Pipelines:
         return name in self._stops
 
     def all(self) -> list[dict[str, Any]]:
-        """The latest reports, by name."""
         return [self.get(name) for name in sorted(self._reports)]
 
     def get(self, name: str) -> dict[str, Any]:
@@ -138,7 +136,6 @@ class Pipelines:
         return self.get(name)
 
     def forget(self, name: str) -> None:
-        """Drop a pipeline's report."""
         self.get(name)
         del self._reports[name]
         self._stops.discard(name)
@@ -161,8 +158,7 @@ def _runs(before: list[dict[str, Any]], report: dict[str, Any], now: float) -> l
 
 
 def _minutes(before: dict[str, Any], report: dict[str, Any], now: float) -> list[dict[str, Any]]:
-    """Rows and lag of the last minutes with a report, the newest last. `rows` of reports are those
-    of the run so far."""
+    """Rows and lag of the last minutes with a report. `rows` of reports are of the run so far."""
     same_run = before.get("started_at") == report.get("started_at")
     rows = max(0, report.get("rows", 0) - (before.get("rows", 0) if same_run else 0))
     minutes: list[dict[str, Any]] = list(before.get("minutes", []))

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.cli import app
 from penstock.cli.pipeline import Spark
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.lake.data_files import ROWS, FileWriter
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.runner import Runner
@@ -74,6 +76,15 @@ def test_a_table_keeps_the_files_of_a_commit_whose_answer_was_lost(
     assert sink._commit(table, "app", 0, "a", files[0])
     assert not sink._commit(stale, "app", 0, "b", files[1]), "another run has the batch"
     assert table.to_pyarrow_table().num_rows == 2
+
+
+def test_a_table_with_partitions_is_refused_whose_columns_would_be_lost(tmp_path: Path) -> None:
+    names = ["id", "day"]
+    schema = pa.schema([(name, pa.string()) for name in names])
+    deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=["day"])
+    batch = SimpleNamespace(schema=StructType([StructField(name, StringType()) for name in names]))
+    with pytest.raises(InvalidRequest, match="is partitioned by day"):
+        TableSink(str(tmp_path), "app", {})._table(batch)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
         assert archive(spark, str(target), origin).rows == 50
         link.append(frames.produce_batch(topic, [b"%d" % i for i in range(50, 80)]))
 
-    def killed(*_: Any) -> bool:
+    def killed(*_: Any, **how: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -104,6 +104,11 @@ def test_a_topic_is_archived_once_whatever_is_killed_when_and_replayed_from_ther
     )
     with pytest.raises(InvalidRequest, match="into itself"):
         replay(spark, ReplayOptions(topic=topic, id="x", to_topic=topic, broker=tcp))
+    again = ReplayOptions(topic=topic, id="x", to_topic=topic, broker=tcp, end=3, execute=True)
+    for _ in range(2):
+        assert replay(spark, again).rows == 3
+    payloads = [int(row["payload"]) for row in batch_rows(broker=tcp, topic=topic)]
+    assert payloads == [*range(80), *range(3)]
 
 
 @pytest.mark.spark
@@ -132,7 +137,7 @@ def test_a_queue_is_archived_once_whatever_is_killed_when(
     assert archive(spark, target, origin).rows == 30
     push(range(30, 48))
 
-    def killed(*_: Any) -> bool:
+    def killed(*_: Any, **how: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -74,7 +74,7 @@ def opened(table: LakeTable) -> Snapshot:
 
 def made(root: Path | str, **options: Any) -> LakeTable:
     table = LakeTable(str(root), "topic", "orders", **options)
-    table.create("one", TOPIC_KIND.columns, {})
+    table.create("one")
     return table
 
 
@@ -126,8 +126,8 @@ def test_a_run_whose_commit_was_answered_with_an_error_knows_its_own_commit(
 ) -> None:
     table, commit = made(tmp_path), LakeTable._commit
 
-    def lost(*given: Any) -> bool:
-        assert commit(*given)
+    def lost(*given: Any, **how: Any) -> bool:
+        assert commit(*given, **how)
         return False  # as when the store's answer is lost and the second try finds the first
 
     monkeypatch.setattr(LakeTable, "_commit", lost)
@@ -143,7 +143,7 @@ def test_a_run_that_fails_leaves_no_files_and_commits_none_that_are_gone(
     add(table, 0, 10)
     kept = sorted(table.storage.local.glob("date=*/*"))
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **how: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for owner, name in ((LakeTable, "_commit"), (data_files._Day, "flush"), (Storage, "sync")):
@@ -305,7 +305,7 @@ def test_rows_that_are_there_twice_are_removed_as_the_docs_say(tmp_path: Path) -
     base = table.require()
     again = FileWriter(table.storage, TOPIC_KIND, base.columns(), "again").write([batch(0, 10)])
     actions = [file.add_action(TOPIC_KIND) for file in again]
-    assert commits.commit(base.delta, "again", actions, [], partition_by=["date"])
+    assert commits.commit(base.delta, "again", actions, [])
     assert len(offsets(table)) == 40
     page = (Path(__file__).parents[2] / "docs/how-to/archive.md").read_text()
     recipe = page.partition("## Remove rows")[2].partition("```python")[2].partition("```")[0]
@@ -345,7 +345,7 @@ def test_names_become_directories_that_other_engines_take(tmp_path: Path) -> Non
     assert folder("orders") == "orders"
     assert len({folder(name) for name in ("a b", "a~20b", "a%20b", "a~b", "ä", "a=b")}) == 6
     table = LakeTable(str(tmp_path), "queue", "a=b c~%ä")
-    snapshot = table.create("one", TOPIC_KIND.columns, {})
+    snapshot = table.create("one")
     assert snapshot.properties["penstock.name"] == "a=b c~%ä"
     assert polars.scan_delta(table.storage.uri).collect().height == 0
     with pytest.raises(InvalidRequest, match="must not contain '%'"):

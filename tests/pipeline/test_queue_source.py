@@ -300,9 +300,9 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
         return rows_of(reader, tasks)
 
     asyncio.run(_execute(database_url, "ANALYZE messages"))
-    within = queue_source._within(1, 0, 1 << 40)
+    within = options(database_url, streaming=False)._conditions(1, 0, 1 << 40)
     for end in (None, 4):
-        asked = packed.query(["p", "d"], [within], 0, end, toasted=True)
+        asked = packed.query(["p", "d"], within, 0, end, toasted=True)
         plan = "\n".join(row[0] for row in asyncio.run(_execute(database_url, f"EXPLAIN {asked}")))
         assert re.search(r"Tid Range Scan[^\n]*\n *TID Cond: [^\n]*ctid >= [^\n]*ctid < ", plan), (
             plan

@@ -23,16 +23,7 @@ from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.dlq_report import ReportOptions, dlq_report
-from penstock.pipeline.jobs.html_report import (
-    Panel,
-    Report,
-    Series,
-    check_target,
-    colors,
-    fit,
-    to_html,
-    write,
-)
+from penstock.pipeline.jobs.html_report import Report, check_target, colors, fit, to_html, write
 from penstock.pipeline.jobs.rollup import (
     REACHED,
     RollupOptions,
@@ -43,6 +34,7 @@ from penstock.pipeline.jobs.rollup import (
 )
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
+from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.options import Options
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames

@@ -19,7 +19,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks import topic as topic_sink
 from penstock.pipeline.sinks.identity import Writer
-from penstock.pipeline.sinks.topic import Cutter, TopicStreamWriter, _Appender, sequence
+from penstock.pipeline.sinks.topic import Cutter, TopicWriter, _Appender, sequence
 from penstock.protocol import frames
 from tests.pipeline.support import Driver, batch_rows, patiently
 
@@ -113,14 +113,14 @@ def test_rows_that_cannot_become_records_are_refused_before_anything_runs(
 ) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields])
     with pytest.raises(InvalidRequest, match=text):
-        TopicStreamWriter(Options({"broker": "x:1", **options}), schema)
+        TopicWriter(Options({"broker": "x:1", **options}), schema, streaming=True)
 
 
 def test_a_sink_without_an_app_id_says_that_it_writes_at_least_once(capsys) -> None:
     schema = StructType([StructField("payload", StringType())])
-    TopicStreamWriter(Options({"broker": "x:1", "topic": "t"}), schema)
+    TopicWriter(Options({"broker": "x:1", "topic": "t"}), schema, streaming=True)
     assert "at least once" in capsys.readouterr().err
-    TopicStreamWriter(Options({"broker": "x:1", "topic": "t", "appId": "a"}), schema)
+    TopicWriter(Options({"broker": "x:1", "topic": "t", "appId": "a"}), schema, streaming=True)
     assert capsys.readouterr().err == ""
 
 

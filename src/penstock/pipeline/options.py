@@ -92,7 +92,7 @@ class Options:
         except ValueError:
             raise InvalidRequest(f"the option {name!r} is {wanted}, not {value!r}") from None
 
-    def whole(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+    def whole(self, name: str, default: D, least: int = 1) -> int | D:
         """A whole number that is not below `least`."""
 
         def parse(value: str) -> int:

@@ -39,8 +39,6 @@ INTERVAL = re.compile(r"\d+(\.\d+)? (milliseconds?|seconds?|minutes?|hours?)")
 
 
 class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A topic or a queue, for dead letters."""
-
     topic: str | None = None
     queue: str | None = None
 
@@ -113,8 +111,6 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A pipeline file, decoded."""
-
     name: str
     source: Source | None = None
     sources: dict[str, Source] = {}
@@ -140,19 +136,15 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def outputs(self) -> dict[str, Sink]:
         return {**({MAIN: self.sink} if self.sink else {}), **self.sinks}
 
-    def output_app_id(self, name: str) -> str:
-        """Under which a sink's rows are recognised when they come again."""
-        return self.app_id if name == MAIN else f"{self.app_id}:{name}"
+    def app_id(self, output: str = MAIN) -> str:
+        """Under which an output's rows are recognised when they come again."""
+        own = self.appId or self.name
+        return own if output == MAIN else f"{own}:{output}"
 
     @property
     def streaming(self) -> bool:
         """Whether it runs from a checkpoint, as opposed to reading all every time."""
         return self.trigger != "batch"
-
-    @property
-    def app_id(self) -> str:
-        """The name under which its rows are recognised when they come again."""
-        return self.appId or self.name
 
 
 def load(path: Path) -> Pipeline:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from pyspark.errors import AnalysisException
+from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from penstock.errors import ConfigError
@@ -42,11 +44,11 @@ class Frames:
 def frames(
     spark: Any, pipeline: Pipeline, read: Callable[[str, Source], Any] | None = None
 ) -> Frames:
-    """All frames, each registered as a view. `read` makes those of sources, instead of `_read`."""
+    """All frames, each registered as a view. `read` makes those of sources."""
     made = Frames()
     frame = None
     for name, source in pipeline.views.items():
-        frame = read(name, source) if read else _read(spark, pipeline, source)
+        frame = read(name, source) if read else read_source(spark, pipeline, source)
         if not source.schema:
             frame = _late(frame, source, name)
         if source.format == "json" and source.schema:
@@ -75,8 +77,6 @@ def frames(
 
 def counted(frame: Any) -> tuple[Any, Any]:
     """The frame, and how many rows it had once it was written (`rows`)."""
-    from pyspark.sql import Observation
-
     observed = Observation()
     return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
 
@@ -99,8 +99,6 @@ def verify(spark: Any, pipeline: Pipeline) -> list[str]:
 
 @dataclass(frozen=True)
 class Output:
-    """Rows, and where they go."""
-
     name: str  # of the sink, or of the dead letters' source
     frame: Any
     sink: Sink
@@ -114,32 +112,26 @@ class Output:
 
 def outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
     """The sinks in their order, then the dead letters."""
-    places = [
-        Output(name, made.of(sink), sink, pipeline.output_app_id(name))
-        for name, sink in pipeline.outputs.items()
-    ]
+    places = [(name, made.of(sink), sink) for name, sink in pipeline.outputs.items()]
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None
-        sink = Sink(topic=target.topic, queue=target.queue)
-        places.append(Output(f"dead:{name}", letters, sink, f"{pipeline.app_id}:dead:{name}"))
-    return places
+        places.append((f"dead:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
+    return [Output(name, frame, sink, pipeline.app_id(name)) for name, frame, sink in places]
 
 
 def _verify_sink(pipeline: Pipeline, frame: Any, sink: Sink) -> None:
     """By the very code that will write."""
-    from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
-    from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
+    from penstock.pipeline.sinks.queue import QueueWriter
+    from penstock.pipeline.sinks.topic import TopicWriter
 
-    kinds = (QueueWriter, QueueStreamWriter) if sink.queue else (TopicWriter, TopicStreamWriter)
-    options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id)))
+    kind = QueueWriter if sink.queue else TopicWriter
+    options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id())))
     with naming("sink"):
-        kinds[pipeline.streaming](options, as_messages(frame, sink).schema)
+        kind(options, as_messages(frame, sink).schema, streaming=pipeline.streaming)
 
 
 def _late(frame: Any, source: Source, name: str) -> Any:
-    from pyspark.errors import AnalysisException
-
     for column, delay in source.watermark.items():
         try:
             frame = frame.withWatermark(column, delay)
@@ -148,19 +140,11 @@ def _late(frame: Any, source: Source, name: str) -> Any:
     return frame
 
 
-def _read(spark: Any, pipeline: Pipeline, source: Source) -> Any:
-    if not pipeline.streaming:
-        return read_batch(spark, pipeline, source)
-    options = texts(source_options(pipeline, source))
-    return spark.readStream.format("penstock").options(**options).load()
-
-
-def read_batch(spark: Any, pipeline: Pipeline, source: Source) -> Any:
-    """All that a source holds now."""
+def read_source(spark: Any, pipeline: Pipeline, source: Source) -> Any:
     if source.parquet:
         return spark.read.options(**texts(source.options)).parquet(source.parquet)
-    options = texts(source_options(pipeline, source))
-    return spark.read.format("penstock").options(**options).load()
+    reader = spark.readStream if pipeline.streaming else spark.read
+    return reader.format("penstock").options(**texts(source_options(pipeline, source))).load()
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:

@@ -11,6 +11,7 @@ Spark tells of a query without new data every 10 s, which is often enough to be 
 import logging
 import threading
 from typing import Any
+from uuid import UUID
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -28,58 +29,54 @@ class QueryListener(StreamingQueryListener):
     def __init__(self, spark: Any, url: str | None = None, token: str | None = None) -> None:
         self._spark = spark
         self._url, self._token = url, token
-        self._reports: dict[str, Report] = {}  # by the query's run
-        self._heartbeats: dict[str, Heartbeat] = {}
+        # by the query's run; none of those that began before they were listened to
+        self._reports: dict[UUID, Report] = {}
+        self._heartbeats: dict[UUID, Heartbeat] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        run = str(event.runId)
         name = event.name or f"query-{event.id}"
-        self._reports[run] = Report(name, state="running", master=self._master())
+        master = str(self._spark.conf.get("spark.master", ""))
+        self._reports[event.runId] = Report(name, state="running", master=master)
         if self._url:
-            self._heartbeats[run] = Heartbeat(self._url, name, self._token)
-        self._send(run, event.id)
+            self._heartbeats[event.runId] = Heartbeat(self._url, name, self._token)
+        self._send(event)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """A batch is done, or there was nothing to do."""
         progress = event.progress
-        report = self._reports.get(str(progress.runId))
-        if report is None:  # started before it was listened to
+        if (report := self._reports.get(progress.runId)) is None:
             return
         rows, sources = report.take(progress), progress["sources"]
         report.state = "running" if rows else "idle"
         report.lag, report.position = lag_of(sources), in_words(sources)
         if rows and report.position:
             log.info("%s: %s", report.name, report.position)
-        self._send(str(progress.runId), progress.id)
+        self._send(progress)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        run = str(event.runId)
-        if (report := self._reports.get(run)) is not None:
+        if (report := self._reports.get(event.runId)) is not None:
             report.state = "idle"
-            self._send(run, event.id)
+            self._send(event)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        run = str(event.runId)
-        if (report := self._reports.get(run)) is None:
+        if (report := self._reports.get(event.runId)) is None:
             return
         report.error = cause(RuntimeError(event.exception)) if event.exception else None
         report.state = "failed" if event.exception else "finished"
         if report.error:
             log.error("%s failed: %s", report.name, report.error)
-        self._send(run, event.id)
-        del self._reports[run]
-        self._heartbeats.pop(run, None)
+        self._send(event)
+        del self._reports[event.runId]
+        self._heartbeats.pop(event.runId, None)
 
-    def _send(self, run: str, query: Any) -> None:
-        heartbeat = self._heartbeats.get(run)
+    def _send(self, query: Any) -> None:
+        """Report the query that an event or its progress is of."""
+        heartbeat = self._heartbeats.get(query.runId)
         if heartbeat is None:
             return
-        heartbeat(self._reports[run])
+        heartbeat(self._reports[query.runId])
         if heartbeat.stop_wanted:
             heartbeat.stop_wanted = False
-            active = self._spark.streams.get(str(query))
+            active = self._spark.streams.get(str(query.id))
             if active is not None:  # not here: Spark's events wait for this method
                 threading.Thread(target=stop_after_batch, args=(active,), daemon=True).start()
-
-    def _master(self) -> str:
-        return str(self._spark.conf.get("spark.master", ""))

@@ -5,8 +5,10 @@ pipeline list`, and the wish of an operator that it should stop.
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -55,6 +57,31 @@ class Report:
 
 
 Listener = Callable[[Report], None]
+
+
+def notify(listeners: list[Listener], report: Report) -> bool:
+    """Pass the report on; whether one of them wants the pipeline to stop."""
+    for listener in listeners:
+        listener(report)
+    return any(getattr(listener, "stop_wanted", False) for listener in listeners)
+
+
+@contextmanager
+def repeating(action: Callable[[], None], seconds: float) -> Iterator[None]:
+    """While the block runs, do this every so many seconds in a thread of its own."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Heartbeat:

@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.progress import in_words, lag_of, rows_of
 from penstock.pipeline.query_builder import Output
-from penstock.pipeline.report import Listener, Report
+from penstock.pipeline.report import Listener, Report, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
@@ -36,14 +35,11 @@ WORKER_TOO_SLOW = "Python worker failed to connect back"
 
 
 class Runner:
-    """One run of one pipeline."""
-
     def __init__(
         self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None
     ) -> None:
         self.pipeline = pipeline
         self.report = Report(pipeline.name, master=master)
-        self._master = master
         self._listeners = listeners or []
         self._stop = threading.Event()
         self._seen = -1  # the last batch of the main query that the report has
@@ -58,7 +54,7 @@ class Runner:
         try:
             settings = {name: str(value) for name, value in self.pipeline.spark.items()}
             self.pipeline = resolve_routes(self.pipeline)
-            session = spark or build_session(self.pipeline.name, self._master, settings)
+            session = spark or build_session(self.pipeline.name, self.report.master, settings)
             activate(session)
             outputs = query_builder.outputs(
                 self.pipeline, query_builder.frames(session, self.pipeline)
@@ -85,7 +81,7 @@ class Runner:
         # and the same.
         run = "" if p.appId else f":{uuid.uuid4().hex}"
         main, *others = outputs
-        with self._counting_tasks(main.frame):
+        with repeating(partial(self._count_tasks, main.frame), POLL_SECONDS):
             for output in others:
                 query_builder.writer(p, output.frame, output.sink, output.app + run, None).save()
             counted, observed = query_builder.counted(main.frame)
@@ -95,28 +91,15 @@ class Runner:
         self.report.progress = 1.0
         self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
 
-    @contextmanager
-    def _counting_tasks(self, frame: Any) -> Iterator[None]:
-        """Report from time to time how many of the tasks that Spark has planned are done."""
-        ended = threading.Event()
-
-        def poll() -> None:
-            while not ended.wait(POLL_SECONDS):
-                if hasattr(frame, "_jdf"):  # Spark Connect has no tracker
-                    tracker = frame.sparkSession.sparkContext.statusTracker()
-                    stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
-                    if tasks := sum(stage.numTasks for stage in stages if stage):
-                        done = sum(stage.numCompletedTasks for stage in stages if stage)
-                        self.report.progress = done / tasks
-                self._report()
-
-        polling = threading.Thread(target=poll, daemon=True)
-        polling.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            polling.join()
+    def _count_tasks(self, frame: Any) -> None:
+        """Report how many of the tasks that Spark has planned are done."""
+        if hasattr(frame, "_jdf"):  # Spark Connect has no tracker
+            tracker = frame.sparkSession.sparkContext.statusTracker()
+            stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
+            if tasks := sum(stage.numTasks for stage in stages if stage):
+                done = sum(stage.numCompletedTasks for stage in stages if stage)
+                self.report.progress = done / tasks
+        self._report()
 
     def _keep_running(self, outputs: list[Output]) -> None:
         """Resume from the checkpoint when no Python worker started within Spark's fixed 10 s."""
@@ -166,7 +149,6 @@ class Runner:
                     query.stop()
 
     def _take_progress(self, queries: list[Any]) -> None:
-        """Take over what Spark says of the main query."""
         report, query = self.report, queries[0]
         for progress in query.recentProgress:
             if int(progress["batchId"]) > self._seen and rows_of(progress):
@@ -187,10 +169,8 @@ class Runner:
 
     def _report(self, state: str | None = None) -> None:
         self.report.state = state or self.report.state
-        for listener in self._listeners:
-            listener(self.report)
-            if getattr(listener, "stop_wanted", False):
-                self._stop.set()
+        if notify(self._listeners, self.report):
+            self._stop.set()
 
 
 def failed_batch(checkpoint: Path) -> str:

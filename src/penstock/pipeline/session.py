@@ -37,19 +37,18 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %%d{HH:mm:ss} %%p %%c{1}: %%m%%n%%ex{short}
 """
-# These log the failure of a task that is then raised, and reported with its cause.
-SILENCED_LOGGERS = (
-    "org.apache.spark.executor.Executor",
-    "org.apache.spark.scheduler.TaskSetManager",
-    "org.apache.spark.util.Utils",
-    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
-    "org.apache.spark.sql.execution.streaming.checkpointing.StreamMetadata",
-)
-# Else the main class "sets the default log level" and says so.
-LOGGER_LEVELS = {"org.apache.spark.api.python.PythonGatewayServer": "error"}
-LOGGER_LEVELS |= dict.fromkeys(SILENCED_LOGGERS, "off")
+LOGGER_LEVELS = {
+    # else the main class "sets the default log level" and says so
+    "api.python.PythonGatewayServer": "error",
+    # these log the failure of a task that is then raised, and reported with its cause
+    "executor.Executor": "off",
+    "scheduler.TaskSetManager": "off",
+    "util.Utils": "off",
+    "sql.execution.datasources.FileFormatWriter": "off",
+    "sql.execution.streaming.checkpointing.StreamMetadata": "off",
+}
 SILENCE = "".join(
-    f"logger.{i}.name = {name}\nlogger.{i}.level = {level}\n"
+    f"logger.{i}.name = org.apache.spark.{name}\nlogger.{i}.level = {level}\n"
     for i, (name, level) in enumerate(LOGGER_LEVELS.items())
 )
 QUIET = "error"
@@ -100,12 +99,14 @@ def build(
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         _start_python_fast()
-        builder = builder.master(master)
         level = log_level()
-        own = {**COMMON, **(LOCAL if master.startswith("local") else {}), **_files(level)}
+        own: dict[str, Any] = {
+            **COMMON,
+            **(LOCAL if master.startswith("local") else {}),
+            **_files(level),
+        }
         own |= settings or {}
-        for key, value in own.items():
-            builder = builder.config(key, value)
+        builder = builder.master(master).config(map=own)
         with _own_interrupts():
             if level == QUIET:
                 _start_jvm_quietly({"spark.master": master, **own})
@@ -132,9 +133,7 @@ def _start_jvm_quietly(settings: Mapping[str, str]) -> None:
 
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
-    conf = SparkConf()
-    for key, value in settings.items():
-        conf.set(key, value)
+    conf = SparkConf().setAll(list(settings.items()))
     reading, writing = os.pipe()
     threading.Thread(target=_pass_on, args=(reading,), name="spark-stderr", daemon=True).start()
     try:
@@ -152,7 +151,6 @@ def _pass_on(reading: int) -> None:
 
 
 def find_java() -> str | None:
-    """The Java that Spark will start, if there is one."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java", path=str(Path(home) / "bin") if home else None)
 

@@ -3,7 +3,7 @@ loop over records (see `penstock.protocol.record_batch`).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -58,20 +58,16 @@ def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> lis
     return list(names)
 
 
-class Archived(Protocol):
-    """Records that were columns already."""
+@dataclass(frozen=True)
+class ArchivedRecords:
+    """A few records of an archive's table: what `Slice` is for those of the log."""
 
-    @property
-    def offsets(self) -> np.ndarray: ...
-
-    @property
-    def times(self) -> np.ndarray: ...
-
-    @property
-    def payloads(self) -> pa.Array: ...
+    offsets: np.ndarray
+    times: np.ndarray  # microseconds since 1970
+    payloads: pa.Array
 
 
-def topic_batch(topic: str, records: Slice | Archived, names: list[str]) -> pa.RecordBatch:
+def topic_batch(topic: str, records: Slice | ArchivedRecords, names: list[str]) -> pa.RecordBatch:
     """The records as a batch with the named columns of TOPIC_COLUMNS."""
     count = len(records.offsets)
     make: dict[str, Callable[[], pa.Array]] = {

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pyspark.errors import AnalysisException
+
 from penstock.errors import ConfigError
 
 # These depend on the task and its rows alone, or on nothing that changes between two attempts.
@@ -39,8 +41,6 @@ def refuse_unsupported(frame: Any, mode: str) -> None:
     """What Spark would refuse when the stream starts."""
     if not hasattr(frame, "_jdf"):
         return
-    from pyspark.errors import AnalysisException
-
     jvm = frame.sparkSession._jvm
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker

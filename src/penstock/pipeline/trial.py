@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from msgspec.structs import replace
 from pyspark.sql import functions as f
+from pyspark.sql.types import BinaryType
 
 from penstock.errors import ConfigError
 from penstock.pipeline.pipeline_file import Pipeline, Source
-from penstock.pipeline.query_builder import Frames, frames, read_batch
+from penstock.pipeline.query_builder import Frames, frames, read_source
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 
 Rows = list[dict[str, Any]]
@@ -69,16 +71,15 @@ def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str,
 
 
 def on_rows(spark: Any, pipeline: Pipeline, rows: Mapping[str, list[Any]]) -> Frames:
-    """All frames of the pipeline, over these rows of its sources."""
     return frames(
         spark, pipeline, lambda name, source: _frame(spark, name, source, rows.get(name, []))
     )
 
 
 def on_first_records(spark: Any, pipeline: Pipeline, records: int) -> Frames:
-    """All frames of the pipeline, over the first records of its sources."""
+    batch = replace(pipeline, trigger="batch")
     return frames(
-        spark, pipeline, lambda _, source: read_batch(spark, pipeline, source).limit(records)
+        spark, pipeline, lambda _, source: read_source(spark, batch, source).limit(records)
     )
 
 
@@ -100,8 +101,7 @@ def compare(made: Frames, expected: Mapping[str, list[Any]]) -> list[Difference]
 
 
 def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None = None) -> Rows:
-    """A view's rows, as Spark writes them in JSON; without columns that begin with an underscore
-    if those are `hidden`."""
+    """A view's rows as JSON; without columns that begin with an underscore if `hidden`."""
     frame = made.dead[view.removeprefix(DEAD)] if view.startswith(DEAD) else made.views[view]
     names = [name for name in frame.columns if not (hidden and name.startswith("_"))]
     columns = [_readable(frame, name) for name in names]
@@ -113,8 +113,6 @@ def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None 
 
 def _readable(frame: Any, name: str) -> Any:
     """Bytes as text: JSON would have them in base64."""
-    from pyspark.sql.types import BinaryType
-
     column = frame[f"`{name}`"]
     binary = isinstance(frame.schema[name].dataType, BinaryType)
     return f.decode(column, "UTF-8").alias(name) if binary else column

@@ -10,19 +10,22 @@ the broker learns how far the archive reaches, which `topic describe` shows and 
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive_directory import Lake
 from penstock.pipeline.lake import outcomes
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.convert import (
-    Position,
     convert,
     old_archive,
     queue_identity,
@@ -40,7 +43,7 @@ from penstock.pipeline.lake.maintenance import (
     maintain,
     merged_by_tasks,
 )
-from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded
+from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
@@ -53,8 +56,6 @@ log = logging.getLogger("penstock.pipeline")
 COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides on the size of tasks
 RECORDS_PER_STEP = 20_000_000
 RECORDS_PER_TASK = (50_000, 2_000_000)  # least and most
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -77,7 +78,6 @@ class Origin:
 
     @property
     def kind(self) -> str:
-        """topic or queue."""
         return "topic" if self.topic else "queue"
 
     @property
@@ -102,8 +102,6 @@ class Payloads:
 
 @dataclass
 class Archived:
-    """What a run did."""
-
     kind: str
     name: str
     rows: int = 0
@@ -120,13 +118,11 @@ class Step:
     """What one commit adds."""
 
     read: dict[str, str]  # options of the source
-    position: Position  # after it
-    records_per_task: int | None = None
+    identity: str  # of the source: a topic's incarnation; see `queue_identity`
+    position: int  # after it
 
 
 class Archiver:
-    """Archives one topic or queue into its table."""
-
     def __init__(
         self,
         target: str,
@@ -141,7 +137,7 @@ class Archiver:
         self.table = LakeTable(target, origin.kind, origin.name)
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
-    def run(self, spark: Any, say: Say = lambda _: None) -> Archived:
+    def run(self, spark: Any, say: Say = quiet) -> Archived:
         """Archive all there is now. Safe to kill at any moment and to run again."""
         spark = activate(spark)
         done = Archived(self.origin.kind, self.origin.name)
@@ -169,16 +165,12 @@ class Archiver:
         """The table, for the first step. When another run has made and filled it since this one has
         looked, the step would add the same rows again: Superseded.
         """
-        snapshot = self.table.create(step.position.identity, self.table.kind.columns, {})
+        snapshot = self.table.create(step.identity)
         if snapshot.position is not None:
-            raise Superseded(
-                f"another run archived {self.origin.kind} {self.origin.name!r} up to "
-                f"{snapshot.position} meanwhile; this one has added nothing"
-            )
+            raise self.table.superseded(snapshot)
         return snapshot
 
     def plan(self, snapshot: Snapshot | None) -> Iterator[Step]:
-        """What is archived, commit by commit."""
         given = self.origin.options()
         if self.origin.topic:
             return topic_steps(given, snapshot, self.upkeep.file_bytes)
@@ -186,11 +178,8 @@ class Archiver:
 
     def append(self, spark: Any, snapshot: Snapshot, step: Step) -> tuple[list[DataFile], Snapshot]:
         """One step: tasks write files, then they are committed."""
-        read = {**self.origin.options(), **step.read}
-        if step.records_per_task:
-            read["maxRecordsPerPartition"] = str(step.records_per_task)
         run = new_run()
-        frame = self.frame(spark, read)
+        frame = self.frame(spark, {**self.origin.options(), **step.read})
         typed = TypedColumns.of(snapshot, self.table.kind)
         if self.payloads.schema == INFER:
             typed = typed.inferred(frame)
@@ -208,7 +197,7 @@ class Archiver:
             self.table.storage, self.table.kind, snapshot.columns(), run, self.upkeep.file_bytes
         )
         files = self.write(rows, writer)
-        snapshot = self.table.append(snapshot, run, files, step.position.next)
+        snapshot = self.table.append(snapshot, run, files, step.position)
         return files, snapshot
 
     def frame(self, spark: Any, read: dict[str, str]) -> Any:
@@ -235,7 +224,6 @@ class Archiver:
             write_dead_letters(spark, self.table, snapshot, self.payloads.dead_letter, reach)
 
     def maintain(self, spark: Any) -> Maintained:
-        """Merge small files, drop old days, reclaim space."""
         return maintain(self.table, self.upkeep, self.merger(spark))
 
     def compact(self, spark: Any) -> int:
@@ -258,7 +246,7 @@ def archive(
     payloads: Payloads | None = None,
     *,
     convert_old: bool = False,
-    say: Say = lambda _: None,
+    say: Say = quiet,
 ) -> Archived:
     """Archive all there is of a topic or a queue now, then do the upkeep."""
     archiver = Archiver(target, origin, upkeep, payloads)
@@ -273,10 +261,9 @@ def topic_steps(
     given: dict[str, str], snapshot: Snapshot | None, file_bytes: int
 ) -> Iterator[Step]:
     """Ranges of offsets, from where the table ends to where the topic ends now."""
-    topics = Topics(Options(given))
     name = given["topic"]
-    state = topics.state(name)
-    topics.close()
+    with closing(Topics(Options(given))) as topics:
+        state = topics.state(name)
     if snapshot is not None and snapshot.identity != state.incarnation:
         raise DataLoss(
             f"topic {name!r} was deleted and created again since it was archived: archive it "
@@ -297,8 +284,9 @@ def topic_steps(
         read = {
             "startingOffsets": json.dumps({name: start}),
             "endingOffsets": json.dumps({name: end}),
+            "maxRecordsPerPartition": str(per_task),
         }
-        yield Step(read, Position(state.incarnation, end), per_task)
+        yield Step(read, state.incarnation, end)
         start = end
 
 
@@ -322,31 +310,22 @@ def queue_steps(
         high = outcomes.older_than(options, state.id, low, high, minutes)
     first = options.nth_xid(state.id, low, 0)
     if first is not None and first < high:
-        read = {"fromXid": str(low), "toXid": str(high)}
-        yield Step(read, Position(identity, high))
+        yield Step({"fromXid": str(low), "toXid": str(high)}, identity, high)
 
 
 def read_archive(
     spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
 ) -> Any:
     """The archived rows of one snapshot of the table, or of an archive of an earlier release."""
-    from pyspark.sql import functions as f
-
     origin = Origin(topic, queue)
     table = LakeTable(target, origin.kind, origin.name)
     snapshot = table.open()
     if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:
-        frame = _read_old(spark, target, origin)
+        lake = Lake(target)
+        manifest = lake.require(origin.kind, origin.name)
+        base = lake.url(lake.folder(origin.kind, origin.name))
+        reader = spark.read.option("basePath", base).option("mergeSchema", True)
+        frame = reader.parquet(*(lake.url(entry.path) for entry in manifest.files))
     else:
         frame = archived_frame(spark, table, table.require())
     return frame.withColumn(origin.kind, f.lit(origin.name))
-
-
-def _read_old(spark: Any, target: str, origin: Origin) -> Any:
-    lake = Lake(target)
-    manifest = lake.require(origin.kind, origin.name)
-    return (
-        spark.read.option("basePath", lake.url(lake.folder(origin.kind, origin.name)))
-        .option("mergeSchema", True)
-        .parquet(*(lake.url(entry.path) for entry in manifest.files))
-    )

@@ -14,11 +14,11 @@ system of pyarrow will do (a path, s3://, gs://, hdfs://).
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from pyarrow import fs
+from pyarrow import fs, parquet
 
 from penstock.errors import Damaged, NotFound
 from penstock.pipeline.lake.data_files import bounds
@@ -26,8 +26,6 @@ from penstock.pipeline.lake.data_files import bounds
 
 @dataclass
 class Entry:
-    """One file of the archive."""
-
     path: str  # below the root
     rows: int
     bytes: int
@@ -70,17 +68,14 @@ class Lake:
         return f"{kind}={quote(name, safe='')}"
 
     def manifest(self, kind: str, name: str) -> Manifest:
-        """What the archive holds of this topic or queue; an empty manifest when it holds
-        nothing.
-        """
+        """What the archive holds of this topic or queue; an empty manifest for nothing."""
         try:
-            with self._fs.open_input_stream(self._manifest_path(kind, name)) as file:
+            with self._fs.open_input_stream(f"{self._base}/{manifest_path(kind, name)}") as file:
                 return parse_manifest(kind, name, file.read())
         except FileNotFoundError:
             return Manifest(kind, name)
 
     def names(self) -> list[tuple[str, str]]:
-        """Every (kind, name) in the archive."""
         selector = fs.FileSelector(f"{self._base}/_archive", allow_not_found=True)
         names = []
         for info in self._fs.get_file_info(selector):
@@ -100,17 +95,11 @@ class Lake:
 
     def replace(self, manifest: Manifest) -> None:
         """Make the manifest count, atomically: written beside, then moved over the old one."""
-        path = self._manifest_path(manifest.kind, manifest.name)
+        path = f"{self._base}/{manifest_path(manifest.kind, manifest.name)}"
         self._fs.create_dir(f"{self._base}/_archive", recursive=True)
-        text = {
-            "kind": manifest.kind,
-            "name": manifest.name,
-            "position": manifest.position,
-            "files": [vars(entry) for entry in manifest.files],
-        }
         beside = f"{path}.{uuid.uuid4().hex}"
         with self._fs.open_output_stream(beside) as file:
-            file.write(json.dumps(text).encode())
+            file.write(json.dumps(asdict(manifest)).encode())
         self._fs.move(beside, path)
 
     def staging(self) -> tuple[str, str]:
@@ -122,56 +111,42 @@ class Lake:
         """Move a run's files into place; their paths below the root."""
         moved: list[str] = []
         source = f"{self._base}/_staging/{run}"
-        for info in self._fs.get_file_info(
-            fs.FileSelector(source, recursive=True, allow_not_found=True)
-        ):
-            if info.type == fs.FileType.File and info.base_name.endswith(".parquet"):
-                days = [
-                    part
-                    for part in info.path.removeprefix(source).split("/")
-                    if part.startswith("date=")
-                ]
-                path = "/".join([self.folder(kind, name), *days, f"{run}-{len(moved)}.parquet"])
-                self._fs.create_dir(f"{self._base}/{path.rpartition('/')[0]}", recursive=True)
+        folder = self.folder(kind, name)
+        self._fs.create_dir(f"{self._base}/{folder}", recursive=True)
+        for info in self._files(source):
+            if info.base_name.endswith(".parquet"):
+                path = f"{folder}/{run}-{len(moved)}.parquet"
                 self._fs.move(info.path, f"{self._base}/{path}")
                 moved.append(path)
-        self.drop_staging(run)
+        if self._fs.get_file_info(source).type == fs.FileType.Directory:
+            self._fs.delete_dir(source)
         return moved
 
-    def drop_staging(self, run: str) -> None:
-        """Delete a run's staging directory, if there is one."""
-        if self._fs.get_file_info(f"{self._base}/_staging/{run}").type == fs.FileType.Directory:
-            self._fs.delete_dir(f"{self._base}/_staging/{run}")
-
     def remove_strays(self, manifest: Manifest) -> int:
-        """Delete files of this topic or queue that the manifest does not list: a killed run's. How
-        many there were.
-        """
+        """Delete the files of a killed run, which the manifest does not list; how many."""
         listed = {entry.path for entry in manifest.files}
         folder = self.folder(manifest.kind, manifest.name)
         strays = 0
-        for info in self._fs.get_file_info(
-            fs.FileSelector(f"{self._base}/{folder}", recursive=True, allow_not_found=True)
-        ):
-            path = info.path.removeprefix(self._base).lstrip("/")
-            if info.type == fs.FileType.File and path not in listed:
+        for info in self._files(f"{self._base}/{folder}"):
+            if info.path.removeprefix(self._base).lstrip("/") not in listed:
                 self._fs.delete_file(info.path)
                 strays += 1
         return strays
 
+    def _files(self, directory: str) -> list[Any]:
+        """Those at any depth; none when there is no such directory."""
+        selector = fs.FileSelector(directory, recursive=True, allow_not_found=True)
+        infos = self._fs.get_file_info(selector)
+        return [info for info in infos if info.type == fs.FileType.File]
+
     def describe(self, path: str, column: str) -> Entry:
         """Rows, size and the range of a column, from the file's footer alone."""
-        from pyarrow import parquet
-
         with self._fs.open_input_file(f"{self._base}/{path}") as file:
             footer = parquet.read_metadata(file)
             size = file.size()
         if not footer.num_rows:
             return Entry(path, 0, size, 0, -1)
         return Entry(path, footer.num_rows, size, *bounds(footer, column))
-
-    def _manifest_path(self, kind: str, name: str) -> str:
-        return f"{self._base}/{manifest_path(kind, name)}"
 
 
 def manifest_path(kind: str, name: str) -> str:

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 from penstock.errors import Unavailable
@@ -19,7 +20,7 @@ from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import Archiver
 from penstock.pipeline.lake.table import Superseded
 from penstock.pipeline.options import Options
-from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueueOptions
 from penstock.pipeline.sources.topic_catalog import Topics
@@ -31,8 +32,6 @@ MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did
 
 
 class ArchiveWatch:
-    """Keeps one table fresh."""
-
     def __init__(
         self,
         archiver: Archiver,
@@ -40,14 +39,14 @@ class ArchiveWatch:
         listeners: list[Listener],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._archiver, self._target = archiver, target_seconds
-        self._listeners, self._clock = listeners, clock
+        self._archiver, self._listeners, self._clock = archiver, listeners, clock
         self._stop = threading.Event()
         self._planned = clock()  # all there was then is archived, or will be by the run under way
         self._archived = self._planned  # all there was then is archived
         self._maintained = float("-inf")
-        origin = archiver.origin
-        self.report = Report(f"archive-{origin.name}", target_seconds=target_seconds)
+        name = f"archive-{archiver.origin.name}"
+        self._target = target_seconds
+        self.report = Report(name, target_seconds=target_seconds)
 
     def stop(self) -> None:
         """End after the run that is under way. May be called from a signal handler."""
@@ -56,18 +55,14 @@ class ArchiveWatch:
     def run(self, spark: Any) -> Report:
         """Until stopped."""
         spark = activate(spark)
-        ended = threading.Event()
-        reporter = threading.Thread(target=self._report_until, args=(ended,), daemon=True)
-        reporter.start()
         try:
-            self._repeat(spark)
+            with repeating(self._notify, HEARTBEAT_SECONDS):
+                self._repeat(spark)
             self.report.state = "finished"
         except BaseException as error:
             self.report.state, self.report.error = "failed", cause(error)
             raise
         finally:
-            ended.set()
-            reporter.join()
             self._notify()
         return self.report
 
@@ -114,16 +109,9 @@ class ArchiveWatch:
         if not origin.topic:
             queue = QueueOptions(options, [], streaming=False)
             return queue.count(queue.state(), position or 0)
-        topics = Topics(options)
-        try:
+        with closing(Topics(options)) as topics:
             state = topics.state(origin.topic)
-        finally:
-            topics.close()
         return state.next - (state.first if position is None else position)
-
-    def _report_until(self, ended: threading.Event) -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
-            self._notify()
 
     def _notify(self) -> None:
         try:
@@ -132,7 +120,5 @@ class ArchiveWatch:
             log.debug("how much waits is not known now: %s", error)
         waits = self.report.lag != 0
         self.report.lag_seconds = round(self._clock() - self._archived, 1) if waits else 0.0
-        for listener in self._listeners:
-            listener(self.report)
-            if getattr(listener, "stop_wanted", False):
-                self._stop.set()
+        if notify(self._listeners, self.report):
+            self._stop.set()

@@ -17,7 +17,6 @@ To Parquet: a snapshot, replaced as a whole by replacing its manifest
 run, for those who read them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from pyspark.sql import functions as f
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive_directory import Lake, Manifest
 from penstock.pipeline.jobs.compact_in_place import in_place
 from penstock.pipeline.jobs.keyed_topic import (
@@ -36,6 +36,7 @@ from penstock.pipeline.jobs.keyed_topic import (
 )
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
 from penstock.pipeline.session import activate
+from penstock.pipeline.sinks.identity import append_once
 from penstock.pipeline.sources.topic import DataLoss
 
 __all__ = ["CompactOptions", "Compacted", "compact", "read_compacted"]
@@ -44,13 +45,12 @@ __all__ = ["CompactOptions", "Compacted", "compact", "read_compacted"]
 OFFSETS_PER_WRITE = 1_000_000
 SEGMENT_BYTES = 256 << 20  # neighbouring segments are merged up to this size
 ROWS_PER_FILE = 5_000_000
+KEPT = "key IS NULL OR NOT tombstone"
 TOMBSTONE_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class CompactOptions:
-    """What to compact, by which key, and where to."""
-
     topic: str
     key: str | None = None
     key_sql: str | None = None
@@ -69,9 +69,7 @@ class CompactOptions:
     dry_run: bool = False
 
 
-def compact(
-    spark: Any, options: CompactOptions, say: Callable[[str], None] = lambda _: None
-) -> Compacted:
+def compact(spark: Any, options: CompactOptions, say: Say = quiet) -> Compacted:
     """Keep the latest record per key of the topic. Safe to kill at any moment and to run again."""
     if sum((bool(options.to_topic), bool(options.to), options.in_place)) != 1:
         raise InvalidRequest(
@@ -118,7 +116,7 @@ def _to_topic(source: Source, target: str) -> Compacted:
     latest = latest_rows(source.rows(start, end)).persist()
     try:
         # What was never there need not be deleted.
-        kept = latest.where("key IS NULL OR NOT tombstone") if reached is None else latest
+        kept = KEPT if reached is None else "true"
         _count(done, latest, kept)
         if source.dry_run:
             return done
@@ -127,21 +125,14 @@ def _to_topic(source: Source, target: str) -> Compacted:
         app = f"compact:{origin}:{target}:{source.keys.digest}:{start}:{end}"
         # Which records they are is part of who writes them: what a compaction in place took out of
         # a range since a killed run must not shift others onto numbers that the broker has seen.
-        ranges = kept.groupBy(f.expr(f"offset DIV {OFFSETS_PER_WRITE}").alias("range"))
+        ranges = latest.where(kept).groupBy(
+            f.expr(f"offset DIV {OFFSETS_PER_WRITE}").alias("range")
+        )
         totals = ranges.agg(f.count(f.lit(1)), f.expr("bit_xor(xxhash64(offset))")).collect()
         for number, (low, rows, identity) in enumerate(sorted(tuple(row) for row in totals), 1):
-            part = (
-                kept.where(f"offset DIV {OFFSETS_PER_WRITE} = {low}")
-                .select("offset", "payload")
-                .coalesce(1)
-            )
-            sink = {k: v for k, v in source.connection.items() if k != "directory"}
-            sink |= {
-                "topic": target,
-                "orderBy": "offset",
-                "appId": f"{app}:{low}:{rows}:{identity}",
-            }
-            part.write.format("penstock").mode("append").options(**sink).save()
+            part = latest.where(kept).where(f"offset DIV {OFFSETS_PER_WRITE} = {low}")
+            reach = {name: source.connection.get(name) for name in ("broker", "token")}
+            append_once(part, ["offset"], f"{app}:{low}:{rows}:{identity}", topic=target, **reach)
             source.say(
                 f"topic {source.topic}: {number} of {len(totals)} ranges written to topic {target}"
             )
@@ -162,21 +153,20 @@ def _commit(source: Source, group: str, offset: int) -> None:
     source.ask("POST", "groups", group, "commit", body={"offset": offset})
 
 
-def _count(done: Compacted, latest: Any, kept: Any) -> None:
-    totals = latest.selectExpr(
-        "sum(records) AS records",
-        "sum(bytes) AS bytes",
-        "count_if(key IS NULL) AS keyless",
-        "count_if(broken AND key IS NULL) AS broken",
-        "count(*) AS groups",
-    ).collect()[0]
-    done.records_before, done.bytes_before = totals.records or 0, totals.bytes or 0
-    done.keyless, done.broken = totals.keyless, totals.broken
-    counts = kept.selectExpr(
-        "count(*) AS records", f"sum(length(payload) + {RECORD_OVERHEAD_BYTES}) AS bytes"
-    ).collect()[0]
-    done.records, done.bytes = counts.records, counts.bytes or 0
-    done.tombstones = totals.groups - counts.records
+def _count(done: Compacted, latest: Any, kept: str) -> None:
+    size = f"length(payload) + {RECORD_OVERHEAD_BYTES}"
+    counts = {
+        "records_before": "coalesce(sum(records), 0)",
+        "bytes_before": "coalesce(sum(bytes), 0)",
+        "keyless": "count_if(key IS NULL)",
+        "broken": "count_if(broken AND key IS NULL)",
+        "records": f"count_if({kept})",
+        "bytes": f"coalesce(sum({size}) FILTER (WHERE {kept}), 0)",
+        "tombstones": f"count_if(NOT ({kept}))",
+    }
+    (row,) = latest.agg(*(f.expr(count).alias(name) for name, count in counts.items())).collect()
+    for name in counts:
+        setattr(done, name, row[name])
 
 
 def _to_parquet(source: Source, root: str) -> Compacted:
@@ -196,14 +186,13 @@ def _to_parquet(source: Source, root: str) -> Compacted:
         rows = older.unionByName(rows)
     latest = latest_rows(rows).persist()
     try:
-        columns = ("key", "offset", "timestamp", "payload")
-        kept = latest.where("key IS NULL OR NOT tombstone").select(*columns)
-        _count(done, latest, kept)
+        _count(done, latest, KEPT)
         if source.dry_run:
             return done
         lake.remove_strays(manifest)
         run, staging = lake.staging()
         files = max(1, -(-done.records // ROWS_PER_FILE))
+        kept = latest.where(KEPT).select("key", "offset", "timestamp", "payload")
         parts = kept.repartitionByRange(files, "offset").sortWithinPartitions("offset")
         parts.write.parquet(staging)
         paths = lake.take_in(run, manifest.kind, manifest.name)

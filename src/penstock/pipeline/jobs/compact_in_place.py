@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyspark.sql import functions as f
 
 from penstock.errors import Conflict
-from penstock.pipeline.jobs.keyed_topic import RECORD_OVERHEAD_BYTES, Compacted, Source
+from penstock.pipeline.jobs.keyed_topic import Compacted, Source, latest_rows
 
 BUCKET_OFFSETS = 32_768  # of one of Spark's bitmaps
 
@@ -59,7 +59,6 @@ def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
 
 
 def _dirty(group: list[Any], kept: Kept) -> bool:
-    """Whether there is anything to remove."""
     there = sum(segment["records"] for segment in group)
     return bool(kept.count(group[0]["base"], group[-1]["end"]) < there)
 
@@ -120,18 +119,7 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
 def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
     """Which offsets stay, and the counts of that."""
     oldest = time.time() - tombstone_seconds
-    rows = source.rows(done.first, done.end).withColumn(
-        "size", f.length("payload") + RECORD_OVERHEAD_BYTES
-    )
-    latest = rows.groupBy("key", "own").agg(
-        f.max("offset").alias("offset"),
-        f.max_by("tombstone", "offset").alias("tombstone"),
-        f.max_by("timestamp", "offset").alias("timestamp"),
-        f.max_by("size", "offset").alias("size"),
-        f.count(f.lit(1)).alias("records"),
-        f.sum("size").alias("bytes"),
-        f.max("broken").alias("broken"),
-    )
+    latest = latest_rows(source.rows(done.first, done.end), "size")
     # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a
     # record.
     aged = f.col("timestamp") < f.timestamp_seconds(f.lit(oldest))

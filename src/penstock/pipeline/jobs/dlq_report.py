@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs import html_report, postgres_frames
-from penstock.pipeline.jobs.html_report import Panel, Report, Series, Table, number, short, top
+from penstock.pipeline.jobs import Say, html_report, postgres_frames, quiet
+from penstock.pipeline.jobs.html_report import Report, Table, number, short, top
+from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import TIMESTAMP
@@ -103,8 +105,6 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Which dead letters, and where the report goes."""
-
     database: str | None = None
     queues: Sequence[str] = ()
     since: str | datetime | None = None
@@ -113,9 +113,7 @@ class ReportOptions:
     html: str | Path | None = None
 
 
-def dlq_report(
-    spark: Any, options: ReportOptions, say: Callable[[str], None] = lambda _: None
-) -> Letters:
+def dlq_report(spark: Any, options: ReportOptions, say: Say = quiet) -> Letters:
     """Group the dead letters that failed from `since` (the first) to `until` (now)."""
     if not 0 <= options.samples <= 100:
         raise InvalidRequest("samples is between 0 and 100")
@@ -162,8 +160,6 @@ def _collect(
     until: datetime,
     samples: int,
 ) -> Letters:
-    from pyspark.sql import Window
-
     if not queries:
         return Letters(since or until - timedelta(days=1), until, 0, [])
     letters = postgres_frames.read(spark, postgres, queries, LETTERS).withColumn(

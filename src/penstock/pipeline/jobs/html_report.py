@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
-from typing import Literal
 
 from penstock.errors import Unavailable
-from penstock.pipeline.jobs.svg_chart import Chart, Line
+from penstock.pipeline.jobs.svg_chart import Chart, Panel, Series
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 GREY = "#94a3b8"
@@ -32,34 +31,7 @@ SHORTEST_AXIS = timedelta(minutes=10)
 
 
 @dataclass
-class Series:
-    """One line, or one colour of the bars."""
-
-    label: str
-    values: list[float | None]  # one per time of the report; None = not known
-
-
-@dataclass
-class Panel:
-    """A plot over the report's times."""
-
-    title: str
-    unit: str
-    series: list[Series]
-    kind: Literal["line", "bar"] = "line"  # bars are stacked
-    empty: str = "nothing in this time"
-    log: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing but zeros and gaps to draw."""
-        return not any(value for series in self.series for value in series.values)
-
-
-@dataclass
 class Table:
-    """A table below the plots."""
-
     title: str
     columns: list[str]
     rows: list[list[str]]
@@ -69,8 +41,6 @@ class Table:
 
 @dataclass
 class Report:
-    """What a page shows."""
-
     title: str
     since: datetime
     until: datetime
@@ -84,7 +54,6 @@ class Report:
 
     @property
     def subtitle(self) -> str:
-        """The time it covers, and its step."""
         window = _span(self.since, self.until)
         if self.window is not None and self.window != (self.since, self.until):
             window += f" (of {_span(*self.window)}: before and after, nothing happened)"
@@ -139,7 +108,6 @@ def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[
 
 
 def to_html(report: Report) -> str:
-    """One page with everything in it."""
     tiles = "".join(
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
@@ -184,15 +152,7 @@ def _section(report: Report, panel: Panel, by_label: dict[str, str]) -> str:
     about = f"<h2>{escape(panel.title)} <small>{escape(panel.unit)}</small></h2>"
     if panel.is_empty:
         return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
-    times = report.times
-    chart = Chart(
-        times,
-        [Line(series.values, by_label[series.label]) for series in panel.series],
-        panel.kind,
-        panel.log,
-        f"{panel.title}, {panel.unit}",
-        times[1] - times[0] if len(times) > 1 else timedelta(minutes=1),
-    )
+    chart = Chart(panel, report.times, by_label)
     legend = "".join(
         f"<li><i style='background:{by_label[series.label]}'></i>{escape(series.label)}"
         for series in panel.series
@@ -249,7 +209,6 @@ def duration(seconds: float | None) -> str:
 
 
 def short(text: str, most: int) -> str:
-    """The text, cut off at so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -4,15 +4,16 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
+from penstock.pipeline.jobs import Say
 
 RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
@@ -47,8 +48,6 @@ class Keys:
 
     def read(self, frame: Any) -> Any:
         """Columns key, offset, timestamp, payload, tombstone, broken, own (its offset, keyless)."""
-        from pyspark.errors import AnalysisException
-
         text = f.col("payload").cast("string")
         # Strict, and the whole record: half a JSON object, or one in another encoding, must not
         # pass for an update.
@@ -115,7 +114,7 @@ class Source:
     keys: Keys
     connection: dict[str, str]  # broker, directory and token, for Spark's reads and writes
     dry_run: bool
-    say: Callable[[str], None]
+    say: Say
     state: Any = None
 
     def __post_init__(self) -> None:
@@ -141,13 +140,14 @@ class Source:
         return self.keys.read(frame.load())
 
 
-def latest_rows(rows: Any) -> Any:
-    """One row per key (and per record without one), with the counts of what it stands for."""
-    columns = f.struct("timestamp", "payload", "tombstone", "broken")
-    grouped = rows.groupBy("key", "own").agg(
+def latest_rows(rows: Any, content: str = "payload") -> Any:
+    """One row per key (and per record without one), with the counts of what it stands for.
+    `content` is the payload, or `size`: the bytes it takes."""
+    sized = rows.withColumn("size", f.length("payload") + RECORD_OVERHEAD_BYTES)
+    grouped = sized.groupBy("key", "own").agg(
         f.max("offset").alias("offset"),
-        f.max_by(columns, "offset").alias("last"),
+        f.max_by(f.struct("timestamp", content, "tombstone", "broken"), "offset").alias("last"),
         f.count(f.lit(1)).alias("records"),
-        f.sum(f.length("payload") + RECORD_OVERHEAD_BYTES).alias("bytes"),
+        f.sum("size").alias("bytes"),
     )
     return grouped.select("key", "offset", "last.*", "records", "bytes")

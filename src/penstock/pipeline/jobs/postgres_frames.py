@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.errors import NotFound, Unavailable
+from penstock.errors import NotFound
 from penstock.pipeline.options import Options
 from penstock.pipeline.source_columns import ddl
-from penstock.pipeline.sources.postgres import Postgres, first_line
+from penstock.pipeline.sources.postgres import Postgres, failure
 
 ROWS_PER_STATEMENT = 5000
 
@@ -62,7 +62,7 @@ def write(frame: Any, postgres: Postgres, statement: str) -> int:
                         cursor.execute(statement, (json.dumps(rows, default=str),))
                         connection.commit()
                     except dbapi.Error as error:
-                        raise Unavailable(f"PostgreSQL refused: {first_line(error)}") from error
+                        raise failure("PostgreSQL refused", error) from error
                     done += len(rows)
         yield pa.RecordBatch.from_pydict({"done": pa.array([done], pa.int64())})
 

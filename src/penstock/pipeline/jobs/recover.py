@@ -37,7 +37,7 @@ PIECES = pa.schema(
         "queue": pa.string(),
         "partition": pa.string(),
         "file": pa.int64(),
-        "number": pa.int64(),  # of the piece within its file
+        "number": pa.int64(),  # grows from piece to piece of a file
         "events": pa.int64(),
         "lines": pa.binary(),
         # Lines of the block that are no event; they come as a piece of no partition.
@@ -122,16 +122,13 @@ def recover(
     return report
 
 
-def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bool, list[Line]]]:
-    """The files' lines, some at a time: the file's number, whether it begins here, and each line
-    with its event (None: it is no event)."""
+def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Line]]]:
+    """A file's number, and some of its lines with their events (None: it is no event)."""
     for batch in batches:
         for path, file in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            first = True
             with Path(path).open("rb") as lines:
                 while some := lines.readlines(BLOCK_BYTES):
-                    yield file, first, [(line, _event(line)) for line in some if line != b"\n"]
-                    first = False
+                    yield file, [(line, _event(line)) for line in some if line != b"\n"]
 
 
 def _event(line: bytes) -> Event | None:
@@ -143,8 +140,7 @@ def _event(line: bytes) -> Event | None:
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     number = 0
-    for file, first, lines in _blocks(batches):
-        number = 0 if first else number
+    for file, lines in _blocks(batches):
         partitions: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         for line, event in lines:
             if event is not None:
@@ -162,7 +158,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Files to what tells their events apart, for a dry run; nulls for a line that is no event."""
-    for _, _, lines in _blocks(batches):
+    for _, lines in _blocks(batches):
         rows = [
             (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for _, e in lines
         ]

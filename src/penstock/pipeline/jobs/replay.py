@@ -13,19 +13,21 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+
+from pyspark.sql import functions as f
 
 from penstock.errors import Conflict, InvalidRequest
 from penstock.net.tls import ca_text
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
+from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive import read_archive
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.session import activate
-from penstock.pipeline.sinks.identity import OTHER_ROWS
+from penstock.pipeline.sinks.identity import OTHER_ROWS, append_once
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.sink_claims import Claim
 
@@ -34,8 +36,6 @@ OFFSETS_PER_WRITE = 100_000  # offsets in one write, at most; part of the identi
 
 @dataclass
 class Replayed:
-    """What would be, or was, written."""
-
     rows: int
     first: int | None
     last: int | None
@@ -45,8 +45,6 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Which records are written again, and where to."""
-
     topic: str
     id: str
     to_topic: str | None = None
@@ -63,13 +61,11 @@ class ReplayOptions:
     execute: bool = False
 
 
-def replay(
-    spark: Any, options: ReplayOptions, say: Callable[[str], None] = lambda _: None
-) -> Replayed:
+def replay(spark: Any, options: ReplayOptions, say: Say = quiet) -> Replayed:
     """Write the records again that `where` (SQL over topic, offset, timestamp, payload) selects."""
     if bool(options.to_topic) == bool(options.to_queue):
         raise InvalidRequest("replay goes to a topic or to a queue")
-    if options.to_topic == options.topic and not options.archive:
+    if options.to_topic == options.topic and not options.archive and options.end is None:
         raise InvalidRequest(
             f"a replay of {options.topic!r} into itself would read what it writes: name an end, or "
             "another topic"
@@ -81,36 +77,30 @@ def replay(
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
     if bounds.last is None:
         return Replayed(0, None, None, 0, options.execute)
-    limit, step = (
-        bounds.last + 1,
-        min(OFFSETS_PER_WRITE, max(1, int(options.rate))) if options.rate else OFFSETS_PER_WRITE,
-    )
+    limit, step = bounds.last + 1, OFFSETS_PER_WRITE
+    if options.rate:
+        step = min(OFFSETS_PER_WRITE, max(1, int(options.rate)))
     if options.execute:
         limit, step = _planned(options, limit, step)
     frame = frame.where(f"offset < {limit}")
-    counts = frame.selectExpr(f"offset DIV {step} AS range", "offset").groupBy("range")
-    ranges = sorted(tuple(row) for row in counts.agg({"offset": "count"}).collect())
-    last = frame.selectExpr("max(offset) AS last").collect()[0].last
-    total = sum(count for _, count in ranges)
+    counts = frame.groupBy(f.expr(f"offset DIV {step}")).agg(f.count("offset"), f.max("offset"))
+    ranges = sorted(tuple(row) for row in counts.collect())
+    total, last = sum(count for _, count, _ in ranges), ranges[-1][2] if ranges else None
     result = Replayed(total, bounds.first, last, len(ranges), options.execute)
     if not options.execute:
         return result
-    sink = {"orderBy": "offset", "token": options.token or ""}
+    sink = {"queue": options.to_queue, "url": options.url, "token": options.token}
     if options.to_topic:
-        sink |= {"topic": options.to_topic, "broker": str(options.broker)}
-    else:
-        sink |= {"queue": str(options.to_queue), "url": str(options.url)}
+        sink = {"topic": options.to_topic, "broker": options.broker, "token": options.token}
     written, fastest = 0, float("inf")
-    for number, count in ranges:
+    for number, count, _ in ranges:
         began = time.monotonic()
         low = number * step
-        part = frame.where(f"offset >= {low} AND offset < {low + step}").coalesce(1)
-        app = f"replay:{options.id}:{options.topic}:{low}" + (
-            f":{step}" if step != OFFSETS_PER_WRITE else ""
-        )
-        writer = part.select("offset", "payload").write.format("penstock").mode("append")
+        part = frame.where(f"offset >= {low} AND offset < {low + step}")
+        own_step = f":{step}" if step != OFFSETS_PER_WRITE else ""
+        app = f"replay:{options.id}:{options.topic}:{low}{own_step}"
         try:
-            writer.options(**sink, appId=app).save()
+            append_once(part, ["offset"], app, **sink)
         except Exception as error:
             if OTHER_ROWS not in cause(error):
                 raise
@@ -158,18 +148,15 @@ def _source(spark: Any, options: ReplayOptions) -> Any:
     if options.archive:
         frame = read_archive(spark, options.archive, topic=topic)
     else:
-        given = {name: getattr(options, name) for name in ("topic", "broker", "directory", "token")}
+        names = ("topic", "broker", "directory", "token")
+        given = {name: value for name in names if (value := getattr(options, name))}
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:
             given["endingOffsets"] = json.dumps({topic: end})
-        given = {name: value for name, value in given.items() if value}
         frame = spark.read.format("penstock").options(**given).load()
-    conditions = [
-        *([f"offset >= {int(start)}"] if start is not None else []),
-        *([f"offset < {int(end)}"] if end is not None else []),
-        *([options.where] if options.where else []),
-    ]
-    for condition in conditions:
-        frame = frame.where(condition)
-    return frame
+    if start is not None:
+        frame = frame.where(f"offset >= {int(start)}")
+    if end is not None:
+        frame = frame.where(f"offset < {int(end)}")
+    return frame.where(options.where) if options.where else frame

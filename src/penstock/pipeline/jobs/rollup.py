@@ -17,7 +17,7 @@ was counted before.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.jobs import postgres_frames
+from penstock.pipeline.jobs import Say, postgres_frames, quiet
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.postgres_frames import ROWS_PER_STATEMENT, queue_ids
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
@@ -81,8 +81,6 @@ FORGET = """
 
 @dataclass
 class RolledUp:
-    """What a run did."""
-
     since: datetime
     until: datetime
     queues: int = 0
@@ -94,8 +92,6 @@ class RolledUp:
 
 @dataclass(frozen=True, slots=True)
 class RollupOptions:
-    """What to roll up."""
-
     database: str | None = None
     broker: str | None = None
     url: str | None = None
@@ -108,9 +104,7 @@ class RollupOptions:
     tasks: int = TASKS
 
 
-def rollup(
-    spark: Any, options: RollupOptions, say: Callable[[str], None] = lambda _: None
-) -> RolledUp:
+def rollup(spark: Any, options: RollupOptions, say: Say = quiet) -> RolledUp:
     """Roll up whole minutes from `since` (where the last run ended) to `until` (now).
 
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
@@ -131,7 +125,7 @@ def rollup(
     window = f"{start:%F %H:%M} to {end:%F %H:%M} UTC"
     if options.queues or not options.topics:
         catalog = _catalog(postgres, options.queues)
-        done.queues, done.groups = len(catalog.queues), len(catalog.groups)
+        done.queues, done.groups = len(catalog.queues), sum(map(len, catalog.groups.values()))
         if catalog.queues:
             say(f"{done.queues} queues with {done.groups} groups, {window}")
             made = minutes.queue_minutes(spark, postgres, catalog, start, end, options.tasks)
@@ -177,10 +171,11 @@ def _window(
 
 def _catalog(postgres: Postgres, names: Sequence[str]) -> minutes.Catalog:
     queues = {number: name for name, number in queue_ids(postgres, names).items()}
-    groups = postgres.rows("SELECT id, queue_id, name FROM groups")
-    return minutes.Catalog(
-        queues, {number: (queue, name) for number, queue, name in groups if queue in queues}
-    )
+    groups: dict[int, dict[int, str]] = {number: {} for number in queues}
+    for number, queue, name in postgres.rows("SELECT id, queue_id, name FROM groups"):
+        if queue in queues:
+            groups[queue][number] = name
+    return minutes.Catalog(queues, groups)
 
 
 def _topic_groups(

@@ -76,11 +76,10 @@ class Catalog:
     """Queues and groups by number, as they were when the run began."""
 
     queues: dict[int, str]
-    groups: dict[int, tuple[int, str]]  # group -> queue, name
+    groups: dict[int, dict[int, str]]  # of each queue
 
     @property
     def numbers(self) -> str:
-        """The queues' ids for an SQL list."""
         return ", ".join(map(str, self.queues))
 
 
@@ -104,8 +103,9 @@ def topic_minutes(
     )
     minutes = records.load().groupBy(f.date_trunc("minute", "timestamp").alias("minute"), "topic")
     counted = minutes.agg(f.count("*").alias("pushed"), f.sum(f.length("payload")).alias("bytes"))
-    return counted.select("minute", f.lit("topic").alias("kind"), f.col("topic").alias("name"),
-                          f.lit("").alias("group_name"), "pushed", "bytes")  # fmt: skip
+    return counted.selectExpr(
+        "minute", "'topic' AS kind", "topic AS name", "'' AS group_name", "pushed", "bytes"
+    )
 
 
 def queue_minutes(
@@ -139,10 +139,7 @@ def _spans(since: datetime, until: datetime, length: timedelta) -> Iterator[dict
 def _merger(
     catalog: Catalog, levels: dict[tuple[int, int], int], until: datetime
 ) -> Callable[[pa.Table], pa.Table]:
-    groups: dict[int, dict[int, str]] = {queue: {} for queue in catalog.queues}
-    for number, (queue, name) in catalog.groups.items():
-        groups[queue][number] = name
-    queues = catalog.queues
+    queues, groups = catalog.queues, catalog.groups
 
     def merge(rows: pa.Table) -> pa.Table:
         queue = rows.column("queue")[0].as_py()

@@ -3,23 +3,15 @@ and topic.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.jobs import html_report
-from penstock.pipeline.jobs.html_report import (
-    Panel,
-    Report,
-    Series,
-    Table,
-    duration,
-    number,
-    size,
-    top,
-)
+from penstock.pipeline.jobs.html_report import Report, Table, duration, number, size, top
 from penstock.pipeline.jobs.postgres_frames import database_at
+from penstock.pipeline.jobs.svg_chart import Panel, Series
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies
@@ -82,25 +74,35 @@ def build(
 
     ranks = {kind: _ranks(of[kind], "acked" if kind == "group" else "pushed") for kind in of}
 
-    def rates(kind: str, column: str, per: float) -> list[Series]:
-        series: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * len(times))
+    def lines(
+        kind: str, value: Callable[[Point], float | None], missing: float | None = None
+    ) -> dict[str, list[float | None]]:
+        """By label, a value for each of the times."""
+        series: dict[str, list[float | None]] = defaultdict(lambda: [missing] * len(times))
         for point in of[kind]:
-            series[point.label][place[point.at]] = point.counts[column] / per
-        return top({label: values for label, values in series.items() if any(values)}, ranks[kind])
+            series[point.label][place[point.at]] = value(point)
+        return {label: values for label, values in series.items() if any(values)}
+
+    def rates(kind: str, column: str, per: float) -> list[Series]:
+        return top(lines(kind, lambda point: point.counts[column] / per, 0.0), ranks[kind])
 
     overall: list[Latencies] = [Latencies() for _ in times]
-    each: dict[str, dict[int, Latencies]] = defaultdict(dict)
+    whole = Latencies()
     for point in of["group"]:
         overall[place[point.at]].merge(point.latency)
-        each[point.label][place[point.at]] = point.latency
-    whole = Latencies()
-    for one in overall:
-        whole.merge(one)
+        whole.merge(point.latency)
     percentiles = [
         Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES
     ]
-    p99 = _p99(each, ranks["group"], len(times))
-    lags = _lags(of["group"], ranks["group"], place, len(times))
+    slowest = lines("group", lambda point: _ms(point.latency.percentile(99)))
+    busiest = ranks["group"][: html_report.MAX_SERIES]
+    p99 = [Series(label, slowest[label]) for label in busiest if label in slowest]
+    lagging = lines("group", lambda point: point.lag)
+    for values in lagging.values():
+        for index in range(1, len(times)):  # what did not change is not written down again
+            if values[index] is None:
+                values[index] = values[index - 1]
+    lags = top(lagging, ranks["group"])
     retried, dead = rates("group", "retried", 1), rates("group", "dead", 1)
     appended, kib_appended = rates("topic", "pushed", step), rates("topic", "bytes", step * 1024)
     unacked, idle = "nothing was acknowledged in this time", "nothing was appended to a topic"
@@ -145,28 +147,6 @@ def _ranks(points: list[Point], column: str) -> list[str]:
     for point in points:
         totals[point.label] += point.counts[column]
     return sorted(totals, key=lambda label: (-totals[label], label))
-
-
-def _p99(each: dict[str, dict[int, Latencies]], ranks: list[str], count: int) -> list[Series]:
-    none = Latencies()
-    return [
-        Series(label, [_ms(each[label].get(i, none).percentile(99)) for i in range(count)])
-        for label in ranks[: html_report.MAX_SERIES]
-        if any(one.total for one in each[label].values())
-    ]
-
-
-def _lags(
-    points: list[Point], ranks: list[str], place: dict[datetime, int], count: int
-) -> list[Series]:
-    lags: dict[str, list[float | None]] = defaultdict(lambda: [None] * count)
-    for point in points:
-        lags[point.label][place[point.at]] = point.lag
-    for values in lags.values():
-        for index in range(1, count):  # what did not change is not written down again
-            if values[index] is None:
-                values[index] = values[index - 1]
-    return top({label: values for label, values in lags.items() if any(values)}, ranks)
 
 
 COLUMNS = ["group", "pushed", "bytes", "acked", "retries", "dead letters"]

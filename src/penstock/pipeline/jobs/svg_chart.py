@@ -7,9 +7,10 @@ the one below be seen in between.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from html import escape
 from typing import Literal
 
@@ -25,28 +26,41 @@ TIME_STEPS = [
 
 
 @dataclass
-class Line:
-    """The values of one thing; None where they are not known."""
+class Series:
+    """One line, or one colour of the bars."""
 
-    values: Sequence[float | None]
-    color: str
+    label: str
+    values: list[float | None]  # one per time of the report; None = not known
+
+
+@dataclass
+class Panel:
+    """A plot over a report's times."""
+
+    title: str
+    unit: str
+    series: list[Series]
+    kind: Literal["line", "bar"] = "line"  # bars are stacked
+    empty: str = "nothing in this time"
+    log: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing but zeros and gaps to draw."""
+        return not any(value for series in self.series for value in series.values)
 
 
 @dataclass
 class Chart:
-    """What is drawn: a value of each line at each time."""
-
+    panel: Panel
     times: Sequence[datetime]
-    lines: Sequence[Line]
-    kind: Literal["line", "bar"] = "line"  # bars are stacked
-    log: bool = False
-    label: str = ""  # for those who cannot see it
-    step: timedelta = field(default=timedelta(minutes=1))  # from one time to the next
+    colors: Mapping[str, str]  # by label
 
     def svg(self) -> str:
-        marks = "".join(self._bars() if self.kind == "bar" else self._lines())
+        marks = "".join(self._bars() if self.panel.kind == "bar" else self._lines())
+        label = escape(f"{self.panel.title}, {self.panel.unit}")
         return (
-            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.label)}">'
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
             f"{self._y_axis()}{self._x_axis()}{marks}</svg>"
         )
 
@@ -59,18 +73,17 @@ class Chart:
         """The middle of a time."""
         return LEFT + self._slot * (index + 0.5)
 
-    def _top(self) -> float:
-        """The largest value that has to fit."""
-        if self.kind == "bar":
-            sums = (sum(line.values[i] or 0 for line in self.lines) for i in range(len(self.times)))
-            return max(sums, default=0) or 1
-        return max((value for line in self.lines for value in line.values if value), default=1)
-
-    def y_ticks(self) -> list[float]:
+    @cached_property
+    def _y_ticks(self) -> list[float]:
         """Round numbers from the bottom of the axis to its top."""
-        top = self._top()
-        if self.log:
-            low = min((value for line in self.lines for value in line.values if value), default=1)
+        values = [series.values for series in self.panel.series]
+        positive = [value for one in values for value in one if value]
+        top = max(positive, default=1)
+        if self.panel.kind == "bar":
+            sums = (sum(value or 0 for value in stack) for stack in zip(*values, strict=True))
+            top = max(sums, default=0) or 1
+        if self.panel.log:
+            low = min(positive, default=1)
             steps = [digit * 10.0**power for power in range(-4, 13) for digit in (1, 2, 5)]
             first = max((step for step in steps if step <= low), default=steps[0])
             last = min((step for step in steps if step >= top), default=steps[-1])
@@ -83,78 +96,74 @@ class Chart:
         step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough)
         return [step * i for i in range(math.ceil(top / step - 1e-9) + 1)]
 
-    def _y(self, value: float, ticks: list[float]) -> float:
-        low, high = ticks[0], ticks[-1]
-        share = math.log(max(value, low) / low) / math.log(high / low) if self.log else value / high
+    def _y(self, value: float) -> float:
+        low, high = self._y_ticks[0], self._y_ticks[-1]
+        share = value / high
+        if self.panel.log:
+            share = math.log(max(value, low) / low) / math.log(high / low)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
     def _y_axis(self) -> str:
-        ticks = self.y_ticks()
         return "".join(
             f'<path class=grid d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
             f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short_number(tick)}</text>'
-            for tick in ticks
-            for y in [self._y(tick, ticks)]
+            for tick, y in zip(self._y_ticks, map(self._y, self._y_ticks), strict=True)
         )
 
     def _x_axis(self) -> str:
-        return "".join(
-            f'<text x="{self._x(index):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{text}</text>'
-            for index, text in self.x_ticks()
-        )
-
-    def x_ticks(self) -> list[tuple[int, str]]:
-        """Times at round steps, by their index, and what to write there."""
-        if not self.times:
-            return []
-        length = self.times[-1] - self.times[0] + self.step
+        """Times at round steps."""
+        between = self.times[1] - self.times[0] if len(self.times) > 1 else timedelta(minutes=1)
+        length = self.times[-1] - self.times[0] + between
         step = next((one for one in TIME_STEPS if length / one <= X_TICKS), TIME_STEPS[-1])
-        step = max(step, self.step)
+        step = max(step, between)
         form = "%H:%M" if step < timedelta(days=1) else "%b %d"
         ticks = [
             (index, at)
             for index, at in enumerate(self.times)
             if int(at.timestamp()) % int(step.total_seconds()) == 0
         ]
-        return [(index, f"{at:{form}}") for index, at in ticks or [(0, self.times[0])]]
+        return "".join(
+            f'<text x="{self._x(index):.1f}" y="{HEIGHT - 8}" text-anchor="middle">'
+            f"{at:{form}}</text>"
+            for index, at in ticks or [(0, self.times[0])]
+        )
 
     def _lines(self) -> Iterator[str]:
-        ticks = self.y_ticks()
         points = [
             # many lines meet at zero, and none is missed there
-            [None if not value else round(self._y(value, ticks)) for value in line.values]
-            for line in self.lines
+            [None if not value else round(self._y(value)) for value in series.values]
+            for series in self.panel.series
         ]
-        for number, line in enumerate(self.lines):
+        for number, series in enumerate(self.panel.series):
             below = sum(_coincide(points[number], other) for other in points[:number])
             dashes = f' stroke-dasharray="{DASH} {DASH * below}"' if below else ""
-            path, alone = "", []
-            for index, value in enumerate(line.values):
+            path, alone, values = "", "", [None, *series.values, None]
+            for index, value in enumerate(series.values):
                 if value is None:
                     continue
-                x, y = self._x(index), self._y(value, ticks)
-                joined = index > 0 and line.values[index - 1] is not None
-                path += f"{'L' if joined else 'M'}{x:.1f} {y:.1f}"
-                if not joined and (index + 1 >= len(self.times) or line.values[index + 1] is None):
-                    alone.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/>')
+                x, y = self._x(index), self._y(value)
+                before, after = values[index], values[index + 2]
+                path += f"{'M' if before is None else 'L'}{x:.1f} {y:.1f}"
+                if before is None and after is None:
+                    alone += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/>'
+            color = self.colors[series.label]
             yield (
-                f'<g stroke="{line.color}" fill="{line.color}"><path fill="none" '
-                f'stroke-width="2" stroke-linejoin="round"{dashes} d="{path}"/>{"".join(alone)}</g>'
+                f'<g stroke="{color}" fill="{color}"><path fill="none" '
+                f'stroke-width="2" stroke-linejoin="round"{dashes} d="{path}"/>{alone}</g>'
             )
 
     def _bars(self) -> Iterator[str]:
-        ticks = self.y_ticks()
         below = [0.0] * len(self.times)
         width = max(0.5, self._slot * 0.9)
-        for line in self.lines:
+        for series in self.panel.series:
             path = ""
-            for index, value in enumerate(line.values):
+            for index, value in enumerate(series.values):
                 if value:
-                    bottom, top = (self._y(y, ticks) for y in (below[index], below[index] + value))
+                    bottom, top = self._y(below[index]), self._y(below[index] + value)
                     x = self._x(index) - width / 2
                     path += f"M{x:.1f} {bottom:.1f}V{top:.1f}h{width:.1f}V{bottom:.1f}z"
                     below[index] += value
-            yield f'<path fill="{line.color}" d="{path}"/>'
+            yield f'<path fill="{self.colors[series.label]}" d="{path}"/>'
 
 
 def _coincide(one: Sequence[int | None], other: Sequence[int | None]) -> bool:

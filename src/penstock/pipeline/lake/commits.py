@@ -12,8 +12,10 @@ grows with the number of commits before.
 """
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
+
+from deltalake import CommitProperties, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError
 
 from penstock.pipeline.lake.storage import Storage
 
@@ -47,13 +49,9 @@ def commit(
     transactions: list[Any],
     *,
     retries: int | None = None,
-    partition_by: Sequence[str] = (),
     notes: dict[str, Any] | None = None,
 ) -> bool:
     """Commit on top of the version that `delta` has; whether it was accepted."""
-    from deltalake import CommitProperties, PostCommitHookProperties
-    from deltalake.exceptions import CommitFailedError
-
     properties = CommitProperties(
         custom_metadata={RUN: run, **(notes or {})},
         max_commit_retries=retries,
@@ -64,7 +62,7 @@ def commit(
             actions,
             "append",
             delta.schema(),
-            partition_by=list(partition_by) or None,
+            partition_by=delta.metadata().partition_columns or None,
             commit_properties=properties,
             # deltalake would write the checkpoint from what this writer has seen, which lacks the
             # commits of others that it was put behind: `sync_commits` does it from the log

@@ -6,23 +6,11 @@ files. Killed before the commit, a run does all of it again; killed after it, th
 what is left of the old archive. See `penstock.pipeline.jobs.archive_directory` for the old format.
 """
 
-from dataclasses import dataclass
-
 from penstock.errors import Conflict, InvalidRequest
 from penstock.pipeline.jobs.archive_directory import Entry, Manifest, manifest_path, parse_manifest
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.table import LakeTable, Snapshot
-
-
-@dataclass(frozen=True)
-class Position:
-    """Which source it is (a topic's incarnation; see `queue_identity`), and where the next run
-    begins.
-    """
-
-    identity: str
-    next: int
 
 
 def queue_identity(installation: int, id: int) -> str:
@@ -41,28 +29,27 @@ def old_archive(table: LakeTable) -> Manifest | None:
 
 
 def convert(table: LakeTable) -> int:
-    """Make a table of the old archive; how many files it has. Nothing is lost whenever it is
-    killed.
-    """
+    """Make a table of the old archive; how many files it has. Safe to kill at any moment."""
     manifest = old_archive(table)
     if manifest is None:
         return 0
-    position = old_position(manifest)
-    snapshot = table.open() or table.create(position.identity, table.kind.columns, {})
+    identity, position = _old_position(manifest)
+    snapshot = table.open() or table.create(identity)
     if snapshot.position is None:
-        if snapshot.identity != position.identity:
+        if snapshot.identity != identity:
             raise Conflict(f"{table.storage.uri} is the table of another {table.kind.name}")
         files = [_take_over(table, entry) for entry in manifest.files if entry.rows]
-        table.append(snapshot, new_run(), files, position.next)
+        table.append(snapshot, new_run(), files, position)
     _remove_old(table, manifest)
     return len(manifest.files)
 
 
-def old_position(manifest: Manifest) -> Position:
+def _old_position(manifest: Manifest) -> tuple[str, int]:
+    """Which source it is, and where the next run begins."""
     stored = manifest.position
     if manifest.kind == "topic":
-        return Position(stored["incarnation"], int(stored["next"]))
-    return Position(queue_identity(stored["installation"], stored["id"]), int(stored["xid"]))
+        return stored["incarnation"], int(stored["next"])
+    return queue_identity(stored["installation"], stored["id"]), int(stored["xid"])
 
 
 def refuse_old(table: LakeTable, snapshot: Snapshot | None) -> None:

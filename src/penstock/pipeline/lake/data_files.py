@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from penstock.pipeline.lake.storage import Storage
-from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS
+from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 
 FILE_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # of one day in memory, before they are written
@@ -73,7 +73,6 @@ class DataFile:
     misfits: int = 0  # rows whose payload is not in the columns (`_reason`)
 
     def statistics(self, kind: Kind) -> str:
-        """As Delta has them."""
         low: dict[str, Any] = {}
         high: dict[str, Any] = {}
         if kind.key is not None:
@@ -86,7 +85,6 @@ class DataFile:
         )
 
     def add_action(self, kind: Kind, *, data_change: bool = True) -> Any:
-        """What adds the file to a Delta table."""
         from deltalake.transaction import AddAction
 
         return AddAction(
@@ -102,9 +100,7 @@ class DataFile:
 _FILES = pa.schema(
     [(one.name, pa.string() if one.type is str else pa.int64()) for one in fields(DataFile)]
 )
-FILES_DDL = ", ".join(
-    f"{one.name} {'STRING' if one.type == pa.string() else 'BIGINT'}" for one in _FILES
-)
+FILES_DDL = ddl(_FILES)
 
 
 def as_batch(files: list[DataFile]) -> pa.RecordBatch:
@@ -223,7 +219,6 @@ class _Day:
         return int(self._stream.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows; write a row group when there are enough."""
         self._waiting.append(rows)
         self.buffered += rows.nbytes
         self.used = time.monotonic()
@@ -342,9 +337,7 @@ def _ascending(key: pa.ChunkedArray) -> bool:
 
 
 def _part(storage: Storage, path: str, kind: Kind, schema: pa.Schema, span: range) -> pa.Table:
-    """The rows of one file, which has these columns, in the span; row groups without any are not
-    read.
-    """
+    """The rows of one file in the span; row groups without any are not read."""
     key = pc.field(kind.key)
     with storage.files().open_input_file(path) as file:
         rows = parquet.read_table(

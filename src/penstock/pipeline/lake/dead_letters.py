@@ -8,11 +8,14 @@ transaction of the table of its own, the version of the last commit that is done
 
 from typing import Any
 
+from pyspark.sql import functions as f
+
 from penstock.pipeline.json_schema import REASON
 from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.frames import archived_frame
 from penstock.pipeline.lake.table import MISFITS, LakeTable, Snapshot
+from penstock.pipeline.sinks.identity import append_once
 
 REPORTED = "penstock:dead-letters"
 MAX_COMMITS = 1000  # that are looked through
@@ -35,13 +38,13 @@ def write_dead_letters(
             for path in commit[MISFITS]
         ]
         rows = archived_frame(spark, table, snapshot, files).where(f"{REASON} IS NOT NULL")
-        _write(rows, table, topic, f"archive:{commit[RUN]}", reach)
+        order, letters = _letters(rows, table)
+        append_once(letters, order, f"archive:{commit[RUN]}", topic=topic, **reach)
         table.mark(REPORTED, commit["version"])
 
 
-def _write(rows: Any, table: LakeTable, topic: str, app: str, reach: dict[str, str]) -> None:
-    from pyspark.sql import functions as f
-
+def _letters(rows: Any, table: LakeTable) -> tuple[list[str], Any]:
+    """The columns that order the rows, and the rows as dead letters."""
     origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
     letter = f.struct(
         f.col(REASON).alias("reason"),
@@ -50,7 +53,4 @@ def _write(rows: Any, table: LakeTable, topic: str, app: str, reach: dict[str, s
         f.col("payload").cast("string").alias("payload"),
     )
     order = ["offset"] if table.kind.name == "topic" else ["partition", "seq"]
-    letters = rows.select(*order, f.to_json(letter).alias("payload")).coalesce(1)
-    writer = letters.write.format("penstock").mode("append").option("orderBy", ",".join(order))
-    options = {name: value for name, value in reach.items() if value}
-    writer.options(**options, topic=topic, appId=app).save()
+    return order, rows.select(*order, f.to_json(letter).alias("payload"))

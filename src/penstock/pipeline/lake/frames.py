@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.lake.convert import refuse_old
 from penstock.pipeline.lake.data_files import DataFile, Kind, by_tasks, read_file
 from penstock.pipeline.lake.table import LakeTable, Snapshot
-from penstock.pipeline.lake.typed_columns import TypedColumns
+from penstock.pipeline.lake.typed_columns import TypedColumns, spark_schema
 from penstock.pipeline.session import activate
 
 Reach = dict[str, str]
@@ -37,8 +39,6 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
     A topic's log may lose its beginning meanwhile, when the archive moves on: the source has the
     archive too, and reads from there what is gone.
     """
-    from pyspark.sql import functions as f
-
     archive = archive or os.environ.get("PENSTOCK_ARCHIVE")
     if not archive:
         raise InvalidRequest(
@@ -72,8 +72,6 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
 
 def source_frame(spark: Any, kind: Kind, options: Reach) -> Any:
     """Rows of a topic or queue in the columns that its table has, which do not repeat its name."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     schema = from_arrow_schema(kind.columns)
     return spark.read.format("penstock").schema(schema).options(**options).load()
 
@@ -90,12 +88,6 @@ def archived_frame(
         return _by_tasks(spark, table, snapshot, files, schema)
     reader = spark.read.schema(schema).option("basePath", table.storage.spark_url("").rstrip("/"))
     return reader.parquet(*(table.storage.spark_url(file.path) for file in files))
-
-
-def spark_schema(snapshot: Snapshot) -> Any:
-    from pyspark.sql.types import StructType
-
-    return StructType.fromJson(json.loads(snapshot.delta.schema().to_json()))
 
 
 def _reads(spark: Any, table: LakeTable) -> bool:
@@ -116,7 +108,6 @@ def _reads(spark: Any, table: LakeTable) -> bool:
 def _by_tasks(
     spark: Any, table: LakeTable, snapshot: Snapshot, files: list[DataFile], schema: Any
 ) -> Any:
-    """A task for each file."""
     columns, storage = snapshot.columns(), table.storage
     full = pa.schema([*columns, pa.field("date", pa.date32())])
 

@@ -35,8 +35,6 @@ SMALLEST_BYTES = 64 << 10  # files below are of one size
 
 @dataclass
 class Upkeep:
-    """What is done beside archiving."""
-
     file_bytes: int
     keep_days: int | None = None
     vacuum_hours: int = KEPT_HOURS  # as long as a query may read one snapshot
@@ -44,8 +42,6 @@ class Upkeep:
 
 @dataclass
 class Maintained:
-    """What was done."""
-
     merged: int = 0  # small files that were rewritten into larger ones
     expired: int = 0  # files of days that are too old
     vacuumed: int = 0  # files that nothing has any more
@@ -95,10 +91,8 @@ def small_files(files: list[DataFile], file_bytes: int) -> list[list[DataFile]]:
 def compact(table: LakeTable, file_bytes: int, merger: Merger) -> int:
     """Merge small files; how many there were. They stay on disk until `vacuum`."""
     snapshot = table.open()
-    groups = small_files(snapshot.files(), file_bytes) if snapshot is not None else []
-    merged = 0
-    if not groups or snapshot is None:
-        return merged
+    if snapshot is None or not (groups := small_files(snapshot.files(), file_bytes)):
+        return 0
     run = new_run()
     writer = FileWriter(table.storage, table.kind, snapshot.columns(), run, file_bytes)
     new = merger(writer, groups)

@@ -18,26 +18,16 @@ A queue records deliveries with its option `recordDeliveries`, a row per lease a
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.lake.typed_columns import OUTCOMES
 from penstock.pipeline.sources.queue import QueueOptions
 
-TYPE = "ARRAY<STRUCT<group STRING, outcome STRING, attempts INT, error STRING, latencyMs BIGINT>>"
-FIELD = pa.field(
-    OUTCOMES,
-    pa.list_(
-        pa.struct(
-            [
-                ("group", pa.string()),
-                ("outcome", pa.string()),
-                ("attempts", pa.int32()),
-                ("error", pa.string()),
-                ("latencyMs", pa.int64()),
-            ]
-        )
-    ),
-)
+_GROUP = {"group": pa.string(), "outcome": pa.string(), "attempts": pa.int32()}
+_GROUP |= {"error": pa.string(), "latencyMs": pa.int64()}
+FIELD = pa.field(OUTCOMES, pa.list_(pa.struct(_GROUP)))
 MESSAGES_PER_QUERY = 100_000
 _SCHEMA = pa.schema([("_partition", pa.string()), ("_seq", pa.int64()), ("_json", pa.string())])
 _QUERY = """
@@ -92,15 +82,14 @@ def older_than(options: QueueOptions, queue: int, low: int, high: int, minutes: 
 
 def with_outcomes(spark: Any, frame: Any, options: QueueOptions, low: int, high: int) -> Any:
     """The messages of a range of transactions with the column."""
-    from pyspark.sql import functions as f
-
     queue = options.state().id
     queries = [
         _QUERY.format(queue=queue, low=first, high=last)
         for first, last in _ranges(options, queue, low, high)
     ]
     rows = postgres_frames.read(spark, options.postgres, queries, _SCHEMA)
-    rows = rows.withColumn(OUTCOMES, f.from_json("_json", TYPE)).drop("_json")
+    kind: Any = from_arrow_type(FIELD.type)
+    rows = rows.withColumn(OUTCOMES, f.from_json("_json", kind)).drop("_json")
     same = (frame.partition == rows._partition) & (frame.seq == rows._seq)
     return frame.join(rows, same, "left").drop("_partition", "_seq")
 

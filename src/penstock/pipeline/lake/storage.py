@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pyarrow import fs
+
 from penstock.errors import InvalidRequest
 
 SCHEMES = ("s3://", "s3a://", "gs://", "az://", "abfs://", "abfss://", "file://")
@@ -39,13 +41,10 @@ class Storage:
                 self.options.setdefault("aws_allow_http", "true")
 
     def below(self, *parts: str) -> "Storage":
-        """The storage of a directory in this one."""
         return Storage("/".join([self.uri, *parts]), self.options)
 
     def files(self) -> Any:
         """The file system of pyarrow whose root is this directory."""
-        from pyarrow import fs
-
         if self.local is not None:
             return fs.SubTreeFileSystem(str(self.local), fs.LocalFileSystem())
         from deltalake.fs import DeltaStorageHandler
@@ -85,26 +84,19 @@ class Storage:
                 continue
 
     def missing(self, paths: list[str]) -> list[str]:
-        """Those of the files that are not there."""
-        from pyarrow import fs
-
         infos = self.files().get_file_info(paths)
         return [
             path for path, info in zip(paths, infos, strict=True) if info.type != fs.FileType.File
         ]
 
     def copy(self, source: "Storage", path: str, target: str) -> None:
-        """Take over a file of another directory of the same kind as `target`, by a link where there
-        are links: its contents are not read.
-        """
+        """Take over a file of another directory, by a link on a disk: it is not read."""
         self.make_directory(target.rpartition("/")[0])
         if self.local is not None:
             assert source.local is not None
             (self.local / target).unlink(missing_ok=True)
             os.link(source.local / path, self.local / target)
             return
-        from pyarrow import fs
-
         fs.copy_files(
             path, target, source_filesystem=source.files(), destination_filesystem=self.files()
         )

@@ -37,6 +37,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
+from deltalake import DeltaTable, Field, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import RemoveAction
 
 from penstock.errors import Conflict, NotFound, Unavailable
 from penstock.pipeline.lake.commits import (
@@ -78,7 +81,6 @@ class Snapshot:
         return pa.schema([one for one in schema if one.name != "date"])
 
     def files(self) -> list[DataFile]:
-        """The data files."""
         rows = pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
         return [_data_file(row, self.kind) for row in rows]
 
@@ -108,9 +110,6 @@ class LakeTable:
 
     def open(self) -> Snapshot | None:
         """The table as it is now; None when there is none."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
-
         if self.storage.local is not None and not (self.storage.local / "_delta_log").is_dir():
             return None
         try:
@@ -133,12 +132,9 @@ class LakeTable:
             )
         return snapshot
 
-    def create(self, identity: str, columns: pa.Schema, properties: Properties) -> Snapshot:
+    def create(self, identity: str, properties: Properties | None = None) -> Snapshot:
         """Make the table, unless another run has just made it."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
-        schema = pa.schema([*columns, pa.field("date", pa.date32())])
+        schema = pa.schema([*self.kind.columns, pa.field("date", pa.date32())])
         own = {KIND: self.kind.name, NAME: self.name, IDENTITY: identity}
         try:
             DeltaTable.create(
@@ -147,7 +143,7 @@ class LakeTable:
                 mode="ignore",
                 partition_by=["date"],
                 name=self.name,
-                configuration={**settings(KEPT_HOURS), **own, **properties},
+                configuration={**settings(KEPT_HOURS), **own, **(properties or {})},
                 storage_options=self.storage.options,
                 raise_if_key_not_exists=False,
             )
@@ -162,12 +158,10 @@ class LakeTable:
         """Add the files and move the position, as one; Superseded when another run did so since
         `base`. A topic may delete what is archived, so files that are not there are not committed.
         """
-        from deltalake import Transaction
-
         actions = [file.add_action(self.kind) for file in files]
         marks = [Transaction(_application(base.identity), position)]
         misfits = [file.path for file in files if file.misfits]
-        notes: dict[str, Any] = {MISFITS: misfits} if misfits else {}
+        notes = {MISFITS: misfits} if misfits else {}
         paths = [file.path for file in files]
         if missing := self.storage.missing(paths):
             raise Conflict(
@@ -177,7 +171,7 @@ class LakeTable:
         snapshot = base
         for _ in range(MAX_ATTEMPTS):
             try:
-                accepted = self._commit(snapshot, run, actions, marks, None, notes)
+                accepted = self._commit(snapshot, run, actions, marks, notes=notes)
             except OSError:
                 # a disk's answers are not lost, unlike a store's: a full one needs the space
                 if self.storage.local is not None and not self._look_up(base, run)[1]:
@@ -190,12 +184,15 @@ class LakeTable:
                 return newer
             if newer.position != base.position:
                 self.storage.delete(paths)
-                raise Superseded(
-                    f"another run archived {self.kind.name} {self.name!r} up to "
-                    f"{newer.position} meanwhile; this one has added nothing"
-                )
+                raise self.superseded(newer)
             snapshot = newer
         raise Unavailable(f"{self.storage.uri} changes too often to be committed to: run it again")
+
+    def superseded(self, newer: Snapshot) -> Superseded:
+        return Superseded(
+            f"another run archived {self.kind.name} {self.name!r} up to {newer.position} "
+            "meanwhile; this one has added nothing"
+        )
 
     def replace(
         self, base: Snapshot, run: str, old: list[DataFile], new: list[DataFile]
@@ -203,9 +200,6 @@ class LakeTable:
         """Put other files with the same rows in place of some, or drop them; None, and nothing has
         changed, when the table was changed since `base`.
         """
-        from deltalake import Transaction
-        from deltalake.transaction import RemoveAction
-
         now = int(time.time() * 1000)
         change = not new
         gone = [
@@ -213,7 +207,7 @@ class LakeTable:
         ]
         actions = [*(file.add_action(self.kind, data_change=False) for file in new), *gone]
         marks = [Transaction(MAINTENANCE, base.version + 1)]
-        if self._commit(base, run, actions, marks, 0, {}):
+        if self._commit(base, run, actions, marks, retries=0):
             return self._committed(base)
         newer, is_own = self._look_up(base, run)
         if is_own:
@@ -223,23 +217,16 @@ class LakeTable:
 
     def mark(self, application: str, version: int) -> None:
         """Note a version of an application in the table, and nothing else."""
-        from deltalake import Transaction
-
         for _ in range(MAX_ATTEMPTS):
             base = self.require()
             if (base.delta.transaction_version(application) or -1) >= version:
                 return
-            if self._commit(base, new_run(), [], [Transaction(application, version)], None, {}):
+            if self._commit(base, new_run(), [], [Transaction(application, version)]):
                 return
         raise Unavailable(f"{self.storage.uri} changes too often to be committed to: run it again")
 
     def add_columns(self, base: Snapshot, columns: Iterable[pa.Field]) -> Snapshot:
-        """New columns at the end, null in the rows there are. Those that another run has added
-        meanwhile are there already.
-        """
-        from deltalake import Field
-        from deltalake.exceptions import DeltaError
-
+        """New columns at the end, unless another run has added them meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             names = base.columns().names
             missing = [Field.from_arrow(one) for one in columns if one.name not in names]
@@ -256,8 +243,6 @@ class LakeTable:
 
     def keep_versions(self, snapshot: Snapshot, hours: int) -> Snapshot:
         """Let old versions be readable for so long: what the log needs for it is kept."""
-        from deltalake.exceptions import CommitFailedError
-
         if settings(hours).items() <= snapshot.properties.items():
             return snapshot
         try:
@@ -289,18 +274,10 @@ class LakeTable:
         return newer
 
     def _commit(
-        self,
-        base: Snapshot,
-        run: str,
-        actions: list[Any],
-        marks: list[Any],
-        retries: int | None,
-        notes: dict[str, Any],
+        self, base: Snapshot, run: str, actions: list[Any], marks: list[Any], **how: Any
     ) -> bool:
         """Commit on top of `base`; whether it was accepted."""
-        return commit(
-            base.delta, run, actions, marks, retries=retries, partition_by=["date"], notes=notes
-        )
+        return commit(base.delta, run, actions, marks, **how)
 
     def _committed(self, base: Snapshot) -> Snapshot:
         """The table after a commit, which is durable then."""
@@ -315,7 +292,6 @@ class LakeTable:
 
 
 def folder(name: str) -> str:
-    """A topic's or queue's name as a directory's."""
     return quote(name, safe="").replace("~", "%7E").replace("%", "~")
 
 

@@ -10,11 +10,16 @@ A field that is called as a column the table has anyway (`offset`, `id`, `date`)
 behind its name.
 """
 
+import json
 import logging
 import re
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import Conflict, InvalidRequest
 from penstock.pipeline.json_schema import REASON, parsed_fields
@@ -54,10 +59,6 @@ class TypedColumns:
     @classmethod
     def of(cls, snapshot: Snapshot | None, kind: Kind) -> "TypedColumns":
         """Those of a table."""
-        from pyspark.sql.types import StructType
-
-        from penstock.pipeline.lake.frames import spark_schema
-
         if snapshot is None or REASON not in snapshot.columns().names:
             return cls(kind)
         typed = cls(kind, StructType())
@@ -68,9 +69,6 @@ class TypedColumns:
 
     def declared(self, ddl: str) -> "TypedColumns":
         """With the fields of a schema that was given."""
-        from pyspark.errors import PySparkException
-        from pyspark.sql.types import StructType
-
         try:
             more: Any = StructType.fromDDL(ddl)
         except PySparkException as error:
@@ -81,8 +79,6 @@ class TypedColumns:
 
     def extended(self, more: Any) -> "TypedColumns":
         """With further fields of a StructType; Conflict for one that has another type."""
-        from pyspark.sql.types import StructField, StructType
-
         fields = {one.name.lower(): one for one in (self.fields or StructType([])).fields}
         for one in more.fields:
             if not NAMEABLE(one.name):
@@ -97,9 +93,6 @@ class TypedColumns:
 
     def inferred(self, frame: Any) -> "TypedColumns":
         """With the fields that the records of a frame have and the columns do not."""
-        from pyspark.sql import functions as f
-        from pyspark.sql.types import StructType
-
         payload = f.try_parse_json(f.col("payload").cast("string"))
         # with an array or a number among them there would be no fields in common
         fields = f.when(f.schema_of_variant(payload).startswith("OBJECT<"), payload)
@@ -118,9 +111,6 @@ class TypedColumns:
 
     def arrow(self) -> list[pa.Field]:
         """As columns of the table."""
-        from pyspark.sql.pandas.types import to_arrow_schema
-        from pyspark.sql.types import StructType
-
         if self.fields is None:
             return []
         columns = StructType()
@@ -140,8 +130,11 @@ class TypedColumns:
         return f"{field}_" if field.rstrip("_").lower() in self._taken else field
 
     def field_name(self, column: str) -> str:
-        """The field of a column."""
         return column.removesuffix("_") if column.rstrip("_").lower() in self._taken else column
+
+
+def spark_schema(snapshot: Snapshot) -> Any:
+    return StructType.fromJson(json.loads(snapshot.delta.schema().to_json()))
 
 
 def object_fields(text: str) -> list[tuple[str, str]]:

@@ -31,7 +31,11 @@ from typing import IO, Any, ClassVar, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InvalidRequest, Unavailable
@@ -76,8 +80,7 @@ class Keeper(Protocol):
 
 
 class Held:
-    """A task's rows until they may be written, and their checksum, which does not depend on how
-    they were cut into batches."""
+    """A task's rows until they may be written, and their checksum, however they are cut."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -206,25 +209,32 @@ def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
     )
 
 
+def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -> None:
+    """Write the payloads in this order by one task, under this appId."""
+    writer = rows.select(*order, "payload").coalesce(1).write.format("penstock").mode("append")
+    options = {name: value for name, value in sink.items() if value}
+    writer.options(**options, orderBy=",".join(order), appId=app).save()
+
+
 @plain_errors
-class SinkWriter:
-    """What the writers share: of topics and of queues, of batches and of streams. Options are read
-    on the driver."""
+class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Of topics and of queues, of batches and of streams. Options are read on the driver."""
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
     address: ClassVar[tuple[str, str]]  # the option that names the broker, and what it is
     allowed: ClassVar[set[str]]  # names of options
     text_columns: ClassVar[tuple[str, ...]]
     connect: ClassVar[Callable[..., Keeper]]
-    streaming = False
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
+        self._streaming = streaming
         options.refuse_others(self.allowed, f"a {self.kind} sink")
         self._address = options.require(*self.address)
         self._target = options.text(self.kind) or ""
         self._app = options.text("appId")
         self._order = options.names("orderBy")
-        self._batch = options.whole("batchId", least=0)  # for `foreachBatch` over Spark Connect
+        # for `foreachBatch` over Spark Connect
+        self._batch = options.whole("batchId", None, least=0)
         self._reach: dict[str, Any] = {
             "patience": options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS),
             "token": options.token(),
@@ -263,7 +273,7 @@ class SinkWriter:
         if context is None:
             raise InvalidRequest("a sink's rows are written by a Spark task; there is none here")
         query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(BATCH)
-        if batch is None and self.streaming:
+        if batch is None and self._streaming:
             raise InvalidRequest(
                 f"this Spark does not tell the batch ({BATCH}): exactly once is impossible, leave "
                 "appId out"
@@ -273,7 +283,6 @@ class SinkWriter:
         return Writer(app, number, context.partitionId())
 
     def _ordered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in the order of the columns in `orderBy`."""
         rows = list(batches)
         if not rows:
             return iter(())

@@ -19,11 +19,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.errors import (
@@ -60,8 +56,6 @@ _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Outcome(msgspec.Struct):
-    """What became of one item."""
-
     status: str = "queued"
     error: str | None = None
 
@@ -91,8 +85,6 @@ BUFFER_LINES = Endpoint("/api/v1/buffers/events", b"".join)
 
 @dataclass
 class Pushed:
-    """What became of the messages of a push."""
-
     queued: int = 0
     duplicate: int = 0
     buffered: int = 0
@@ -247,8 +239,8 @@ def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @plain_errors
-class _QueueWriter(SinkWriter):
-    """What the batch and the streaming writer share."""
+class QueueWriter(SinkWriter):
+    """`df.write` or `df.writeStream`, `.format("penstock").option("queue", ...)`."""
 
     kind = "queue"
     address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
@@ -256,8 +248,8 @@ class _QueueWriter(SinkWriter):
     text_columns = TEXT
     connect = PushLink
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        super().__init__(options, schema)
+    def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
+        super().__init__(options, schema, streaming=streaming)
         self._format = options.text("payloadFormat", default="json")
         if self._format not in ("json", "text"):
             raise InvalidRequest(
@@ -334,13 +326,3 @@ class _QueueWriter(SinkWriter):
             size += len(item)
         if encoded:
             yield encoded[begin:]
-
-
-class QueueWriter(_QueueWriter, DataSourceArrowWriter):
-    """`df.write.format("penstock").option("queue", ...)`."""
-
-
-class QueueStreamWriter(_QueueWriter, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("penstock").option("queue", ...)`."""
-
-    streaming = True

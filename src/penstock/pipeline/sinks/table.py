@@ -11,6 +11,8 @@ own. Files of a run that was killed before its commit are in no commit; `vacuum`
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable, Transaction
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.pipeline.lake.commits import (
@@ -57,9 +59,6 @@ class TableSink:
 
     def _table(self, batch: Any) -> Any:
         """The table, made with the first batch's columns if there is none."""
-        from deltalake import DeltaTable
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         schema = delta_schema(to_arrow_schema(batch.schema, timezone="UTC"))
         self._storage.make_directory("")
         options = self._storage.options
@@ -72,6 +71,11 @@ class TableSink:
                 storage_options=options,
             )
         table = DeltaTable(self._storage.uri, storage_options=options)
+        if partitions := table.metadata().partition_columns:
+            raise InvalidRequest(
+                f"the table {self._storage.uri} is partitioned by {', '.join(partitions)}, and a "
+                "pipeline writes no partitions: give the sink a table without"
+            )
         columns = [field.name for field in table.schema().fields]
         if columns != schema.names:
             raise InvalidRequest(
@@ -88,8 +92,6 @@ class TableSink:
 
     def _commit(self, table: Any, app: str, number: int, run: str, files: list[DataFile]) -> bool:
         """Whether this run's commit added the batch, as opposed to another run's."""
-        from deltalake import Transaction
-
         actions, base = [file.add_action(ROWS) for file in files], table.version()
         for _ in range(MAX_ATTEMPTS):
             accepted = commit(table, run, actions, [Transaction(app, number)], retries=0)

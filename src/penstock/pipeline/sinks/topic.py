@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
@@ -128,8 +124,8 @@ class _Appender:
 
 
 @plain_errors
-class _TopicWriter(SinkWriter):
-    """What the batch and the streaming writer share."""
+class TopicWriter(SinkWriter):
+    """`df.write` or `df.writeStream`, `.format("penstock").option("topic", ...)`."""
 
     kind = "topic"
     address = ("broker", "the broker's address, host:port")
@@ -160,13 +156,3 @@ class _TopicWriter(SinkWriter):
                     appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
             appender.finish()
         return Written(writer if appender.rows else None)
-
-
-class TopicWriter(_TopicWriter, DataSourceArrowWriter):
-    """`df.write.format("penstock").option("topic", ...)`."""
-
-
-class TopicStreamWriter(_TopicWriter, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("penstock").option("topic", ...)`."""
-
-    streaming = True

@@ -10,26 +10,20 @@ Drivers ask for the first offset with every batch, so what a table says is remem
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import Conflict, InvalidOffset
-from penstock.pipeline.lake.convert import refuse_old
-from penstock.pipeline.lake.data_files import TOPIC, read_range
+from penstock.pipeline.lake.data_files import TOPIC, DataFile, read_range
 from penstock.pipeline.lake.storage import Storage
-from penstock.pipeline.lake.table import LakeTable, Snapshot
+from penstock.pipeline.source_columns import ArchivedRecords
+
+if TYPE_CHECKING:
+    from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 FRESH_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class ArchivedRecords:
-    """A few records of the table: what `Slice` is for those of the log."""
-
-    offsets: np.ndarray
-    times: np.ndarray  # microseconds since 1970
-    payloads: pa.Array
 
 
 @dataclass(frozen=True)
@@ -55,11 +49,13 @@ class ArchivedTopics:
     def first(self, topic: str, incarnation: str, local: int) -> int:
         """The first offset there is, in the table or in the log, which begins at `local`."""
         bounds = self._bounds.get(topic)
-        if bounds is None or bounds.next < local or _age(bounds) > FRESH_SECONDS:
-            bounds = self._look(topic, incarnation)
-            if bounds is None:
+        now = time.monotonic()
+        if bounds is None or bounds.next < local or now - bounds.at > FRESH_SECONDS:
+            _, snapshot = self._table(topic, incarnation)
+            if snapshot is None or snapshot.position is None:
                 return local
-            self._bounds[topic] = bounds
+            first = min((file.first for file in snapshot.files()), default=snapshot.position)
+            bounds = self._bounds[topic] = Bounds(first, snapshot.position, now)
         if bounds.next < local:
             raise Conflict(
                 f"the archive of topic {topic!r} ends at offset {bounds.next} and the topic begins "
@@ -78,9 +74,7 @@ class ArchivedTopics:
         first = min((file.first for file in files), default=span.stop)
         if span.start < first:
             raise InvalidOffset(f"the archive of topic {topic!r} begins at offset {first}")
-        for rows in read_range(table.storage, files, TOPIC, TOPIC.columns, span):
-            times = rows.column("timestamp").cast(pa.int64()).to_numpy()
-            yield ArchivedRecords(rows.column("offset").to_numpy(), times, rows.column("payload"))
+        yield from _records(table, files, span)
 
     def offset_at(self, topic: str, incarnation: str, milliseconds: int) -> int | None:
         """The first archived offset whose record is not older; None when all of them are."""
@@ -92,22 +86,17 @@ class ArchivedTopics:
                 continue
             if file.since is not None and file.since >= wanted:
                 return file.first
-            span = range(file.first, file.last + 1)
-            for rows in read_range(table.storage, [file], TOPIC, TOPIC.columns, span):
-                times = rows.column("timestamp").cast(pa.int64()).to_numpy()
-                later = np.flatnonzero(times >= wanted)
+            for records in _records(table, [file], range(file.first, file.last + 1)):
+                later = np.flatnonzero(records.times >= wanted)
                 if len(later):
-                    return int(rows.column("offset")[int(later[0])].as_py())
+                    return int(records.offsets[later[0]])
         return None
 
-    def _look(self, topic: str, incarnation: str) -> Bounds | None:
-        _, snapshot = self._table(topic, incarnation)
-        if snapshot is None or snapshot.position is None:
-            return None
-        first = min((file.first for file in snapshot.files()), default=snapshot.position)
-        return Bounds(first, snapshot.position, time.monotonic())
+    def _table(self, topic: str, incarnation: str) -> "tuple[LakeTable, Snapshot | None]":
+        # few tasks need the table, and deltalake takes its time to be imported
+        from penstock.pipeline.lake.convert import refuse_old
+        from penstock.pipeline.lake.table import LakeTable
 
-    def _table(self, topic: str, incarnation: str) -> tuple[LakeTable, Snapshot | None]:
         table = LakeTable(self._root, "topic", topic, self._options)
         snapshot = table.open()
         refuse_old(table, snapshot)
@@ -119,5 +108,7 @@ class ArchivedTopics:
         return table, snapshot
 
 
-def _age(bounds: Bounds) -> float:
-    return time.monotonic() - bounds.at
+def _records(table: "LakeTable", files: list[DataFile], span: range) -> Iterator[ArchivedRecords]:
+    for rows in read_range(table.storage, files, TOPIC, TOPIC.columns, span):
+        times = rows.column("timestamp").cast(pa.int64()).to_numpy()
+        yield ArchivedRecords(rows.column("offset").to_numpy(), times, rows.column("payload"))

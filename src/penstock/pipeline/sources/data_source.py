@@ -4,13 +4,7 @@ options given.
 
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -27,13 +21,10 @@ class PenstockSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
         return "penstock"
 
     def _of_queue(self, schema: StructType | None = None) -> bool:
-        """Whether the queue side is meant: by the option `queue`, or for a sink by a column of that
-        name.
-        """
+        """By the option `queue`, or for a sink by a column of that name."""
         options = Options(self.options)
         queue = options.text("queue", "assign")
         topic = options.text("topic", "topics", "subscribe", "topicPattern", "subscribePattern")
@@ -42,31 +33,24 @@ class PenstockSource(DataSource):
         return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
 
     def schema(self) -> str:
-        """The columns of a queue or a topic."""
         return QUEUE_DDL if self._of_queue() else TOPIC_DDL
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
-        reader: DataSourceReader = self._source(schema, streaming=False)
-        return reader
+    def reader(self, schema: StructType) -> Any:
+        return self._source(schema, streaming=False)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For `spark.readStream`."""
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
         try:
-            reader: DataSourceStreamReader = self._source(schema, streaming=True)
+            return self._source(schema, streaming=True)
         except PenstockError as error:
             return RefusedStream(error)
-        return reader
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
         """For `df.write`; appends only."""
-        writer: DataSourceArrowWriter = self._sink(schema, overwrite, streaming=False)
-        return writer
+        return self._sink(schema, overwrite, streaming=False)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
         """For `df.writeStream`; appends only."""
-        writer: DataSourceStreamArrowWriter = self._sink(schema, overwrite, streaming=True)
-        return writer
+        return self._sink(schema, overwrite, streaming=True)
 
     def _source(self, schema: StructType, *, streaming: bool) -> Any:
         options, columns = Options(self.options), schema.fieldNames()
@@ -88,12 +72,12 @@ class PenstockSource(DataSource):
             )
         options = Options(self.options)
         if self._of_queue(schema):
-            from penstock.pipeline.sinks.queue import QueueStreamWriter, QueueWriter
+            from penstock.pipeline.sinks.queue import QueueWriter
 
-            return (QueueStreamWriter if streaming else QueueWriter)(options, schema)
-        from penstock.pipeline.sinks.topic import TopicStreamWriter, TopicWriter
+            return QueueWriter(options, schema, streaming=streaming)
+        from penstock.pipeline.sinks.topic import TopicWriter
 
-        return (TopicStreamWriter if streaming else TopicWriter)(options, schema)
+        return TopicWriter(options, schema, streaming=streaming)
 
 
 @plain_errors

@@ -63,7 +63,6 @@ class Mirror:
                     self._changed.wait(1.0)
 
     def show(self, horizon: int) -> None:
-        """Move the group's cursors to the horizon now."""
         start = "NULL" if self._shown is None else f"'{self._shown}'"
         after = 0
         while True:

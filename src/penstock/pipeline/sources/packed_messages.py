@@ -54,9 +54,7 @@ _PACK = {
 def query(
     needed: list[str], conditions: list[str], first: int, end: int | None, *, toasted: bool
 ) -> str:
-    """The messages in the blocks from `first` up to, not including, `end` (None: where the table
-    ends).
-    """
+    """The messages in the blocks from `first` up to `end` (None: where the table ends)."""
     columns = "".join(
         f", string_agg({value}, '')" + f" AS {name}"
         for need in needed
@@ -83,9 +81,7 @@ def query(
 
 
 def rest() -> str:
-    """The condition of the messages that `query` leaves out of a table with payloads out of
-    place.
-    """
+    """The condition of the messages that `query` leaves out of a table with TOAST."""
     return f"octet_length(m.payload) > {SMALL}"
 
 

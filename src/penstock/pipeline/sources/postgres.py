@@ -103,17 +103,14 @@ class Postgres:
                 cursor.execute(SEARCH_PATH, (self.schema,))
                 cursor.fetchall()
         except dbapi.Error as error:
-            kind = Away if is_away(error) else Unavailable
-            raise kind(f"PostgreSQL cannot be reached: {first_line(error)}") from error
+            raise failure("PostgreSQL cannot be reached", error) from error
         return connection
 
     @contextmanager
     def _ask(
         self, query: str, parameters: tuple[Any, ...] = (), *, copy: bool = True
     ) -> Iterator[Any]:
-        """A cursor with the query's answer. The connection is kept for the next one if all went
-        well.
-        """
+        """A cursor with the query's answer. The connection is kept if all went well."""
         patience = Patience(self.patience)
         while True:
             try:
@@ -152,8 +149,7 @@ class Postgres:
                 connection.close()
                 if kept:  # PostgreSQL may have been restarted since it was last used
                     continue
-                kind = Away if is_away(error) else Unavailable
-                raise kind(f"PostgreSQL refused: {first_line(error)}") from error
+                raise failure("PostgreSQL refused", error) from error
 
     def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """A small answer, as tuples."""
@@ -174,14 +170,11 @@ class Postgres:
                 yield from cursor.fetch_record_batch()
         # the last two are pyarrow's own, when it pulls from a broken stream
         except (dbapi.Error, pa.ArrowException, OSError) as error:
-            kind = Away if is_away(error) else Unavailable
-            raise kind(f"PostgreSQL failed while a range was read: {first_line(error)}") from error
+            raise failure("PostgreSQL failed while a range was read", error) from error
 
 
 class Patience:
-    """Waits between attempts until time is up, and says what for: once when it begins, once when it
-    is over.
-    """
+    """Waits between attempts until time is up, and logs when it begins and when it is over."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -208,20 +201,21 @@ class Patience:
         time.sleep(delay)
 
     def end(self) -> None:
-        """An attempt succeeded."""
         if self._began is not None:
             log.warning("PostgreSQL answers again after %.1f s", time.monotonic() - self._began)
             self._began = None
             self._backoff.reset()
 
 
-def is_away(error: BaseException) -> bool:
-    """Whether the server is away, as opposed to having answered that something is wrong."""
-    state = getattr(error, "sqlstate", None)
-    if state:
-        return state in AWAY
-    text = str(error)
-    return bool(LOST.search(text)) and not WRONG.search(text)
+def failure(what: str, error: Exception) -> Unavailable:
+    """What the driver says without its details; Away if the server is, as opposed to having
+    answered that something is wrong."""
+    text = str(error).strip()
+    away = bool(LOST.search(text)) and not WRONG.search(text)
+    if state := getattr(error, "sqlstate", None):
+        away = state in AWAY
+    first_line = text.splitlines()[0] if text else type(error).__name__
+    return (Away if away else Unavailable)(f"{what}: {first_line}")
 
 
 # Connections of this process; ADBC takes its time to open one.
@@ -233,8 +227,3 @@ def _close_idle() -> None:
     while _IDLE:
         for connection in _IDLE.popitem()[1]:
             connection.close()
-
-
-def first_line(error: Exception) -> str:
-    """What the driver says, without its details."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

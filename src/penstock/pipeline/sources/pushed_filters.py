@@ -63,7 +63,6 @@ class Interval:
         return True
 
     def filter(self, rows: pa.RecordBatch, values: np.ndarray) -> pa.RecordBatch:
-        """The rows whose value is within it."""
         wanted = np.ones(len(values), bool)
         if self.low is not None:
             wanted &= values >= self.low

@@ -103,12 +103,12 @@ class QueueOptions:
                 for moment in map(options.moment, ("startingTimestamp", "endingTimestamp"))
             )
         )
-        self.from_xid = options.whole("fromXid", 0, least=0) or 0
-        self.to_xid = options.whole("toXid")
-        self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.from_xid = options.whole("fromXid", 0, least=0)
+        self.to_xid = options.whole("toXid", None)
+        self.max_records = options.whole("maxOffsetsPerTrigger", None)
         self.delay = TriggerDelay(options)
         self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
-        self.tasks = options.whole("minPartitions", TASKS) or TASKS
+        self.tasks = options.whole("minPartitions", TASKS)
         self.fail_on_loss = options.flag("failOnDataLoss", True)
         encrypted = str(options.text("encrypted", default="fail"))
         if encrypted not in ("fail", "null"):
@@ -197,9 +197,7 @@ class QueueOptions:
         return int(count)
 
     def nth_xid(self, id: int, low: int, n: int) -> int | None:
-        """The xid of the n-th message from `low` on, counted from 0; None when there are not that
-        many.
-        """
+        """The xid of the n-th message from `low` on, counted from 0; None if there is none."""
         rows = self.postgres.rows(
             # not `xid`, which would be the text: 9 after 10, and no index
             f"SELECT m.xid::text FROM {self._messages(id, low)} ORDER BY m.xid OFFSET {n} LIMIT 1"
@@ -212,9 +210,7 @@ class QueueOptions:
         return f"messages m WHERE {' AND '.join(wanted)}"
 
     def cuts(self, id: int, low: int, high: int) -> list[list[int]]:
-        """Places of (partition, seq) order that divide the batch into tasks; none for a small
-        one.
-        """
+        """Places of (partition, seq) order that divide the batch into tasks, if it is large."""
         far = self.nth_xid(id, low, SMALL_BATCH)
         if self.tasks == 1 or far is None or far >= high:
             return []
@@ -242,15 +238,12 @@ class QueueOptions:
                 ranges += [[partition, first + (last + 1 - first) * i // self.tasks] for i in steps]
         return ranges
 
-    def ranges(self, low: str, high: str, cuts: list[list[int]]) -> list[QueueRange]:
-        """A task for each stretch between two cuts."""
+    def ranges(self, low: int, high: int, cuts: list[list[int]]) -> list[QueueRange]:
         places: list[tuple[int, int] | None] = [None, *((int(p), int(s)) for p, s in cuts), None]
         return [QueueRange(low, high, a, b) for a, b in pairwise(places)]
 
     def scan(self, id: int, low: int, high: int) -> list[QueueRange]:
-        """Ranges of the table's blocks, if the messages wanted are a good part of the table; else
-        none.
-        """
+        """Ranges of the table's blocks, if a good part of the table is wanted; else none."""
         ((rows, pages, file, packed),) = self.postgres.rows(
             f"SELECT reltuples::float8, relpages, ({FILE}), {_PACKED} FROM pg_class WHERE oid "
             "= 'messages'::regclass"
@@ -262,17 +255,16 @@ class QueueOptions:
             return []
         cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
         places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
-        return [QueueRange(str(low), str(high), a, b, file, packed) for a, b in pairwise(places)]
+        return [QueueRange(low, high, a, b, file, packed) for a, b in pairwise(places)]
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
-        """A task's messages, in the columns asked for."""
-        self._wait_for_standby(int(task.high))
-        conditions = self._conditions(state.id, int(task.low), int(task.high))
+        self._wait_for_standby(task.high)
+        conditions = self._conditions(state.id, task.low, task.high)
         yield from self.rows.read(state.installation, task, conditions)
 
     def _conditions(self, id: int, low: int, high: int) -> list[str]:
-        """Which messages are wanted of those between the two horizons."""
-        conditions = [_within(id, low, high), *self.among(id)]
+        span = f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
+        conditions = [span, *self.among(id)]
         for sign, moment in ((">=", self.created.low), ("<", self.created.high)):
             if moment is not None:
                 conditions.append(
@@ -316,10 +308,6 @@ class QueueOptions:
         patience.end()
 
 
-def _within(id: int, low: int, high: int) -> str:
-    return f"m.queue_id = {id} AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8"
-
-
 def _queue_of(options: Options) -> tuple[str, list[str] | None]:
     """The queue, and the partitions that `assign` names: JSON as for Kafka, {"queue": [names]}."""
     assign = options.text("assign")
@@ -341,9 +329,7 @@ def _queue_of(options: Options) -> tuple[str, list[str] | None]:
 
 @plain_errors
 class QueueReader(FilteredReader):
-    """`spark.read.format("penstock").option("queue", ...)`: what is committed when the read is
-    planned.
-    """
+    """`spark.read.format("penstock").option("queue", ...)`: what is committed by then."""
 
     def __init__(self, options: QueueOptions) -> None:
         super().__init__(
@@ -357,7 +343,7 @@ class QueueReader(FilteredReader):
         """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
         o, queue = self.options, self.state.id
         low, high = o.from_xid, min(o.to_xid or self.state.horizon, self.state.horizon)
-        return o.scan(queue, low, high) or o.ranges(str(low), str(high), o.cuts(queue, low, high))
+        return o.scan(queue, low, high) or o.ranges(low, high, o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
@@ -379,7 +365,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._mirror: Mirror | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
         return self._offset(0 if self.options.starting == EARLIEST else self.state.horizon, [])
 
     def _offset(self, xid: int, cuts: list[list[int]]) -> dict[str, Any]:
@@ -393,16 +378,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """How much a batch takes, by the options."""
         most = self.options.max_records
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a run that ends by itself."""
         self._target = self.options.committed_state().horizon
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes."""
         now = self.options.state()
         self._same(start, now)
         self.commit(start)  # all before is done; Spark says so only when there is a next batch
@@ -469,14 +451,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # a batch begun before is run again without asking for the latest offset first
         self._same(end, self.state)
-        return self.options.ranges(start["xid"], end["xid"], end["cuts"])
+        return self.options.ranges(int(start["xid"]), int(end["xid"]), end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
         return self.options.read(self.state, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show the position as a consumer group on the broker."""
         if self.options.group:
             self._mirror = self._mirror or Mirror(
                 self.options.primary, self.options.queue, self.options.group
@@ -484,7 +465,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._mirror.move(int(end["xid"]))
 
     def stop(self) -> None:
-        """Let go of connections and threads."""
         if self._mirror is not None:
             self._mirror.stop()
             self._mirror = None

@@ -48,8 +48,8 @@ class QueueRange(InputPartition):
     `packed` says which messages of these blocks PostgreSQL may pack: `all`, `small` ones (others
     are read as rows), or none."""
 
-    low: str
-    high: str
+    low: int
+    high: int
     after: tuple[int, int] | None
     until: tuple[int, int] | None
     file: int | None = None
@@ -122,7 +122,6 @@ class QueueRows:
                 patience.wait(error)
 
     def _rows(self, task: QueueRange, needed: list[str], conditions: list[str]) -> str:
-        """The query for the task's messages as rows."""
         conditions = list(conditions)
         place, form = (
             ("ctid", "'(%d,%d)'::tid") if task.file else ("(m.partition_id, m.seq)", "(%d, %d)")
@@ -183,7 +182,6 @@ class PartitionNames:
         self._names: dict[int, str] = {}
 
     def of(self, partitions: pa.Array) -> pa.Array:
-        """The name of each of these ids."""
         met = partitions.dictionary_encode()
         ids = met.dictionary.to_pylist()
         new = ",".join(str(one) for one in ids if one not in self._names)

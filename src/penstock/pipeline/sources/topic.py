@@ -103,13 +103,11 @@ class TopicOptions:
         self.ending = options.positions("endingOffsets", LATEST)
         self.starting_at = _moments(options, "startingTimestamp", "startingOffsetsByTimestamp")
         self.ending_at = _moments(options, "endingTimestamp", "endingOffsetsByTimestamp")
-        self.max_records = options.whole("maxOffsetsPerTrigger")
+        self.max_records = options.whole("maxOffsetsPerTrigger", None)
         self.delay = TriggerDelay(options)
-        self.max_bytes = options.whole("maxBytesPerTrigger")
-        self.min_partitions = options.whole("minPartitions", 1) or 1
-        self.per_task = (
-            options.whole("maxRecordsPerPartition", RECORDS_PER_TASK) or RECORDS_PER_TASK
-        )
+        self.max_bytes = options.whole("maxBytesPerTrigger", None)
+        self.min_partitions = options.whole("minPartitions", 1)
+        self.per_task = options.whole("maxRecordsPerPartition", RECORDS_PER_TASK)
         self.fail_on_loss = options.flag("failOnDataLoss", True)
         self.group = options.text("group")
         self.columns = checked_columns("topic", TOPIC_COLUMNS, columns)
@@ -127,11 +125,9 @@ class TopicOptions:
         return self.topics.state(topic, asked.get(topic, EARLIEST))
 
     def start_of(self, topic: str, state: TopicState) -> int:
-        """Where reading begins, by the options."""
         return self._resolve(topic, state, self.starting, self.starting_at, EARLIEST)
 
     def end_of(self, topic: str, state: TopicState) -> int:
-        """Where a batch read ends, by the options."""
         return self._resolve(topic, state, self.ending, self.ending_at, LATEST)
 
     def _resolve(
@@ -202,9 +198,7 @@ def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
 
 
 def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
-    """The ranges of neighbouring topics together, up to the limits of one task. Nothing but their
-    lengths counts.
-    """
+    """Neighbouring topics together, up to the limits of a task. Only their lengths count."""
     tasks: list[list[Range]] = []
     records = 0
     for (part,) in parts:
@@ -299,9 +293,9 @@ class TopicReader(_TaskReader, FilteredReader):
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
         if times.high is not None:
             end = min(end, topics.offset_at(topic, max(0, -(-times.high // 1000))))
-        return max(start, self._offsets.low or 0), (
-            end if self._offsets.high is None else min(end, self._offsets.high)
-        )
+        if self._offsets.high is not None:
+            end = min(end, self._offsets.high)
+        return max(start, self._offsets.low or 0), end
 
 
 @plain_errors
@@ -318,16 +312,13 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         self._shown: dict[str, Any] | None = None  # the position that the group shows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
         o = self.options
-        offsets = {}
-        for topic, state in o.states().items():
-            start = o.start_of(topic, state)
-            offsets[topic] = {"incarnation": state.incarnation, "next": start}
-        return offsets
+        return {
+            topic: {"incarnation": state.incarnation, "next": o.start_of(topic, state)}
+            for topic, state in o.states().items()
+        }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """How much a batch takes, by the options."""
         if self.options.max_records:
             return ReadMaxRows(self.options.max_records)
         if self.options.max_bytes:
@@ -335,7 +326,6 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the end of a run that ends by itself."""
         self._target = self.options.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -373,9 +363,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
-        """Where reading goes on in the topic as it is now; DataLoss when that is not where it
-        ended.
-        """
+        """Where reading goes on in the topic as it is now; DataLoss if not where it ended."""
         if at is None:
             return state.first  # new since the query started: all of it
         resume, loss = int(at["next"]), ""
@@ -431,7 +419,6 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return takes
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """How far it could go, for Spark's progress."""
         return {
             topic: {"incarnation": state.incarnation, "next": state.next}
             for topic, state in self.options.states().items()
@@ -454,9 +441,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return self.options.tasks(spans)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show the position as a consumer group on the broker. The checkpoint is the truth, so a
-        failure only warns.
-        """
+        """Show the position as a group. The checkpoint is the truth: a failure only warns."""
         group = self.options.group
         if not group or not self.options.topics.broker or end == self._shown:
             return
@@ -471,7 +456,6 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
                 )
 
     def stop(self) -> None:
-        """Let go of connections and threads."""
         self.options.topics.close()
 
 

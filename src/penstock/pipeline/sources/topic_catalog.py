@@ -22,7 +22,7 @@ from penstock.log.tier.reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
-from penstock.pipeline.source_columns import Archived
+from penstock.pipeline.source_columns import ArchivedRecords
 
 FETCH_BYTES = 4 << 20
 
@@ -39,11 +39,8 @@ class TopicState:
     @property
     def mean_bytes(self) -> float:
         """Of one record, header included."""
-        return (
-            max(float(HEADER_SIZE), self.bytes / (self.next - self.first))
-            if self.next > self.first
-            else float(HEADER_SIZE)
-        )
+        records = self.next - self.first
+        return max(float(HEADER_SIZE), self.bytes / records) if records > 0 else float(HEADER_SIZE)
 
 
 class Topics:
@@ -74,7 +71,6 @@ class Topics:
 
     @property
     def link(self) -> TopicLink:
-        """The connection to the broker, made when first used."""
         assert self.broker is not None
         self._link = self._link or TopicLink(self.broker, self._patience, self._token, self._ca)
         return self._link
@@ -97,9 +93,7 @@ class Topics:
         )
 
     def state(self, topic: str, start: int = -1) -> TopicState:
-        """A topic as it is now; NotFound when there is none. The archive is not looked at when the
-        log has all from `start` on.
-        """
+        """A topic as it is now. The archive is not asked when the log has all from `start` on."""
         state = self._log_state(topic)
         if self._archive is None or start >= state.first:
             return state
@@ -139,10 +133,8 @@ class Topics:
 
     def read(
         self, topic: str, incarnation: str, start: int, end: int
-    ) -> Iterator[Slice | Archived]:
-        """The records in [start, end). `InvalidOffset` when `start` aged out, `Conflict` for
-        another incarnation.
-        """
+    ) -> Iterator[Slice | ArchivedRecords]:
+        """The records in [start, end); InvalidOffset if aged out, Conflict if created again."""
         if self._archive is None:
             yield from self._read_log(topic, incarnation, start, end)
             return

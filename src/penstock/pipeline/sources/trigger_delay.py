@@ -15,11 +15,11 @@ class TriggerDelay:
     """Whether a batch should wait. Lives in the process that plans a query's batches."""
 
     def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
-        self.at_least = options.whole("minOffsetsPerTrigger") or 0  # records of a batch
+        self.at_least = options.whole("minOffsetsPerTrigger", 0)  # records of a batch
         self._seconds = options.duration("maxTriggerDelay", MAX_DELAY_SECONDS)
         self._clock = clock
         self._last: float | None = None  # when a batch was last let through
-        most = options.whole("maxOffsetsPerTrigger")
+        most = options.whole("maxOffsetsPerTrigger", None)
         if most is not None and most < self.at_least:
             raise InvalidRequest(
                 f"the option 'minOffsetsPerTrigger' ({self.at_least}) is above "
@@ -27,8 +27,7 @@ class TriggerDelay:
             )
 
     def holds(self, enough: bool) -> bool:
-        """Whether a batch of what is there waits for more; `enough` says if there is as much as
-        `at_least`."""
+        """Whether a batch waits for more; `enough` says if there is as much as `at_least`."""
         if not self.at_least:
             return False
         now = self._clock()
