@@ -24,7 +24,7 @@ from pathlib import Path
 import crc32c
 
 from penstock.errors import StorageError
-from penstock.log import journal_lines
+from penstock.log import journal
 from penstock.log.fs import File, Fs
 
 log = logging.getLogger("penstock.export")
@@ -66,7 +66,7 @@ def from_text(record: str, encoding: str) -> bytes:
 
 
 def parse_line(line: bytes) -> DeadLetter | None:
-    fields = journal_lines.parse(line.rstrip(b"\n"))
+    fields = journal.parse(line.rstrip(b"\n"))
     try:
         fields["record"] = from_text(fields["record"], fields.pop("encoding"))
         return DeadLetter(**fields)
