@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from penstock.errors import ConnectionLost, PenstockError, Unauthorized, Unavailable
-from penstock.net.addresses import Address, Token, token_text
+from penstock.net.addresses import Address, Token
 from penstock.net.retry import Backoff
 from penstock.net.tls import explain, first_answer_missing
 from penstock.protocol import frames
@@ -297,7 +297,7 @@ class Link:
         return []
 
     async def _authenticate(self, connection: Connection) -> None:
-        token = token_text(self._token)
+        token = self._token() if callable(self._token) else self._token
         if token:
             try:
                 await connection.request(frames.request(Command.AUTH, token.encode()))

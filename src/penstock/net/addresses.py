@@ -54,7 +54,3 @@ def basic_authorization(url: SplitResult) -> str:
         return ""
     secret = f"{unquote(url.username)}:{unquote(url.password or '')}"
     return f"Basic {base64.b64encode(secret.encode()).decode()}"
-
-
-def token_text(token: Token | None) -> str:
-    return (token if isinstance(token, str) else token()) if token else ""

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.net.addresses import TOKEN_VARIABLE, Token, basic_authorization, token_text
+from penstock.net.addresses import TOKEN_VARIABLE, Token, basic_authorization
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.net.tls import client_context, explain
@@ -151,7 +151,7 @@ class BrokerCaller:
             self._connect(min(seconds, CONNECT_SECONDS))
         connection.sock.settimeout(seconds)
         headers = {"Content-Type": "application/json"} if body else {}
-        if token := token_text(self._token):
+        if token := self._token() if callable(self._token) else self._token:
             headers["Authorization"] = f"Bearer {token}"
         elif self._basic:
             headers["Authorization"] = self._basic

@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -37,7 +38,7 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 
 
-class TopicLink:
+class TopicLink(AbstractContextManager["TopicLink"]):
     """One connection to the first of the addresses that answers. Close it, or use it as a context
     manager.
     """
@@ -54,9 +55,6 @@ class TopicLink:
         self._patience = patience
         self._token = token
         self._socket: socket.socket | None = None
-
-    def __enter__(self) -> "TopicLink":
-        return self
 
     def __exit__(self, *failure: object) -> None:
         self.close()
