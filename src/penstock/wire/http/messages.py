@@ -8,17 +8,13 @@ arrived with the same bytes (see `head.py`), so those are read-only.
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.protocol.ids import uuid7
 from penstock.protocol.status import details_of, is_expected, status_of
 from penstock.wire.auth import Identity
-
-if TYPE_CHECKING:
-    from penstock.wire.http.connection import Connection
-    from penstock.wire.http.routes import Endpoint
 
 log = logging.getLogger("penstock.http")
 
@@ -39,6 +35,17 @@ class Refused(Exception):
         super().__init__(text)
         self.status = status
         self.headers = headers
+
+
+class MatchedRoute(Protocol):
+    """What answers a head, as far as a connection needs it."""
+
+    method: str  # of its route
+    name: str  # its route's path
+    gzip: bool  # a large answer may be compressed
+    labels: dict[int, tuple[str, ...]]  # of the request counter, by status
+    call: "Handler"
+    precheck: "Precheck | None"  # asked before a long body is received
 
 
 class Head:
@@ -69,7 +76,7 @@ class Head:
         self.from_browser = False  # it has a header by which browsers say where it comes from
         self.cors = b""  # lines of the answer that let the page of another origin read it
         self.params: Mapping[str, str] = {}
-        self.endpoint: Endpoint  # set by the router
+        self.endpoint: MatchedRoute  # set by the router
         self.args: Any = None  # the decoded query, kept only when its type is frozen
         self.plain = False  # HTTP/1.1, kept alive, not HEAD: the answer's head has no special lines
         self._by_name: dict[str, str] | None = None
@@ -86,10 +93,22 @@ class Head:
         return self._by_name.get(name)
 
 
+class Peer(Protocol):
+    """The connection a request came on, as far as a request needs it."""
+
+    def watch(self, callback: Callable[[], object]) -> None: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+
 class Request(msgspec.Struct, eq=False):
     head: Head
     body: bytes
-    peer: "Connection"  # it came on
+    peer: Peer
     args: Any = None  # the decoded query, when the route names a type for it
     data: Any = None  # the decoded body, when the route names a type for it
 

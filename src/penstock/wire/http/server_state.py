@@ -3,21 +3,18 @@
 import asyncio
 import math
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import HeadCache
-from penstock.wire.http.messages import Head, Refused
+from penstock.wire.http.messages import Head, MatchedRoute, Refused
 from penstock.wire.http.output import JOINED_BYTES
-from penstock.wire.http.routes import Endpoint, Router
+from penstock.wire.http.routes import Router
 from penstock.wire.http.screen import Screen
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
-
-if TYPE_CHECKING:
-    from penstock.wire.http.connection import Connection
 
 
 class Limits(NamedTuple):
@@ -36,6 +33,16 @@ class Limits(NamedTuple):
             idle=settings.idle_timeout or math.inf,
             send=settings.send_timeout or math.inf,
         )
+
+
+class OpenConnection(Protocol):
+    """A connection, as far as its server needs it."""
+
+    def sweep(self, now: float, slack: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def abort(self) -> None: ...
 
 
 class ServerState:
@@ -59,7 +66,7 @@ class ServerState:
         self._screen = Screen(origins, memory, settings.max_body, executor)
         # bytes of a body that is certainly neither compressed nor too large to be copied
         self.simple_below = min(JOINED_BYTES, settings.compress_from or JOINED_BYTES)
-        self.connections: set[Connection] = set()
+        self.connections: set[OpenConnection] = set()
         self.running: set[asyncio.Future[Any]] = set()  # handlers, also those without a client
         self.draining = False  # no further request is served after the one under way
         self.drained = asyncio.Event()  # draining, and the last connection has gone
@@ -85,6 +92,6 @@ class ServerState:
             )
         head.endpoint = self._screen.apply(head, self._router.find(head))
 
-    def labels(self, endpoint: Endpoint, status: int) -> tuple[str, ...]:
+    def labels(self, endpoint: MatchedRoute, status: int) -> tuple[str, ...]:
         labels = endpoint.labels[status] = (endpoint.method, endpoint.name, str(status))
         return labels

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -22,10 +22,11 @@ from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.protocol.records import payload_bytes
 from penstock.protocol.status import NOT_JSON, details_of, is_expected
+from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
-from penstock.wire.feed import Chunk, Subscription
-from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY
+from penstock.wire.feed import Chunk, Feeds, Subscription
+from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY, RequestMemory
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
     COMMANDS,
@@ -45,15 +46,26 @@ from penstock.wire.websocket.messages import (
     Unsubscribe,
 )
 
-if TYPE_CHECKING:
-    from penstock.wire.websocket.server import WebsocketServer
-
 log = logging.getLogger("penstock.websocket")
 
 IN_FLIGHT_BYTES = 8 << 20  # of one session, appends and waiting messages each
 SILENT_PERIODS = 4  # keep-alive periods without a sign of life until a client counts as gone
 PART_SECONDS = 30.0  # after it a message in several frames must have arrived at the least rate
 TEXT = WSMsgType.TEXT
+
+
+class SessionServer(Protocol):
+    """What a session needs of the server it belongs to."""
+
+    topics: TopicStore
+    feeds: Feeds
+    memory: RequestMemory
+    max_message: int
+    received: int
+
+    def opened(self, session: "Session") -> None: ...
+
+    def lost(self, session: "Session") -> None: ...
 
 
 class _Watch:
@@ -74,7 +86,7 @@ class _Watch:
 
 
 class Session(WSListener):
-    def __init__(self, server: "WebsocketServer", identity: Identity | None = None) -> None:
+    def __init__(self, server: SessionServer, identity: Identity | None = None) -> None:
         self._server = server
         self._identity = identity  # None: authentication is off
         self._loop = asyncio.get_running_loop()
