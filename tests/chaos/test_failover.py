@@ -274,7 +274,7 @@ def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server
             assert all("full" in text for text in refused)
             assert refused
             assert len(accepted) > 300
-            assert buffer.status.report().failover.bytes < 1 << 20
+            assert buffer.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
             await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
             got = await delivered(buffer._queues, "q")

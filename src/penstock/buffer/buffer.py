@@ -40,7 +40,7 @@ from penstock.buffer.ownership import Ownership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import Progress, Replay
-from penstock.buffer.status import Status
+from penstock.buffer.status import BufferStatus, Status
 from penstock.buffer.storage import Storage
 from penstock.config import schema
 from penstock.database import Database
@@ -128,7 +128,15 @@ class Buffer:
         self._adopted = metrics.counter(
             "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
-        self.status = Status(self, metrics)
+        self.status = Status(
+            self.journal,
+            self.qos0,
+            self.backlog,
+            self.failed,
+            self.replay,
+            self.maintenance,
+            metrics,
+        )
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
@@ -207,6 +215,9 @@ class Buffer:
     def healthy(self) -> bool:
         """Whether the database is up."""
         return self._database.healthy
+
+    def report(self) -> BufferStatus:
+        return self.status.report(self.directory, self.healthy, self.recovering)
 
     def accepts(self) -> bool:
         """Whether a push would be buffered if the database were down now."""

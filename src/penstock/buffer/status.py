@@ -2,16 +2,18 @@
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
-from penstock.buffer.backlog import BufferFile
+from penstock.buffer.backlog import Backlog, BufferFile
+from penstock.buffer.failed import Failed
 from penstock.buffer.files import KINDS, Kind
+from penstock.buffer.journal import Journal
+from penstock.buffer.maintenance import Maintenance
+from penstock.buffer.qos0 import Qos0
+from penstock.buffer.replay import Progress, Replay
 from penstock.metrics import Merge, Metrics
-
-if TYPE_CHECKING:
-    from penstock.buffer.buffer import Buffer
 
 MAX_FILES = 200  # that a status names
 
@@ -73,10 +75,24 @@ class FileBuffer(msgspec.Struct):
 
 
 class Status:
-    """Reads the numbers of one buffer; keeps none."""
+    """Reads the numbers of a buffer's parts; keeps none."""
 
-    def __init__(self, buffer: "Buffer", metrics: Metrics) -> None:
-        self._buffer = buffer
+    def __init__(
+        self,
+        journal: Journal,
+        qos0: Qos0,
+        backlog: Backlog,
+        failed: Failed,
+        replay: Replay,
+        maintenance: Maintenance,
+        metrics: Metrics,
+    ) -> None:
+        self._journal = journal
+        self._qos0 = qos0
+        self._backlog = backlog
+        self._failed = failed
+        self._replay = replay
+        self._maintenance = maintenance
 
         def by_kind(name: str, meaning: str, field: str, merge: Merge = "sum") -> None:
             def read() -> dict[tuple[str, ...], float]:
@@ -93,17 +109,17 @@ class Status:
         metrics.gauge(
             "penstock_buffer_failed",
             "Events in failed/ now, rejected by the database",
-            read=lambda: buffer.failed.events,
+            read=lambda: failed.events,
         )
         metrics.gauge(
             "penstock_buffer_held_partitions",
             "Partitions with buffered events; new pushes to them are buffered too",
-            read=lambda: buffer.backlog.held,
+            read=lambda: backlog.held,
         )
         metrics.gauge(
             "penstock_buffer_replay_rate",
             "Events replayed per second",
-            read=lambda: buffer.replay.rate,
+            read=lambda: replay.rate,
         )
         metrics.gauge(
             "penstock_buffer_maintenance",
@@ -114,7 +130,7 @@ class Status:
         )
 
     def _modes(self) -> dict[tuple[str, ...], float]:
-        modes = self._buffer.maintenance.modes
+        modes = self._maintenance.modes
         return {("push",): int(modes.push), ("pop",): int(modes.pop)}
 
     @property
@@ -124,51 +140,47 @@ class Status:
     @property
     def bytes(self) -> int:
         """On disk, in files of this process."""
-        buffer = self._buffer
-        files = [*buffer.journal.files, *buffer.qos0.files, *buffer.backlog.files]
-        return sum(file.size for file in files) + buffer.failed.size
+        files = [*self._journal.files, *self._qos0.files, *self._backlog.files]
+        return sum(file.size for file in files) + self._failed.size
 
     def kind(self, kind: Kind) -> KindStatus:
-        buffer = self._buffer
-        growing = buffer.journal if kind == "failover" else buffer.qos0
-        files = buffer.backlog.of(kind) + growing.files
-        unwritten = buffer.journal.unwritten if kind == "failover" else 0
+        growing = self._journal if kind == "failover" else self._qos0
+        files = self._backlog.of(kind) + growing.files
+        unwritten = self._journal.unwritten if kind == "failover" else 0
         oldest = min((file.name.created_at for file in files if file.name.created_at), default=None)
         return KindStatus(
             pending=unwritten + sum(file.events - file.done for file in files),
             files=len(files),
             bytes=sum(file.size for file in files),
             oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
-            flushed=int(buffer.replay.flushed.value(kind)),
+            flushed=int(self._replay.flushed.value(kind)),
         )
 
     def files(self) -> list[FileStatus]:
-        buffer = self._buffer
-        files = [_file(file, "failed", file.reason) for file in buffer.failed.files.values()]
-        files += [_file(file, "waiting") for file in buffer.backlog.files[:MAX_FILES]]
-        files += [_file(file, "growing") for file in buffer.qos0.files + buffer.journal.files]
+        files = [_file(file, "failed", file.reason) for file in self._failed.files.values()]
+        files += [_file(file, "waiting") for file in self._backlog.files[:MAX_FILES]]
+        files += [_file(file, "growing") for file in self._qos0.files + self._journal.files]
         return sorted(files, key=lambda file: -(file.age or 0.0))[:MAX_FILES]
 
     def _drain_seconds(self) -> float | None:
         if not self.pending:
             return 0.0
-        rate = self._buffer.replay.rate
+        rate = self._replay.rate
         return round(self.pending / rate, 1) if rate > 0 else None
 
-    def report(self) -> BufferStatus:
-        buffer, progress = self._buffer, self._buffer.recovering
+    def report(self, directory: Path, healthy: bool, progress: Progress | None) -> BufferStatus:
         return BufferStatus(
             pending=self.pending,
-            failed=buffer.failed.events,
-            db_healthy=buffer.healthy,
+            failed=self._failed.events,
+            db_healthy=healthy,
             worker=os.getpid(),
-            maintenance_mode=buffer.maintenance.modes.push,
-            pop_maintenance_mode=buffer.maintenance.modes.pop,
-            held_partitions=buffer.backlog.held,
-            replay_rate=round(buffer.replay.rate, 1),
-            quarantined=int(buffer.replay.quarantined.value()),
-            failed_files=sorted(buffer.failed.files),
-            directory=str(buffer.directory),
+            maintenance_mode=self._maintenance.modes.push,
+            pop_maintenance_mode=self._maintenance.modes.pop,
+            held_partitions=self._backlog.held,
+            replay_rate=round(self._replay.rate, 1),
+            quarantined=int(self._replay.quarantined.value()),
+            failed_files=sorted(self._failed.files),
+            directory=str(directory),
             files=self.files(),
             drain_seconds=self._drain_seconds(),
             recovery=Recovery(progress.what, progress.done, progress.total) if progress else None,

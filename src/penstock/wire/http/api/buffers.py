@@ -71,7 +71,7 @@ class BuffersApi:
     @route("GET", "/api/v1/status/buffers")
     def status(self) -> BufferStatus:
         """Events buffered on disk, and the progress of their replay."""
-        return self._buffer.status.report()
+        return self._buffer.report()
 
     @route("GET", MAINTENANCE, role=Role.ADMIN)
     def maintenance(self) -> MaintenanceAnswer:
@@ -141,7 +141,7 @@ class BuffersApi:
         return Retried(tried, failed.events)
 
     def _modes(self, message: str = "") -> MaintenanceAnswer:
-        report, failed = self._buffer.status.report(), self._buffer.failed
+        report, failed = self._buffer.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
         return MaintenanceAnswer(
             maintenance_mode=self._maintenance.modes.push,
