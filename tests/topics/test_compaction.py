@@ -583,6 +583,43 @@ def test_files_are_not_read_in_the_middle_of_a_swap(
     timer.join()
 
 
+@pytest.mark.parametrize("question", ["bounds", "read", "offset_at"])
+def test_files_that_are_rolled_between_listing_and_opening_are_listed_again(
+    tmp_path: Path, question: str
+) -> None:
+    """Else what was active is taken for gone: a reader beside the broker would report a loss."""
+
+    async def body() -> None:
+        clock = Clock(1_000.0)
+        async with running(tmp_path, clock=clock, fsync="never") as store:
+            topic = await store.create("t")
+            await topic.append([b"0", b"1"])
+            files = TopicFiles(topic.directory)
+            loop, open_segment, rolls = asyncio.get_running_loop(), files._open, [1]
+
+            async def roll() -> None:
+                await topic.seal()
+                clock.now = 2_000.0
+                await topic.append([b"2"])
+
+            def opening(base: int | None) -> topic_files.OpenSegment:
+                if rolls:
+                    rolls.pop()
+                    asyncio.run_coroutine_threadsafe(roll(), loop).result(60)
+                return open_segment(base)
+
+            def ask() -> Any:
+                if question == "read":
+                    return [int(at) for piece in files.read(0, 2) for at in piece.offsets]
+                return files.bounds() if question == "bounds" else files.offset_at(0)
+
+            files._open = opening  # type: ignore[method-assign]
+            expected = {"bounds": (0, 3), "read": [0, 1], "offset_at": 0}
+            assert await asyncio.to_thread(ask) == expected[question]
+
+    run(body())
+
+
 @pytest.mark.chaos
 def test_a_broker_killed_while_it_compacts_has_every_latest_record(tmp_path: Path) -> None:
     unfinished = 0

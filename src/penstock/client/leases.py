@@ -47,6 +47,7 @@ class LeaseKeeper:
         self._extending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self.extended = 0
+        self.lost = 0
 
     def keep(self, messages: Iterable[Received], lease_time: float) -> None:
         """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was
@@ -112,6 +113,7 @@ class LeaseKeeper:
         if done:
             self.extended += 1
         elif self._kept.pop(lease, None) is not None and (lost := kept.open - kept.elsewhere):
+            self.lost += 1
             log.warning("a lease was lost with %d messages unanswered", len(lost))
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:

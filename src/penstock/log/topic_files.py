@@ -147,11 +147,10 @@ class TopicFiles:
 
     def _bounds(self) -> tuple[int, int]:
         bounds: list[tuple[int, int]] = []
-        for base in self._bases():
-            segment = self._open(base)
+        for segment in self._segments(self._bases()):
             if segment.rows:
                 bounds.append((segment.base, segment.end))
-            elif base is None:
+            elif not segment.sealed:
                 bounds.append((self._metadata(),) * 2)
         return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
 
@@ -176,7 +175,8 @@ class TopicFiles:
         """The first offset appended at or after this time; the next offset if there is none."""
 
         def search() -> int | None:
-            offsets = (self._open(base).offset_at(microseconds) for base in self._bases())
+            segments = self._segments(self._bases())
+            offsets = (segment.offset_at(microseconds) for segment in segments)
             return next((at for at in offsets if at is not None), None)
 
         offset = self._retrying(search)
@@ -218,22 +218,29 @@ class TopicFiles:
         while start < end:
             try:
                 bases = self._bases()
-                for base in self._from(bases, start):
-                    segment = self._open(base)
-                    if base is None and self._bases() != bases:
-                        # rolled since we listed: what was active is sealed and still to be read
-                        break
+                for segment in self._segments(bases, self._from(bases, start)):
                     for piece in slices(segment, start, end):
                         yield piece
                         attempts = 0
                         start = int(piece.offsets[-1]) + 1
-                else:
-                    return
+                return
             except (FileNotFoundError, Damaged) as error:  # perhaps files were swapped under us
                 attempts += 1
                 if attempts >= MAX_ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
                 _back_off(attempts)
+
+    def _segments(
+        self, listed: list[int | None], bases: list[int | None] | None = None
+    ) -> Iterator[OpenSegment]:
+        """Those that are `listed`, or only these of them. FileNotFoundError when the topic was
+        rolled since: what was active is sealed, and is not the one that is active now.
+        """
+        for base in listed if bases is None else bases:
+            segment = self._open(base)
+            if base is None and self._bases() != listed:
+                raise FileNotFoundError(segment.path(DATA))
+            yield segment
 
     def _open(self, base: int | None) -> OpenSegment:
         segment = OpenSegment(self.directory, base)
