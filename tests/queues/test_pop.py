@@ -495,5 +495,9 @@ def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_url: s
         assert not patient[1].done()
         queues.close_pops(False)
         assert values(await patient[1]) == [2]
+        queues.close_pops(True)
+        patient[0] = queues.pop(PopRequest(queue="q", wait=True, timeout=60))
+        queues.answer_waiting()  # the broker is about to stop
+        assert (await patient[0]).messages == []
 
     run(database_url, body, poll_interval=60.0)

@@ -95,7 +95,7 @@ class Poll(Pending[Exchange, Popped]):
             return
         popper, signals = self._popper, self._popper.signals
         if popper.closed:
-            if self._reason or not self.wanted.wait:
+            if self._reason or not self.wanted.wait or popper.stopping:
                 self._rest()
             else:
                 popper.shut_out.add(self)
