@@ -22,7 +22,7 @@ from penstock.buffer import Buffer
 from penstock.config import schema
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA

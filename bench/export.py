@@ -39,7 +39,7 @@ from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.store import compress_blocks
 from penstock.export.telemetry import ExportMetrics
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore

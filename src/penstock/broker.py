@@ -30,8 +30,8 @@ from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.export.manager import Exports
 from penstock.export.queuesadapter import QueuesAdapter
-from penstock.log.fs import DISK
-from penstock.log.lock import DirectoryLock
+from penstock.io.fs import DISK
+from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics, add_process
 from penstock.pipeline_registry import Pipelines
 from penstock.queues.engine import Queues

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import NotFound, PenstockError
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.pipeline_registry")

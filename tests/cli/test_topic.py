@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.topic import commands
-from penstock.log.fs import Disk
+from penstock.io.fs import Disk
 from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread
 from tests.support.wait import until

@@ -20,7 +20,7 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.log.fs import Disk
+from penstock.io.fs import Disk
 from penstock.net.addresses import parse_addresses
 from penstock.net.retry import Backoff
 from penstock.net.topic_link import TopicLink
@@ -265,7 +265,7 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
         ]
 
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: free)
-    monkeypatch.setattr("penstock.log.space.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.io.space.CHECK_SECONDS", 0.0)
 
     async def body(served: Served, client: TopicClient) -> None:
         nonlocal free

@@ -18,7 +18,7 @@ from penstock.export.payload import decompress
 from penstock.export.sendqueue.blocks import Block
 from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 
 POOL = ThreadPoolExecutor(2)

@@ -14,7 +14,7 @@ from penstock.export.sendqueue import store
 from penstock.export.sendqueue.blocks import Block, Chunk, ChunkReader
 from penstock.export.sendqueue.journal import DAMAGED, OLDEST, PURGED
 from penstock.export.sendqueue.store import checksum
-from penstock.log.fs import DiskFile
+from penstock.io.fs import DiskFile
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
 from tests.support.wait import eventually
 

@@ -356,7 +356,7 @@ def test_a_lock_is_taken_on_a_disk_without_a_byte_left(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "pwrite", full)
-    from penstock.log.lock import DirectoryLock
+    from penstock.io.lock import DirectoryLock
 
     with DirectoryLock(tmp_path), pytest.raises(Locked), DirectoryLock(tmp_path):
         pass

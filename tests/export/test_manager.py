@@ -10,7 +10,7 @@ from penstock.config import Config
 from penstock.errors import Conflict, Locked, StorageFailed
 from penstock.export import manager
 from penstock.export.manager import Exports
-from penstock.log.fs import DISK, Disk
+from penstock.io.fs import DISK, Disk
 from penstock.metrics import Metrics
 from tests.export.making import POOL, exports, http_route
 from tests.export.scripted import ScriptedDestination, record

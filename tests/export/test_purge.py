@@ -13,7 +13,7 @@ from penstock.export import routes as routes_module
 from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
 from penstock.export.manager import Exports
 from penstock.export.routes import Route
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from tests.export.making import exports, http_route, kill, status_of
 from tests.export.scripted import HANG, ScriptedDestination, record
 from tests.support.wait import eventually

@@ -17,7 +17,7 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from tests.export.making import POOL, FakeClock, block, number_of, status_of
 from tests.support.faults import FaultyFs

@@ -22,7 +22,7 @@ from penstock.config.schema import Queues as QueueSettings
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending

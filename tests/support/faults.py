@@ -1,6 +1,6 @@
 """A file system in memory that forgets, tears and fails like a real one at its worst.
 
-It implements `penstock.log.fs.Fs`, so topics, buffers and send queues run on it unchanged:
+It implements `penstock.io.fs.Fs`, so topics, buffers and send queues run on it unchanged:
 
 - What was written but not synced is known as such. `crash(random, how)` is a power loss: a new file
   system with what survived. `how` is "drop" (only what was synced), "keep" (everything), "tear" (a
@@ -29,7 +29,7 @@ from random import Random
 from typing import Literal
 
 from penstock.errors import StorageFailed
-from penstock.log.fs import Bytes, storage_error
+from penstock.io.fs import Bytes, storage_error
 
 How = Literal["drop", "keep", "tear", "reorder"]
 HOWS: tuple[How, ...] = ("drop", "keep", "tear", "reorder")

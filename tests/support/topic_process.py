@@ -14,7 +14,7 @@ import uvloop
 
 from penstock.config.schema import TcpServer as TcpSettings
 from penstock.config.schema import Topics as TopicSettings
-from penstock.log.lock import DirectoryLock
+from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore

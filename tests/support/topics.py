@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.schema import Topics
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.log.layout import (
     CLEAN,
     HEADER_TYPE,

@@ -386,7 +386,7 @@ def test_compaction_swaps_segments_under_readers_and_keeps_offsets_and_times(
 def test_a_full_disk_refuses_clearly_and_works_again_when_there_is_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.log.space.CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.io.space.CHECK_SECONDS", 0.0)
 
     async def body() -> None:
         fs = FaultyFs()

@@ -17,7 +17,7 @@ from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
 from penstock.export.sendqueue import JOURNAL, META
-from penstock.log.fs import raise_file_limit
+from penstock.io.fs import raise_file_limit
 from penstock.log.layout import DATA, KINDS, TIER, sealed_name
 from penstock.log.tier.manifest import Manifest as Stored
 from penstock.log.tier.manifest import StoredObject

@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Conflict, Damaged, NotFound
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import LOST_FOUND

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.buffer.files import Kind, Name
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.queues.types import Item
 
 Key = tuple[str, str]  # queue, partition

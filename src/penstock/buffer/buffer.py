@@ -52,8 +52,8 @@ from penstock.errors import (
     StorageFull,
     Unavailable,
 )
-from penstock.log.fs import Fs
-from penstock.log.pool import cancelled
+from penstock.io.fs import Fs
+from penstock.io.tasks import cancelled
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending

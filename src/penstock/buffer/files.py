@@ -28,7 +28,7 @@ from typing import Literal
 from uuid import UUID
 
 from penstock.errors import StorageFailed
-from penstock.log.fs import storage_error
+from penstock.io.fs import storage_error
 from penstock.protocol.ids import uuid7
 
 Kind = Literal["failover", "qos0"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
 from penstock.buffer.storage import Storage
 from penstock.errors import PenstockError, StorageError, StorageFailed, StorageFull, Unavailable
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")

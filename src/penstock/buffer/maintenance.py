@@ -16,8 +16,8 @@ import msgspec
 
 from penstock.database import Database
 from penstock.errors import StorageError, Unavailable
-from penstock.log.fs import Fs
-from penstock.log.pool import cancelled
+from penstock.io.fs import Fs
+from penstock.io.tasks import cancelled
 
 log = logging.getLogger("penstock.buffer")
 

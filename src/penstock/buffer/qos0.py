@@ -23,7 +23,7 @@ from penstock.buffer.journal import Journal
 from penstock.buffer.replay import BATCHES_PER_CALL, Replay, batches
 from penstock.buffer.storage import Storage
 from penstock.errors import StorageError, StorageFailed, Unavailable
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")

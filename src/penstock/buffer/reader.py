@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.buffer.backlog import Key, keys_of
 from penstock.buffer.events import decode, decode_all
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.queues.types import Item
 
 WINDOW_BYTES = 4 << 20

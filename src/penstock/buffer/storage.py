@@ -12,7 +12,7 @@ from penstock.buffer.events import encode
 from penstock.buffer.files import Kind, Namer
 from penstock.config import schema
 from penstock.errors import StorageError, StorageFull
-from penstock.log.fs import File, Fs
+from penstock.io.fs import File, Fs
 from penstock.queues.types import Item
 
 T = TypeVar("T")

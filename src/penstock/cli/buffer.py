@@ -39,7 +39,7 @@ from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
 from penstock.errors import PenstockError, Unavailable
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from penstock.export.clock import Clock
 from penstock.export.queuesadapter import QueuesAdapter
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.topics.store import TopicStore
 
 T = TypeVar("T")

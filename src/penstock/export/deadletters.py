@@ -24,8 +24,8 @@ from pathlib import Path
 import crc32c
 
 from penstock.errors import StorageError
-from penstock.log import journal
-from penstock.log.fs import File, Fs
+from penstock.io import journal
+from penstock.io.fs import File, Fs
 
 log = logging.getLogger("penstock.export")
 NAME = "deadletters.ndjson"

@@ -28,7 +28,7 @@ from penstock.export.sendqueue import (
     chunk_files,
 )
 from penstock.export.status import ChunkReport, DamagedBytes, Inspection
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 
 MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 

@@ -33,9 +33,9 @@ from penstock.export.sendqueue import STREAM_END
 from penstock.export.spec import RouteSpec, parse_remote, parse_routes
 from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
-from penstock.log.fs import DISK, Fs
-from penstock.log.lock import DirectoryLock
-from penstock.log.pool import cancelled
+from penstock.io.fs import DISK, Fs
+from penstock.io.lock import DirectoryLock
+from penstock.io.tasks import cancelled
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 

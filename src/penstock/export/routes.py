@@ -23,7 +23,7 @@ from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered

@@ -1,3 +1,3 @@
-"""The append-only log on disk: files, layout, segments, writer, reader, verification, recovery.
+"""The append-only log on disk: layout, segments, writer, reader, verification, recovery.
 Knows bytes, not brokers.
 """

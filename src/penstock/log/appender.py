@@ -39,9 +39,9 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
+from penstock.io.fs import Bytes
 from penstock.log.commit import Appended, Commit, Entry, Promise
 from penstock.log.context import Context
-from penstock.log.fs import Bytes
 from penstock.log.producers import Producer
 from penstock.log.segment_store import SegmentStore
 

@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.errors import Damaged, StorageFailed
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.log.layout import BATCH_SIZE, BATCHES, DATA, INDEX, INDEX_SIZE, parse_batches
 from penstock.log.scan import Hole, agreeing
 from penstock.log.segment import Segment

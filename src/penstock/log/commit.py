@@ -14,8 +14,8 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.errors import Conflict, PenstockError
+from penstock.io.fs import Bytes
 from penstock.log.encode import Frame, frame_arrays, frame_payloads, frame_table
-from penstock.log.fs import Bytes
 from penstock.log.layout import HAS_PRODUCER, HEADER_SIZE, NO_PRODUCER, BatchRow
 from penstock.log.producers import Producer, Producers
 from penstock.log.writer import Write

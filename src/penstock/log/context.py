@@ -10,11 +10,11 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.config.schema import Topics
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
+from penstock.io.space import Space
+from penstock.io.tasks import P, T, in_pool
 from penstock.log.layout import RELAXED, STRICT
-from penstock.log.pool import P, T, in_pool
 from penstock.log.segment import Segment
-from penstock.log.space import Space
 from penstock.log.tier.cache import BlockCache
 from penstock.metrics import Metrics
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.log.layout import DAMAGE, DATA
 from penstock.log.scan import Hole
 from penstock.log.segment import Segment

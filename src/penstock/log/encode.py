@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.log.fs import Bytes
+from penstock.io.fs import Bytes
 from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_ROW, INDEX_TYPE, RECORD_HEADER
 
 MAX_STRUCT_RECORDS = 40

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_TYPE, RECORD_HEADER
 
 CHUNK_BYTES = 4 << 20

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Damaged
-from penstock.log.fs import File, Fs
+from penstock.io.fs import File, Fs
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCH_TYPE,

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Unavailable
+from penstock.io.fs import DISK, File, Fs
 from penstock.log.checksums import failing, runs
 from penstock.log.damage import read_places
-from penstock.log.fs import DISK, File, Fs
 from penstock.log.layout import (
     ARCHIVED,
     BATCH_SIZE,

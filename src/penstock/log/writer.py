@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.log.fs import Bytes, Fs
+from penstock.io.fs import Bytes, Fs
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCH_TYPE,

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import asyncpg
 
 from penstock.errors import PenstockError
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.queues.context import QueueContext
 from penstock.queues.types import Ack
 

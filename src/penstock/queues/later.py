@@ -24,7 +24,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import Unavailable
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.metrics import Counter
 from penstock.queues.context import QueueContext
 

@@ -20,7 +20,7 @@ import msgspec
 from penstock import __version__
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.metrics import Metrics, resident_bytes
 from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers

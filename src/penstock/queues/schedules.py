@@ -28,7 +28,7 @@ import msgspec
 
 from penstock.database import struct_of
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from penstock.database import Database
 from penstock.errors import Unavailable
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.queues.types import PopRequest
 
 log = logging.getLogger("penstock.queues")

@@ -22,7 +22,7 @@ import asyncpg
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 from penstock.metrics import Metrics
 from penstock.queues.groups import forgotten
 from penstock.queues.sinks import Sinks

@@ -21,7 +21,7 @@ from penstock.broker import Broker
 from penstock.config import Loaded, load
 from penstock.config.load import default_file
 from penstock.errors import ConfigError, Locked, PenstockError, Unavailable
-from penstock.log.fs import raise_file_limit
+from penstock.io.fs import raise_file_limit
 from penstock.logging import set_up
 from penstock.metrics import Metrics
 from penstock.server import systemd

@@ -43,9 +43,9 @@ from penstock.errors import (
     StorageFull,
     Unavailable,
 )
+from penstock.io.fs import File, Fs
 from penstock.log.checksums import failing, runs, sidecar
 from penstock.log.context import Context
-from penstock.log.fs import File, Fs
 from penstock.log.layout import (
     BATCHES,
     COMPACT,

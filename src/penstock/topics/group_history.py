@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Damaged, PenstockError, StorageError, StorageFailed
-from penstock.log.fs import DISK, File, Fs
-from penstock.log.journal import line, parse
-from penstock.log.pool import in_pool
+from penstock.io.fs import DISK, File, Fs
+from penstock.io.journal import line, parse
+from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.protocol.latency import bucket_of, upper_of
 from penstock.topics.topic import Topic

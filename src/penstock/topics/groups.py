@@ -26,8 +26,8 @@ from typing import Literal
 import msgspec
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
-from penstock.log.fs import DISK, Fs
-from penstock.log.pool import in_pool
+from penstock.io.fs import DISK, Fs
+from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7

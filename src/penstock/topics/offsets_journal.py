@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import StorageError
-from penstock.log.fs import Fs
-from penstock.log.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line, parse
-from penstock.log.pool import in_pool
+from penstock.io.fs import Fs
+from penstock.io.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line, parse
+from penstock.io.tasks import in_pool
 from penstock.metrics import Counter
 
 log = logging.getLogger("penstock.topics.groups")

@@ -28,10 +28,10 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import Damaged, StorageError, StorageFailed
+from penstock.io.tasks import cancelled
 from penstock.log.checksums import Fault, SegmentCheck
 from penstock.log.context import Context
 from penstock.log.layout import DATA
-from penstock.log.pool import cancelled
 from penstock.log.segment import Segment
 from penstock.metrics import Metrics
 from penstock.topics.topic import Topic

@@ -24,9 +24,9 @@ from penstock.errors import (
     StorageFailed,
     Unavailable,
 )
+from penstock.io.fs import DISK, Fs
+from penstock.io.tasks import cancelled
 from penstock.log.context import Context
-from penstock.log.fs import DISK, Fs
-from penstock.log.pool import cancelled
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.log.fs import DISK, Fs
-from penstock.log.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line
-from penstock.log.pool import in_pool
+from penstock.io.fs import DISK, Fs
+from penstock.io.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line
+from penstock.io.tasks import in_pool
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 log = logging.getLogger("penstock.topics")

@@ -45,7 +45,7 @@ import crc32c
 import msgspec
 
 from penstock.errors import Damaged
-from penstock.log.fs import File, Fs
+from penstock.io.fs import File, Fs
 
 HEAD = struct.Struct("<Q4sI")
 FIELDS = struct.Struct("<BBHQQQQIII")

@@ -37,7 +37,7 @@ from penstock.export.sendqueue.blocks import (
     decode_block,
     encode_header,
 )
-from penstock.log.fs import Bytes, File, Fs
+from penstock.io.fs import Bytes, File, Fs
 
 log = logging.getLogger("penstock.export")
 MAX_QUARANTINE_BYTES = 64 << 20

@@ -33,7 +33,7 @@ from penstock.export.sendqueue.journal import Books, Entry, Kind
 from penstock.export.sendqueue.layers import Backlog, MemoryLayer, Writer
 from penstock.export.sendqueue.store import Store
 from penstock.export.status import Repaired
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 
 
 class FastQueue:

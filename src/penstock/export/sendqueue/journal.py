@@ -49,7 +49,7 @@ import crc32c
 
 from penstock.errors import StorageError, StorageFailed
 from penstock.export.status import Accounting
-from penstock.log.fs import File, Fs
+from penstock.io.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")
 SIZE = ENTRY.size + 4  # 32

@@ -33,7 +33,7 @@ from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
-from penstock.log.pool import cancelled
+from penstock.io.tasks import cancelled
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again

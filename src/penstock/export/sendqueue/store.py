@@ -29,8 +29,8 @@ from penstock.export.payload import NONE, compress
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
 from penstock.export.sendqueue.chunks import Chunks, Options, Reading, StreamEnd
 from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
-from penstock.log.fs import Fs
-from penstock.log.lock import DirectoryLock
+from penstock.io.fs import Fs
+from penstock.io.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 META, VERSION = "fastqueue.meta", 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.log.layout import (
     BATCHES,
     DATA,

@@ -4,7 +4,7 @@ are wrong.
 
 import numpy as np
 
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,

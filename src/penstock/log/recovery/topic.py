@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import Damaged
+from penstock.io.fs import Fs
 from penstock.log.context import Context
 from penstock.log.damage import DamageReport
-from penstock.log.fs import Fs
 from penstock.log.layout import (
     ARCHIVED,
     BATCHES,

@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 
 Key = tuple[str, int]  # object, number of the block
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.errors import NotFound, StorageFailed, StorageFull, Unavailable
-from penstock.log.pool import P, T, in_pool
+from penstock.io.tasks import P, T, in_pool
 from penstock.log.tier.blocks import Blocks, Key
 from penstock.log.tier.manifest import StoredObject
 from penstock.metrics import Metrics

@@ -9,7 +9,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.errors import Damaged
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 from penstock.log.layout import BATCHES, DATA, INDEX, TIER
 from penstock.object_store import ObjectStore, pack_document, parse_document
 

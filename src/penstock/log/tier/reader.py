@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import NotFound
+from penstock.io.fs import DISK
 from penstock.log.damage import holes_of
-from penstock.log.fs import DISK
 from penstock.log.tier.blocks import BlocksInMemory
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, manifest_name

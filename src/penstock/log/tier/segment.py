@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.log.fs import Bytes, File, Fs
+from penstock.io.fs import Bytes, File, Fs
 from penstock.log.layout import BATCHES, DATA, KINDS
 from penstock.log.segment import Segment
 from penstock.log.tier.cache import MAX_BLOCKS_AHEAD, BlockCache

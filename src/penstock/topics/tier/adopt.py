@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Conflict, Damaged, NotFound
-from penstock.log.fs import DISK
-from penstock.log.journal import line
+from penstock.io.fs import DISK
+from penstock.io.journal import line
 from penstock.log.layout import (
     ARCHIVED,
     CHECKPOINT,

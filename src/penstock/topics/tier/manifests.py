@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 
 from penstock.errors import Conflict, Damaged, NotFound
+from penstock.io.tasks import in_pool
 from penstock.log.context import Context
 from penstock.log.layout import KINDS, TIER
-from penstock.log.pool import in_pool
 from penstock.log.segment import Segment
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name, object_name

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import ConfigError, Conflict, NotFound
-from penstock.log.fs import DISK, Fs
+from penstock.io.fs import DISK, Fs
 from penstock.object_store import ObjectStore, Version, pack_document, parse_document
 from penstock.protocol.ids import uuid7
 

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Conflict, Damaged, PenstockError, StorageFailed
+from penstock.io.tasks import P, T, cancelled, in_pool
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, parse_checked
-from penstock.log.pool import P, T, cancelled, in_pool
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache

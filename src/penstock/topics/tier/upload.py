@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from crc32c import crc32c
 
 from penstock.errors import Damaged, NotFound, StorageFailed
-from penstock.log.fs import File
+from penstock.io.fs import File
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,

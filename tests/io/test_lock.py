@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from penstock.errors import Locked
-from penstock.log.lock import DirectoryLock
+from penstock.io.lock import DirectoryLock
 
 
 def test_a_second_owner_is_refused_with_the_firsts_process_id(tmp_path):
@@ -18,7 +18,7 @@ def test_a_second_owner_is_refused_with_the_firsts_process_id(tmp_path):
 
 def test_a_lock_dies_with_its_process(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from penstock.log.lock import DirectoryLock;"
+        "import sys, time; from pathlib import Path; from penstock.io.lock import DirectoryLock;"
         "DirectoryLock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageFailed, StorageFull
-from penstock.log.fs import DISK
+from penstock.io.fs import DISK
 
 
 def test_an_append_of_more_pieces_than_the_kernel_takes_is_one_append(tmp_path: Path) -> None:

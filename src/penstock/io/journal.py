@@ -15,7 +15,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from penstock.log.fs import File, Fs
+from penstock.io.fs import File, Fs
 
 SNAPSHOT_BYTES = 1 << 20  # a journal smaller than this is never replaced
 SNAPSHOT_FACTOR = 8

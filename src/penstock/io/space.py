@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import StorageFull
-from penstock.log.fs import Fs
+from penstock.io.fs import Fs
 
 log = logging.getLogger("penstock.storage")
 
