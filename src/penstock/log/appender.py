@@ -301,6 +301,8 @@ class Appender:
 
     async def between_commits(self, *, roll: bool) -> None:
         """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
+        if self.deleted:  # the directory may be another topic's by now
+            raise self.gone()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._between.append((future, roll))
         self.schedule()
