@@ -288,7 +288,7 @@ class Appender:
             log.error("topic %s: segment %d is closed: %s", self._name, active.base, active.broken)
         for entry in entries:
             if entry.producer is not None and not entry.promise.done():
-                self._segments.producers.expect(entry.producer, self._segments.last_time)
+                self._segments.producers.expect(entry.producer, self._context.now())
             entry.refuse(error)
         self._segments.release()
 
