@@ -557,3 +557,19 @@ async def test_a_stream_that_waits_ends_with_its_client_and_another_gets_the_nex
             assert json.loads((await stream.read()).partition("data: ")[2])["payload"] == "two"
             await served.topics.delete("t")
             assert await stream.read() == ""
+
+
+async def test_a_topic_that_could_not_be_opened_is_an_error_and_not_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "t" / "data.log").mkdir(parents=True)
+    async with serving(tmp_path) as served, connected(served.http) as wire:
+        for message in (
+            get("/topics/t/consume"),
+            get("/topics/t/next_offset"),
+            get("/topics/t/stream"),
+            produce("t", payload="x"),
+        ):
+            answer = await wire.ask(message)
+            assert answer.status == 503, answer.body
+            assert b"topic 't' cannot be opened" in answer.body

@@ -173,11 +173,18 @@ class TopicStore:
         return self._context.space.full
 
     def find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
+        """The topic if there is one. A name that is not allowed is refused, and so is a topic that
+        could not be opened: it is not empty.
+        """
         topic = self._topics.get(name)
         if topic is None:
             check_name(name)
+            self._refuse_unreadable(name)
         return topic
+
+    def _refuse_unreadable(self, name: str) -> None:
+        if name in self.unreadable:
+            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
 
     def require(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -207,8 +214,7 @@ class TopicStore:
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
-        if name in self.unreadable:
-            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
+        self._refuse_unreadable(name)
         making = self._creating.get(name)
         if making is None:
             making = asyncio.get_running_loop().create_task(self._create(name))
