@@ -54,7 +54,7 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
-        "database/test_embedded.py",  # PostgreSQL, as the broker starts and stops it
+        "database/test_embedded*.py",  # PostgreSQL, as the broker starts and stops it
         "e2e/*",  # whole brokers
         "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
     ],

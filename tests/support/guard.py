@@ -31,7 +31,7 @@ def watch(pid: int) -> None:
 
 def watch_postgres(directory: Path) -> None:
     """The same for the PostgreSQL that runs in this directory by then; it is no child of ours."""
-    _tell(f"postgres {directory}")
+    _tell(f"postgres {directory.absolute()}")
 
 
 def _tell(line: str) -> None:
