@@ -55,6 +55,8 @@ def test_a_long_path_gets_a_socket_elsewhere(scratch):
     server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
     assert server.start() == "created"
     assert not str(server.socket_directory).startswith(str(scratch))
+    (server.data / "pg_ident.conf").write_text("")
+    assert server.start() == "restarted"
     server.stop()
     assert not server.socket_directory.exists()
 

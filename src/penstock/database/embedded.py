@@ -136,6 +136,7 @@ class EmbeddedPostgres:
             if self._is_closed() and listening == self.socket_directory.resolve():
                 return "taken over"
             self.stop()  # it lets others in; those who are in already go with it
+            self._take(self.socket_directory)
         self._close(keep=not created)
         self._start_server()
         return "created" if created else "restarted" if running else "started"
