@@ -55,10 +55,19 @@ def _kill(pid: int, born: float) -> None:
         process = psutil.Process(pid)
         if process.create_time() != born:
             return  # another one that has its number now
-        for one in [*process.children(recursive=True), process]:
-            one.kill()
+        doomed = [*process.children(recursive=True), process]
     except psutil.NoSuchProcess:
         return
+    kill_each(doomed)
+
+
+def kill_each(processes: list[psutil.Process]) -> None:
+    """Kill processes of which some may have ended meanwhile."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def main() -> None:
