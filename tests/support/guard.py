@@ -8,6 +8,8 @@ from threads.
 """
 
 import atexit
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from penstock.database.embedded import EmbeddedPostgres
+from tests.support import leftovers
 
 _lock = threading.Lock()
 _guard: "subprocess.Popen[str] | None" = None
@@ -34,6 +37,11 @@ def watch_postgres(directory: Path) -> None:
     _tell(f"postgres {directory.absolute()}")
 
 
+def watch_run(directory: Path) -> None:
+    """Kill everything of the run with this directory, and remove the directory, when it is gone."""
+    _tell(f"run {directory}")
+
+
 def _tell(line: str) -> None:
     global _guard
     with _lock:
@@ -41,7 +49,12 @@ def _tell(line: str) -> None:
             command = [sys.executable, "-m", "tests.support.guard"]
             root = Path(__file__).parents[2]
             _guard = subprocess.Popen(
-                command, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd=root
+                command,
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                cwd=root,
+                env={name: value for name, value in os.environ.items() if name != leftovers.RUN},
             )
             atexit.register(_guard.wait)
             atexit.register(_guard.stdin.close)  # type: ignore[union-attr]  # runs first
@@ -73,11 +86,15 @@ def kill_each(processes: list[psutil.Process]) -> None:
 def main() -> None:
     watched = [line.partition(" ") for line in sys.stdin.read().splitlines()]
     for word, _, born in watched:
-        if word != "postgres":
+        if word not in ("postgres", "run"):
             _kill(int(word), float(born))
     for word, _, directory in watched:  # after the brokers, which would start it again
         if word == "postgres":
             EmbeddedPostgres(Path(directory)).stop("immediate")
+    for word, _, directory in watched:
+        if word == "run":
+            leftovers.kill_processes(Path(directory))
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
