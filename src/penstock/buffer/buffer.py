@@ -191,7 +191,9 @@ class Buffer:
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
             line = window.bad[0] if window.bad else window.torn
-            raise InvalidRequest(f"a line is no event, or is damaged or cut short: {line[:200]!r}")
+            raise InvalidRequest(
+                f"a line is not an event, or is damaged or cut short: {line[:200]!r}"
+            )
         return await self.push(self._queues.opened(window.items))
 
     async def wait_until_drained(self, items: list[Item]) -> None:
@@ -419,6 +421,11 @@ class Buffer:
         if self.recovering:
             self.recovering.add(events)
 
+    @property
+    def _stored(self) -> int:
+        """Events of files that are in the database, since the start."""
+        return sum(int(self.replay.flushed.value(kind)) for kind in KINDS)
+
     async def _recover(self) -> None:
         """Before anything is served: failover files first, oldest first, then QoS 0."""
         if not self.backlog.files:
@@ -432,7 +439,7 @@ class Buffer:
                 "maintenance is on" if self.maintenance.modes.push else "the database is down",
             )
             return
-        began = time.monotonic()
+        began, stored = time.monotonic(), self._stored
         log.info("Recovery: %d events in %d buffer files", total, len(self.backlog.files))
         try:
             async with asyncio.timeout(self._settings.startup_recovery_timeout):
@@ -449,7 +456,10 @@ class Buffer:
                 error,
             )
         else:
-            log.info("Recovery: %d events replayed in %.2f s", total, time.monotonic() - began)
+            log.info(
+                "Recovery: %d of %d events stored in %.2f s",
+                *(self._stored - stored, total, time.monotonic() - began),
+            )
         finally:
             self.recovering = None
         self._ownership.release_unused(self.backlog.files)
