@@ -47,6 +47,7 @@ from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.io.tasks import supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol.answers import Body, Configured, GroupSummary
@@ -190,7 +191,9 @@ class Client(QueueClient):
         """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
         the program handles it itself, or with `handle_signals=False`.
         """
-        reporting = asyncio.create_task(HealthReporter(self._brokers, self._consumers).run())
+        reporting = supervised(
+            "penstock consumer health", HealthReporter(self._brokers, self._consumers).run
+        )
         try:
             with stopping_on_signal(self.stop) if handle_signals else nullcontext():
                 await asyncio.gather(*(consumer.run() for consumer in self._consumers))
