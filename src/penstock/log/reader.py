@@ -65,7 +65,9 @@ class Reader:
 
     def records_from(self, offset: int) -> int:
         """How many records lie at and after `offset`; after compaction fewer than offsets."""
-        return self._retrying(lambda segments: sum(_rows_from(one, offset) for one in segments))
+        return self._retrying(
+            lambda segments: sum(one.rows - one.row_of(offset) for one in segments)
+        )
 
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
@@ -145,7 +147,3 @@ def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
         mask = holders == i
         times[mask] = segments[int(i)].times(offsets[mask])
     return times
-
-
-def _rows_from(segment: Segment, offset: int) -> int:
-    return segment.rows if offset <= segment.base else segment.rows - segment.row_of(offset)

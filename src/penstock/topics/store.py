@@ -77,6 +77,7 @@ class TopicStore:
         self.get = self._topics.get  # the topic of a name, or None
         self._creating: dict[str, asyncio.Task[Topic]] = {}  # names that are not in `_topics`
         self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
         # A task that nobody refers to may be collected.
@@ -184,6 +185,20 @@ class TopicStore:
             raise NotFound(f"topic {name!r} does not exist")
         return topic
 
+    async def wait_for(self, name: str) -> Topic:
+        """Return the topic of this name as soon as there is one."""
+        check_name(name)
+        while (topic := self._topics.get(name)) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._awaited.setdefault(name, set()).add(waiter)
+            try:
+                await waiter
+            finally:
+                self._awaited[name].discard(waiter)
+                if not self._awaited[name]:
+                    del self._awaited[name]
+        return topic
+
     async def create(self, name: str) -> Topic:
         """The topic of this name, made if need be."""
         topic = self._topics.get(name)
@@ -207,6 +222,9 @@ class TopicStore:
             self._context.space.take(0)
             recovered = await self._context.run(self._make, directory)
             topic = self._topics[name] = Topic(name, directory, self._context, recovered)
+            for waiter in self._awaited.get(name, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
             return topic
         finally:
             del self._creating[name]
