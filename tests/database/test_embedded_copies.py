@@ -20,7 +20,7 @@ from tests.database.test_embedded import mode, rows
 from tests.support import guard
 from tests.support.broker import BrokerProcess
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root changes users")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 SERVE = """
 import sys
 from pathlib import Path
