@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import leftovers
+from tests.support.test_flaky import FEW_PLUGINS
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def run_pytest(directory: Path, text: str, *options: str) -> "subprocess.Complet
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(directory)],
         cwd=directory,
-        env={**env, "PYTHONPATH": str(ROOT)},
+        env={**env, **FEW_PLUGINS, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
