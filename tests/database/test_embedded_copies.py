@@ -200,7 +200,8 @@ def test_a_link_of_an_earlier_release_is_kept_and_a_copy_of_it_is_refused(closed
         other.start()  # although it comes first
     assert server.start() == "started"
     server.stop("immediate")
-    assert (server.outside / cluster_link.OWNER).exists()
+    owner = (server.outside / cluster_link.OWNER).read_bytes()
+    assert owner == b"%d %s\n" % (server.directory.lstat().st_ino, bytes(server.directory))
 
 
 @as_root
