@@ -28,7 +28,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import DISK, Fs
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Context
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
@@ -118,7 +118,7 @@ class TopicStore:
             for name, recovered in opened:
                 self._topics[name] = Topic(name, self.directory / name, self._context, recovered)
         self._running = True
-        self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+        self._maintenance = supervised("topic maintenance", self._maintain, self._context.metrics)
         await self.scrub.start()
         if names:
             log.info("opened %d topics in %s", len(self._topics), self.directory)

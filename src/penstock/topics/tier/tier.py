@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
-from penstock.io.tasks import P, T, cancelled, in_pool
+from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, parse_checked
 from penstock.log.segment import Segment
@@ -168,7 +168,7 @@ class Tier:
     async def start(self) -> None:
         """Nothing is appended before the store has heard that the last stop is over: whoever
         adopts the topics takes the state of a clean stop for all there is."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = supervised("topic tier", self._run, self._context.metrics)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 await self._tried.wait()
