@@ -46,12 +46,12 @@ run: $(VENV)/.run
 	@exec $(BIN)/penstock serve $(ARGS)
 
 java:
-	@tools/java
+	@tools/java $(VENV)
 
 chromium:
-	@tools/chromium
+	@tools/chromium $(VENV)
 
-test-programs: | $(BIN)/uv
+test-programs:
 	@tools/test-programs $(VENV)
 
 test: $(VENV)/.dev java chromium test-programs

@@ -52,6 +52,8 @@ if SHORT:
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Java does not know TMPDIR, and writes its statistics to /tmp.
+os.environ["JAVA_TOOL_OPTIONS"] += f" -XX:-UsePerfData -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 TESTS = Path(__file__).parent

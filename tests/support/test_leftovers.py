@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config import cluster_link
 from tests.support import leftovers
 from tests.support.test_flaky import FEW_PLUGINS
 from tests.support.wait import until
@@ -68,6 +69,51 @@ def test_is_killed():
     process, _, directory = started.read_text().partition(" ")
     until(lambda: not Path(f"/proc/{process}").exists(), 60, "its process is gone")
     until(lambda: not Path(directory).parent.exists(), 60, "its directory is gone")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """What stands for /tmp and the like."""
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setenv(leftovers.RUN, "")  # so that it is put back
+    monkeypatch.setattr(leftovers, "PLACES", (place,))
+    monkeypatch.setattr(leftovers, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(leftovers, "_others_run_pytest", lambda directory: False)
+    monkeypatch.setattr(cluster_link, "OUTSIDE", tmp_path / "outside")
+    return place
+
+
+def test_a_file_that_is_left_is_named_unless_others_use_it(place):
+    (place / "penstock-before").touch()
+    run = leftovers.Run()
+    (place / "penstock-left").touch()
+    (place / "somebody-else").touch()
+    used = place / "penstock-used"
+    used.mkdir()
+    with subprocess.Popen(["sleep", "600"], cwd=used, env={}) as other:
+        try:
+            assert run.leftovers() == [f"file {place}/penstock-left"]
+        finally:
+            other.kill()
+
+
+def test_files_are_not_reported_while_somebody_else_runs_tests(place, monkeypatch):
+    run = leftovers.Run()
+    (place / "penstock-left").touch()
+    monkeypatch.setattr(leftovers, "_others_run_pytest", lambda directory: True)
+    assert run.leftovers() == []
+
+
+def test_a_database_outside_is_named_with_its_data_directory(place):
+    run = leftovers.Run()
+    for name, link in {"ours": run.directory / "data/link", "other": "/somewhere/link"}.items():
+        cluster = cluster_link.OUTSIDE / f"postgres-{name}"
+        cluster.mkdir(parents=True)
+        (cluster / "owner").write_text(f"7 {link}\n")
+    assert run.leftovers() == [
+        f"database {cluster_link.OUTSIDE}/postgres-ours of {run.directory}/data/link"
+    ]
 
 
 def run_pytest(directory: Path, text: str, *options: str) -> "subprocess.CompletedProcess[str]":
