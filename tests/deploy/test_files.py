@@ -36,7 +36,7 @@ def tool(name: str) -> str:
         name, path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     )
     if program_path is None:
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"needs {name} (tools/test-programs installs promtool)")
     return program_path
 
 

@@ -47,6 +47,7 @@ from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.io.tasks import supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol.answers import Body, Configured, GroupSummary
@@ -193,7 +194,9 @@ class Client(QueueClient):
         Messages in progress then have `drain_seconds` to finish (None: as long as they take). Those
         that do not finish are released.
         """
-        reporting = asyncio.create_task(HealthReporter(self._brokers, self._consumers).run())
+        reporting = supervised(
+            "penstock consumer health", HealthReporter(self._brokers, self._consumers).run
+        )
         try:
             with stopping_on_signal(self.stop) if handle_signals else nullcontext():
                 await asyncio.gather(*(consumer.run(drain_seconds) for consumer in self._consumers))

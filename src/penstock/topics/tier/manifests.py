@@ -39,7 +39,8 @@ class Manifests:
         self.versions: dict[str, Version | None] = {}
 
     async def open(self, topic: Topic) -> None:
-        """Before the first write of a manifest in an epoch: the one that is there must be ours."""
+        """Before the first write of a manifest in an epoch: the one that is there must be ours. The
+        caller holds `topic.maintenance`."""
         incarnation = topic.incarnation
         if incarnation in self.versions:
             return
