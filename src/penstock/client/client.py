@@ -191,16 +191,19 @@ class Client(QueueClient):
         """Return the consumers that `run` starts."""
         return list(self._consumers)
 
-    async def run(self, *, handle_signals: bool = True) -> None:
+    async def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
         """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
         the program handles it itself, or with `handle_signals=False`.
+
+        Messages in progress then have `drain_seconds` to finish (None: as long as they take). Those
+        that do not finish are released.
         """
         reporting = supervised(
             "penstock consumer health", HealthReporter(self._brokers, self._consumers).run
         )
         try:
             with stopping_on_signal(self.stop) if handle_signals else nullcontext():
-                await asyncio.gather(*(consumer.run() for consumer in self._consumers))
+                await asyncio.gather(*(consumer.run(drain_seconds) for consumer in self._consumers))
         finally:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)

@@ -18,6 +18,7 @@ import uvloop
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.io.parent import watch_parent
 from penstock.io.tasks import supervised
 from penstock.logging import set_up
 from penstock.wire.listeners import Listeners, SocketPaths
@@ -122,10 +123,9 @@ async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     def on_owner_gone() -> None:
         nonlocal delay
         delay = 0.0  # the next owner may be there already, and would share its port with us
-        loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
-    loop.add_reader(sys.stdin.fileno(), on_owner_gone)  # readable means ended
+    watch_parent(lambda: loop.call_soon_threadsafe(on_owner_gone))
     broker = Broker(config, owner=False, worker=number)
     await broker.start()
     listeners = Listeners(broker, worker=number, sockets=sockets)

@@ -251,7 +251,9 @@ class Scrub:
                 text = f"{fault.file}: {fault.what} (scrub, byte {fault.position})"
                 damage.report(outcome, text, file=fault.file, position=fault.position, **fault.hole)
         segment.holes = damage.holes_of(segment.base)
-        await self._context.run(damage.write)
+        async with topic.maintenance:
+            if not topic.ending:
+                await self._context.run(damage.write)
 
     # scrub.json
 

@@ -163,9 +163,9 @@ class FastQueue:
             self._book(Entry(Kind.ATTEMPT, sequence=block.sequence, a=block.attempts))
         heapq.heappush(self._returned, (block.sequence, block))
 
-    def refuse(self, records: int, reason: int) -> None:
-        """Book records that were dropped before they got a sequence number."""
-        self._book(Entry(Kind.REFUSED, reason, a=records))
+    def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
+        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        self._book(Entry(Kind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source as dropped, and that it was read up to `position`."""
@@ -244,16 +244,16 @@ class FastQueue:
             store.failed(error)
 
     def _hints(self) -> dict[str, int]:
-        """`reader_offset`: where the lowest open block begins, if that can be said without looking;
-        else 0."""
+        """`reader_offset`: a block begins there, and all blocks on disk before it are completed;
+        the end of the stream when all are."""
         assert self.store is not None
         low = self.books.first_open()
         candidates = [self.leased.get(low), self._backlog.first, self.memory.oldest]
         candidates += [self._returned[0][1]] if self._returned else []
         offsets = [block.offset for block in candidates if block and block.sequence == low]
-        reader_offset = max(0, offsets[0]) if offsets else self.store.chunks.cursor_of(low)
+        on_disk = bool(offsets) and offsets[0] >= 0
         return {
-            "reader_offset": reader_offset,
+            "reader_offset": offsets[0] if on_disk else self.store.place_before(low),
             "entry_count": self.count,
             "total_bytes": self.bytes,
         }

@@ -131,7 +131,8 @@ class SendQueue:
         self._purged_before = 0  # blocks with a lower number are dropped when they come back
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
-            metrics.add("queue_dropped_total", 0, reason)  # there before the first one is dropped
+            metrics.event(f"dropped_{reason}", 0)  # there before the first one is dropped
+            metrics.event(f"dropped_batches_{reason}", 0)
 
     async def start(self) -> None:
         await self._fast.open()
@@ -194,7 +195,7 @@ class SendQueue:
                 self._room.clear()
                 await self._clock.wait(self._room, PUSH_POLL_SECONDS if wait else remaining)
             elif full_behavior == "drop_newest" or not await self._drop_for(count, size):
-                self.refuse(records, NEWEST)
+                self.refuse(records, NEWEST, count)
                 return False
 
     async def room(self, size: int) -> None:

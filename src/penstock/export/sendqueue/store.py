@@ -168,6 +168,12 @@ class Store:
             at = reading.next_sequence  # the chunk has no more
         return self.books.numbered
 
+    def place_before(self, sequence: int) -> int:
+        """Where a block at or before this one begins, as close as is known without reading; the end
+        of the stream when this one is not on disk."""
+        place = self.chunks.place_before(sequence)
+        return self._stream_end if place is None else place
+
     # Data
 
     def append(self, blocks: list[Block], *, sync: bool) -> None:
@@ -177,14 +183,14 @@ class Store:
         if sync or (self._sync_wanted and self.chunks.unsynced_bytes > MAX_UNSYNCED_BYTES):
             self.chunks.sync()
 
-    async def compress(self, blocks: list[Block]) -> None:
-        """Compress blocks that nobody else sees yet, in several threads when it is worth it. What
-        is not worth a trip to the pool is left to `append`."""
+    async def compress(self, blocks: list[Block], min_bytes: int = 1) -> None:
+        """Compress blocks that nobody else sees yet, in several threads when it is worth it. Fewer
+        than `min_bytes` are left to `append`."""
         if self._compression == NONE:
             return
         blocks = [block for block in blocks if not block.raw_length]
         size = bytes_of(blocks)
-        if size < MIN_POOL_BYTES:
+        if size < min_bytes:
             return
         threads = COMPRESSORS if size > MIN_PARALLEL_BYTES else 1
         shares = [blocks[at::threads] for at in range(threads)]

@@ -11,6 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
+from penstock.client import Client
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
@@ -177,3 +178,9 @@ def test_pushes_do_not_wait_for_who_looks(broker, http, path):
     worst = max(pushes.seconds[before:])
     # A push that waits for the event loop waits for most of it.
     assert worst < max(0.3, took / 4), f"{worst=} {took=}"
+
+
+async def test_the_client_reads_all_pages(broker):
+    async with Client(broker.url) as client:
+        names = [queue.name for queue in await client.queues()]
+    assert len(names) == len(set(names)) == QUEUES
