@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from penstock import Client
@@ -232,3 +233,30 @@ def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch:
             hear("WATCHDOG=1")
             assert broker.stop() == 0
             hear("STOPPING=1")
+
+
+def test_a_broker_is_ready_when_all_its_workers_are(tmp_path: Path, database_url: str) -> None:
+    broker = BrokerProcess(tmp_path, database_url=database_url, workers=3)
+    broker.start(wait=False)
+    try:
+        url = f"http://127.0.0.1:{broker.ports['http']}/health/ready"
+
+        def is_ready() -> bool:
+            try:
+                return httpx.get(url).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(is_ready)
+        assert broker.process is not None
+        owner = psutil.Process(broker.process.pid)
+        listening = [
+            process.pid
+            for process in (owner, *owner.children())
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr.port == broker.ports["http"]
+        ]
+        assert len(listening) == 3
+    finally:
+        broker.stop()

@@ -131,7 +131,7 @@ class Releases:
                 broker.stop()
 
     def ledger(self) -> Ledger:
-        return Ledger([f"http://127.0.0.1:{b.ports['HTTP']}" for b in (self.before, self.this)])
+        return Ledger([f"http://127.0.0.1:{b.ports['http']}" for b in (self.before, self.this)])
 
     async def stored(self) -> list[int]:
         connection = await asyncpg.connect(self.url)
