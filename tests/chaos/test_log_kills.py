@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.support.form import SOAK
-from tests.support.topics import everything, run, running
+from tests.support.topics import everything, running
 
 CHILD = """
 import asyncio, sys
@@ -42,7 +42,9 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
 @pytest.mark.parametrize("policy", ["group", "interval"])
-def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, policy: str) -> None:
+async def test_kill_9_while_producing_loses_nothing_acknowledged(
+    tmp_path: Path, policy: str
+) -> None:
     random = Random(policy)
     acked: dict[int, bytes] = {}
     next_batch = 0
@@ -82,5 +84,5 @@ def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, polic
                 assert numbers.count(last) == last % 7 + 1, "part of a batch is there"
                 return last + 1
 
-        next_batch = run(check())
+        next_batch = await check()
     assert len(acked) > 30
