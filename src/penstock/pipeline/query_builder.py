@@ -22,6 +22,7 @@ from penstock.pipeline.validation import UNORDERED, load_function, naming, refus
 
 # Of a plan as Spark prints it.
 NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
+DEAD = "dead"  # before the source's name, in the name of an output
 BATCH_FORMATS = {"jdbc"}  # of Spark's, those without a streaming writer
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
@@ -105,6 +106,12 @@ class Output:
     app: str
 
     @property
+    def title(self) -> str:
+        """What errors call it."""
+        kind, _, source = self.name.partition(":")
+        return f"dead letters of {source}" if kind == DEAD else f"sink {self.name}"
+
+    @property
     def checkpoint(self) -> str:
         """The name of its directory in the pipeline's checkpoint."""
         return self.name.replace(":", "-")
@@ -116,7 +123,7 @@ def outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None
-        places.append((f"dead:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
+        places.append((f"{DEAD}:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
     return [Output(name, frame, sink, pipeline.app_id(name)) for name, frame, sink in places]
 
 
