@@ -17,6 +17,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
 from penstock.pipeline.pipeline_file import parse
+from penstock.pipeline.query_builder import verify
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
@@ -152,3 +153,35 @@ def test_a_watched_archive_ends_on_sigterm_while_its_broker_is_gone(tmp_path: Pa
     run.send_signal(signal.SIGTERM)
     assert run.wait(30) == 0, said()
     assert "ended finished" in said()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("total", "warned"),
+    [
+        ("sum(amount)", "sum(orders.amount)"),
+        ("avg(amount) + 1", "avg(orders.amount)"),
+        ("round(sum(amount), 2)", ""),
+        ("sum(CAST(amount AS DECIMAL(18, 2)))", ""),
+        ("max(amount)", ""),
+    ],
+)
+def test_validation_warns_of_sums_of_floats_that_are_written_exactly_once(
+    spark, total: str, warned: str, caplog
+) -> None:
+    file = parse(f"""
+name: sums
+sources:
+  orders: {{topic: orders, format: json, schema: "k STRING, amount DOUBLE"}}
+steps:
+  - {{name: sums, sql: "SELECT k, {total} AS total FROM orders GROUP BY k"}}
+sink: {{topic: sums, mode: update, orderBy: [k]}}
+trigger: availableNow
+checkpoint: ./checkpoints/sums
+broker: 127.0.0.1:1
+url: http://127.0.0.1:1
+""")
+    verify(spark, file)
+    texts = [record.getMessage() for record in caplog.records if "DECIMAL" in record.getMessage()]
+    assert len(texts) == bool(warned)
+    assert not warned or texts[0].startswith(warned)

@@ -17,7 +17,11 @@ from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, source_options, texts
-from penstock.pipeline.spark_plan import refuse_unrepeatable, refuse_unsupported
+from penstock.pipeline.spark_plan import (
+    refuse_unrepeatable,
+    refuse_unsupported,
+    warn_of_float_sums,
+)
 from penstock.pipeline.validation import UNORDERED, load_function, naming, refuse_twice
 
 # Of a plan as Spark prints it.
@@ -184,6 +188,7 @@ def writer(pipeline: Pipeline, frame: Any, sink: Sink, app: str, checkpoint: str
         frame = as_messages(frame, sink)
         options = _sink_options(pipeline, sink, app)
         refuse_unrepeatable(frame)
+        warn_of_float_sums(frame)
         _refuse_unordered(frame, sink)
         kind = "penstock"
     elif sink.parquet:
