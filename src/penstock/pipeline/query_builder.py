@@ -17,6 +17,7 @@ from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, source_options, texts
+from penstock.pipeline.source_columns import CORRUPT, META
 from penstock.pipeline.spark_plan import (
     refuse_unrepeatable,
     refuse_unsupported,
@@ -165,7 +166,19 @@ def as_messages(frame: Any, sink: Sink) -> Any:
         return frame
     names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
     kept = dict.fromkeys(name for name in names if name in frame.columns)
-    return frame.select(*kept, f.to_json(f.struct("*")).alias("payload"))
+    return frame.select(*kept, f.to_json(f.struct(*_own_columns(frame.columns))).alias("payload"))
+
+
+def _own_columns(names: list[str]) -> list[Any]:
+    """The columns of a payload. Of a JSON source whose columns were all selected, those that say
+    where a record came from are for records that did not fit: JSON leaves nulls out."""
+    origins = [{f"_{name}" for name in kind} for kind in META.values()]
+    origin = next((one for one in origins if {CORRUPT, *one} <= set(names)), set())
+    columns = {name: f.col(f"`{name}`") for name in names}
+    return [
+        f.when(columns[CORRUPT].isNotNull(), column).alias(name) if name in origin else column
+        for name, column in columns.items()
+    ]
 
 
 def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:

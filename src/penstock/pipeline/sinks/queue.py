@@ -12,6 +12,7 @@ The request's JSON is put together column by column in Arrow; payloads that are 
 as they are.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -243,10 +244,22 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
             # as strict as the broker: no NaN, no half of a surrogate pair
             msgspec.json.decode(payload)
         except msgspec.DecodeError as error:
+            reason = "half of a surrogate pair in a string" if _has_half_pair(payload) else error
             raise InvalidRequest(
-                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. "
+                f"row {first_row + row} of this task is not JSON ({reason}): {payload[:200]!r}. "
                 "Push it as text with the option payloadFormat=text, or make it JSON with to_json."
             ) from None
+
+
+def _has_half_pair(payload: bytes) -> bool:
+    """Whether it is JSON but for half of a surrogate pair. msgspec calls such data truncated."""
+    try:
+        json.dumps(json.loads(payload), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        pass
+    return False
 
 
 def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
