@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import Conflict, Full
+from penstock.errors import Conflict, Full, Unavailable
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.sinks import held_rows
+from penstock.pipeline.sinks import held_rows, identity
 from penstock.pipeline.sinks.held_rows import Checksum, Held
-from penstock.pipeline.sinks.identity import rejection
+from penstock.pipeline.sinks.identity import rejection, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.options import QueueOptions
@@ -294,3 +294,20 @@ def test_a_task_claims_and_writes_over_the_wire(broker, server) -> None:
             assert link.claim(asked).verdict == "done"
             link.commit_sink(Commit(queue, "app", 3))
             assert link.claim(Claim(queue, "app", 3, 1, "more", "run")).verdict == "other"
+
+
+def test_a_large_task_waits_while_others_come_and_then_says_what_it_needs(monkeypatch) -> None:
+    class Broker:
+        def __init__(self, *answers: Claimed) -> None:
+            self._answers = list(answers)
+
+        def claim(self, _: Claim) -> Claimed:
+            return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+    asked = claim(0, 0, "a", "r")
+    first, second = Claimed("later", tasks=[3, 4]), Claimed("later", tasks=[4])
+    monkeypatch.setattr(identity, "POLL_SECONDS", 0.01)
+    assert wait_for_turn(Broker(first, second, Claimed("write")), asked).verdict == "write"
+    monkeypatch.setattr(identity, "WAIT_SECONDS", 0.05)
+    with pytest.raises(Unavailable, match=r"tasks \[4\] have not come again.*as many cores as"):
+        wait_for_turn(Broker(first, second), asked)

@@ -49,7 +49,8 @@ QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 # of a task's rows that the driver may write; Spark limits those of all tasks to 1 GiB
 HANDED_BYTES = 16 << 20
 POLL_SECONDS = 0.2
-WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run, when there is more than HANDED_BYTES
+# A task with more than HANDED_BYTES waits for those of an earlier run, this long for the next one.
+WAIT_SECONDS = 120.0
 OTHER_ROWS = "before with other rows"
 
 
@@ -102,6 +103,23 @@ def rejection(claim: Claim, answer: Claimed) -> Conflict:
         "row, and sum DECIMAL or round in the step. Is this another write? Give it an appId of its "
         "own. A new appId writes all rows of this batch once more, those that are stored too."
     )
+
+
+def wait_for_turn(link: Keeper, claim: Claim) -> Claimed:
+    """Claim again until the tasks of an earlier run have come."""
+    deadline, remaining = 0.0, -1
+    while (answer := link.claim(claim)).verdict == "later":
+        if remaining != len(answer.tasks):  # some of them came
+            deadline, remaining = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
+                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s, and task "
+                f"{claim.task} has more than {HANDED_BYTES >> 20} MiB, too much to let the driver "
+                "write it: run the batch on at least as many cores as it has tasks"
+            )
+        time.sleep(POLL_SECONDS)
+    return answer
 
 
 def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -> None:
@@ -202,25 +220,13 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             )
             if self._order and self.resumes_by_row(held):
                 claim.checksum = claim.keys
-            answer = self._claim(link, claim, may_wait=held.size > HANDED_BYTES)
+            answer = link.claim(claim)
             if answer.verdict == "later" and held.size <= HANDED_BYTES:
                 return Written(claim, held.packed())
+            if answer.verdict == "later":
+                answer = wait_for_turn(link, claim)
             self._finish(link, claim, answer, held)
         return Written(claim)
-
-    @staticmethod
-    def _claim(link: Keeper, claim: Claim, *, may_wait: bool) -> Claimed:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while (answer := link.claim(claim)).verdict == "later" and may_wait:
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose "
-                    f"tasks {answer.tasks} have not come again for {WAIT_SECONDS:g} s, and task "
-                    f"{claim.task} has too many rows to let the driver write them: run the batch "
-                    "on at least as many cores as it has tasks"
-                )
-            time.sleep(POLL_SECONDS)
-        return answer
 
     def _finish(
         self, link: Any, claim: Claim, answer: Claimed, rows: Iterable[pa.RecordBatch]
