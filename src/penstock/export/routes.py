@@ -23,7 +23,7 @@ from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
@@ -76,7 +76,7 @@ class Route:
             self._pause,
             self.breaker,
             self.backoff,
-            clock,
+            context,
             on_denied=self._denied,
         )
         self._source: Source | None = None
@@ -99,13 +99,17 @@ class Route:
             raise
         self.workers.start()
         if self._source is not None:
-            self._watcher = asyncio.create_task(self._source.watch())
+            self._watcher = supervised(
+                f"lag of route {self.name}", self._source.watch, self._context.metrics
+            )
         if not self.draining:
             self._read()
 
     def _read(self) -> None:
         if self._source is not None and self._reader is None:
-            self._reader = asyncio.create_task(self._source.run())
+            self._reader = supervised(
+                f"source of route {self.name}", self._source.run, self._context.metrics
+            )
 
     async def _stop_reading(self) -> None:
         await cancelled(self._reader)
@@ -223,6 +227,10 @@ class Route:
         if self._source is not None:
             await self._source.refresh()
 
+    def _seconds_to_next_try(self) -> float:
+        """After a failure: the rest of the backoff, or until the breaker lets a probe through."""
+        return max(self.backoff.remaining, self.breaker.remaining)
+
     def status(self) -> RouteStatus:
         given = self.spec.source
         source = RouteSource(given.topic or None, given.queue or None, given.group or None)
@@ -242,7 +250,7 @@ class Route:
             destination=self.destination.describe(),
             queue=self.queue.status(),
             breaker=BreakerStatus(self.breaker.state, self.breaker.failures),
-            backoff_seconds=round(self.backoff.remaining, 3),
+            backoff_seconds=round(self._seconds_to_next_try(), 3),
             workers=WorkersStatus(
                 total=self.workers.total,
                 active=self.workers.active,
@@ -266,7 +274,7 @@ class Route:
             "queue_senders_active": workers.active if workers.preparers else 0,
             "queue_sends_inflight": self.delivery.inflight,
             "queue_export_latency_ewma_seconds": self.delivery.latency,
-            "queue_backoff_seconds": self.backoff.remaining,
+            "queue_backoff_seconds": self._seconds_to_next_try(),
             "route_paused": float(self.paused is not None),
             "dead_letters": self.dead_letters.count,
             "circuit_breaker_state": {

@@ -27,7 +27,8 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                          40  size of data.log u64    80 producers, see below
                          48  size of index.idx u64   then CRC32C of all before u32
                         a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64,
-                        first offset u64, records u32
+                        first offset u64, records u32; with 0 records the batch is not in the log,
+                        but the one after it is expected
                         state: 0 = being written, each commit synced row first; 1 = stopped cleanly,
                         nothing of ours comes after; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
@@ -200,8 +201,9 @@ class Checkpoint:
             )
         ]
         for key, producer in self.producers.items():
-            parts.append(_PRODUCER.pack(key, producer.time, len(producer.batches)))
-            parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in producer.batches.items())
+            batches = producer.batches or ({producer.last: (0, 0)} if producer.last >= 0 else {})
+            parts.append(_PRODUCER.pack(key, producer.time, len(batches)))
+            parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in batches.items())
         body = b"".join(parts)
         return body + _CHECK.pack(crc32c(body))
 
@@ -219,10 +221,11 @@ class Checkpoint:
         for _ in range(count):
             key, time, entries = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
-            batches = {}
+            producer = checkpoint.producers[key] = ProducerEntry(time)
             for _ in range(entries):
                 sequence, first, records = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size
-                batches[sequence] = (first, records)
-            checkpoint.producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
+                producer.last = max(producer.last, sequence)
+                if records:
+                    producer.batches[sequence] = (first, records)
         return checkpoint

@@ -71,8 +71,9 @@ class Producers:
             del entry.batches[next(iter(entry.batches))]
 
     def expect(self, producer: Producer, time: int) -> None:
-        """A failed first batch: its successors must not be taken for the first one."""
-        if producer.id not in self.entries:
+        """A failed first batch: its successors must not be taken for the first one. Those from
+        `SPARSE` on need not follow one another."""
+        if producer.id not in self.entries and producer.sequence < SPARSE:
             self.entries[producer.id] = ProducerEntry(time, last=producer.sequence - 1)
 
     def replay(self, rows: np.ndarray) -> None:

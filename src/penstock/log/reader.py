@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.errors import Damaged, InvalidOffset
+from penstock.errors import Damaged, InvalidOffset, NotFound
 from penstock.log.damage import DamageReport
 from penstock.log.segment import Batch, Raw, Segment, empty_batch
 from penstock.log.segment_store import SegmentStore
@@ -25,6 +25,11 @@ class Reader:
     def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
         self._segments = segments
         self._damage = damage
+        self._closed = ""  # why nothing is read any more, if so
+
+    def close(self, reason: str) -> None:
+        """Refuse to read: the log is deleted, and its paths may be another one's by now."""
+        self._closed = reason
 
     def read(
         self,
@@ -60,7 +65,9 @@ class Reader:
 
     def records_from(self, offset: int) -> int:
         """How many records lie at and after `offset`; after compaction fewer than offsets."""
-        return self._retrying(lambda segments: sum(_rows_from(one, offset) for one in segments))
+        return self._retrying(
+            lambda segments: sum(one.rows - one.row_of(offset) for one in segments)
+        )
 
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
@@ -113,6 +120,8 @@ class Reader:
     def _retrying(self, look: Callable[[tuple[Segment, ...]], T]) -> T:
         """Call `look` with the segments; again when they were replaced while it looked."""
         while True:
+            if self._closed:
+                raise NotFound(self._closed)
             segments = self._segments.all
             try:
                 return look(segments)
@@ -138,7 +147,3 @@ def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
         mask = holders == i
         times[mask] = segments[int(i)].times(offsets[mask])
     return times
-
-
-def _rows_from(segment: Segment, offset: int) -> int:
-    return segment.rows if offset <= segment.base else segment.rows - segment.row_of(offset)

@@ -212,6 +212,8 @@ class Segment:
         """The first row whose offset is not below `offset`; `rows` when there is none."""
         if self.dense:
             return min(max(0, offset - self.base), self.rows)
+        if not self.base < offset < self.end:
+            return 0 if offset <= self.base else self.rows
         return self._search("offset", offset)
 
     def _search(self, column: str, value: int) -> int:

@@ -5,7 +5,9 @@ and a few rows of its indexes (in the pool, some 0.2 ms), so that damage is repo
 sizes are known; files are only held open while they are used. A topic that cannot be read at all is
 left out, logged and counted: the others are served.
 
-A topic is deleted by renaming its directory away, which is atomic, and removing it after.
+A topic is deleted by renaming its directory away, which is atomic, and removing it after. Its name
+is taken until then: a `create` that did not wait would recover the old files and lose what is
+appended to the rename.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.config.schema import Topics
 from penstock.errors import (
@@ -25,7 +28,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import DISK, Fs
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Context
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
@@ -48,6 +51,13 @@ TOPICS_PER_STEP = 256
 CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
 
 
+class Deletion(NamedTuple):
+    """A topic that is being deleted, or whose deletion failed."""
+
+    topic: Topic
+    task: asyncio.Task[None]
+
+
 class TopicStore:
     def __init__(
         self,
@@ -65,7 +75,9 @@ class TopicStore:
         self._context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}
         self.get = self._topics.get  # the topic of a name, or None
-        self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self._creating: dict[str, asyncio.Task[Topic]] = {}  # names that are not in `_topics`
+        self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
         # A task that nobody refers to may be collected.
@@ -106,7 +118,7 @@ class TopicStore:
             for name, recovered in opened:
                 self._topics[name] = Topic(name, self.directory / name, self._context, recovered)
         self._running = True
-        self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+        self._maintenance = supervised("topic maintenance", self._maintain, self._context.metrics)
         await self.scrub.start()
         if names:
             log.info("opened %d topics in %s", len(self._topics), self.directory)
@@ -144,6 +156,8 @@ class TopicStore:
         await cancelled(self._maintenance)
         self._maintenance = None
         await self.scrub.stop()
+        changing = [*self._creating.values(), *(one.task for one in self._deleting.values())]
+        await asyncio.gather(*changing, return_exceptions=True)
         topics = list(self._topics.values())
         for i in range(0, len(topics), TOPICS_PER_STEP):
             await asyncio.gather(*(topic.stop() for topic in topics[i : i + TOPICS_PER_STEP]))
@@ -159,16 +173,37 @@ class TopicStore:
         return self._context.space.full
 
     def find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
+        """The topic if there is one. A name that is not allowed is refused, and so is a topic that
+        could not be opened: it is not empty.
+        """
         topic = self._topics.get(name)
         if topic is None:
             check_name(name)
+            self._refuse_unreadable(name)
         return topic
+
+    def _refuse_unreadable(self, name: str) -> None:
+        if name in self.unreadable:
+            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
 
     def require(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:
             raise NotFound(f"topic {name!r} does not exist")
+        return topic
+
+    async def wait_for(self, name: str) -> Topic:
+        """Return the topic of this name as soon as there is one."""
+        check_name(name)
+        while (topic := self._topics.get(name)) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._awaited.setdefault(name, set()).add(waiter)
+            try:
+                await waiter
+            finally:
+                self._awaited[name].discard(waiter)
+                if not self._awaited[name]:
+                    del self._awaited[name]
         return topic
 
     async def create(self, name: str) -> Topic:
@@ -179,21 +214,35 @@ class TopicStore:
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
-        if name in self.unreadable:
-            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
+        self._refuse_unreadable(name)
         making = self._creating.get(name)
         if making is None:
-            making = asyncio.ensure_future(self._create(name))
+            making = asyncio.get_running_loop().create_task(self._create(name))
             self._creating[name] = making
-            making.add_done_callback(lambda _: self._creating.pop(name, None))
         return await asyncio.shield(making)
 
     async def _create(self, name: str) -> Topic:
-        directory = self.directory / name
-        self._context.space.take(0)
-        recovered = await self._context.run(self._make, directory)
-        topic = self._topics[name] = Topic(name, directory, self._context, recovered)
-        return topic
+        try:
+            await self._wait_for_deletion(name)
+            directory = self.directory / name
+            self._context.space.take(0)
+            recovered = await self._context.run(self._make, directory)
+            topic = self._topics[name] = Topic(name, directory, self._context, recovered)
+            for waiter in self._awaited.get(name, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
+            return topic
+        finally:
+            del self._creating[name]
+
+    async def _wait_for_deletion(self, name: str) -> None:
+        deletion = self._deleting.get(name)
+        if deletion is not None:
+            await asyncio.wait([deletion.task])
+            if name in self._deleting:
+                raise StorageFailed(
+                    f"topic {name!r} could not be deleted: {deletion.task.exception()}"
+                )
 
     def _make(self, directory: Path) -> Recovered:
         try:
@@ -204,20 +253,41 @@ class TopicStore:
         return recover(self._context, directory)
 
     async def delete(self, name: str) -> None:
-        topic = self.require(name)
-        del self._topics[name]
-        await topic.mark_deleted()
-        for forget in self._deletions:
-            forget(topic)
-        if self.tier is not None:
-            await self.tier.note_deletion(topic)
-        await self._context.run(self._remove, topic)
+        """Delete the topic. A caller that goes away does not interrupt it. After a failure the name
+        stays taken until another `delete` succeeds.
+        """
+        failed = self._deleting.get(name)
+        if failed is not None and failed.task.done():
+            topic = failed.topic
+        else:
+            topic = self.require(name)
+            del self._topics[name]
+        task = asyncio.get_running_loop().create_task(self._delete(topic))
+        self._deleting[name] = Deletion(topic, task)
+        await asyncio.shield(task)
+
+    async def _delete(self, topic: Topic) -> None:
+        try:
+            await topic.mark_deleted()
+            for forget in self._deletions:
+                forget(topic)
+            if self.tier is not None:
+                await self.tier.note_deletion(topic)
+            await self._context.run(self._remove, topic)
+        except StorageError as error:
+            log.error("topic %s could not be deleted: %s", topic.name, error)
+            raise
+        del self._deleting[topic.name]
 
     def _remove(self, topic: Topic) -> None:
         trash = self.directory / PRIVATE / TRASH / f"{topic.incarnation}-{uuid7().hex}"
-        self._fs.rename(topic.directory, trash)
-        self._fs.sync_dir(self.directory)
-        self._fs.remove_tree(trash)
+        if self._fs.exists(topic.directory):
+            self._fs.rename(topic.directory, trash)
+            self._fs.sync_dir(self.directory)
+        try:
+            self._fs.remove_tree(trash)
+        except StorageError as error:
+            log.warning("the next start removes %s: %s", trash.name, error)
 
     def on_delete(self, callback: Callable[[Topic], None]) -> None:
         """Call it with each topic that is deleted."""
@@ -247,9 +317,11 @@ class TopicStore:
     async def maintain(self) -> None:
         """Roll old segments, delete what retention lets go, close what nobody uses."""
         self._context.space.check()
-        for topic in list(self._topics.values()):
+        for topic in self:
+            if topic.ending:  # since the loop began
+                continue
             try:
                 await retain(topic, self._context, self.tier)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageError, Conflict) as error:
+            except (StorageError, Conflict, NotFound) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)

@@ -38,6 +38,7 @@ from penstock.log.segment import Segment
 from penstock.log.tier.manifest import Manifest
 from penstock.log.tier.segment import TieredSegment, not_local
 from penstock.protocol.ids import uuid7
+from penstock.protocol.names import is_incarnation
 
 log = logging.getLogger("penstock.topics")
 
@@ -185,7 +186,7 @@ def _read_incarnation(directory: TopicDirectory, checkpoint: Checkpoint | None) 
     """It, and whether it is a new one although the topic had one."""
     data = directory.read(INCARNATION)
     text = parse_checked(data or b"")
-    if text is not None and len(text) == 32:
+    if text is not None and is_incarnation(text):
         return text, False
     ours = (
         checkpoint is not None
