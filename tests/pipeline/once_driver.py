@@ -15,6 +15,7 @@ from penstock.pipeline.session import build
 from tests.pipeline.cluster import SMALL
 
 TASKS, PER_TASK = 4, 10
+FEW_TASKS = {"spark.sql.shuffle.partitions": "2"}
 
 
 def fail_when_others_are_done(
@@ -70,7 +71,7 @@ def sums(spark: Any, broker: str, tag: str) -> None:
 
 
 def main(mode: str, master: str, cores: str, broker: str, tag: str) -> None:
-    spark = build(f"once-{tag}", master, {**SMALL, "spark.cores.max": cores})
+    spark = build(f"once-{tag}", master, {**SMALL, **FEW_TASKS, "spark.cores.max": cores})
     {"begin": begin, "go on": write, "sums": sums}[mode](spark, broker, tag)
 
 
