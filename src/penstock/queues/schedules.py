@@ -158,7 +158,9 @@ class Schedules:
                 return None
             overdue = next_at is not None and next_at <= row["now"]  # its queue is full
             if next_at is None or not (same or overdue):
-                next_at = cron.after(await connection.fetchval("SELECT clock_timestamp()"))
+                # From the moment at which nothing was due: later, a run could be passed over.
+                now = row["now"] if row else await connection.fetchval("SELECT clock_timestamp()")
+                next_at = cron.after(now)
             return await connection.fetchrow(
                 PUT,
                 *(name, wanted.cron, wanted.timezone, wanted.queue, wanted.partition),

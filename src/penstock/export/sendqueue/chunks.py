@@ -309,6 +309,7 @@ class Chunks:
                 break
         if reading.blocks:
             last = reading.blocks[-1]
+            chunk.mark(last.sequence, last.offset)
             self._cursor = (last.sequence + 1, last.offset + last.size)
         return reading
 

@@ -115,9 +115,6 @@ class SendQueue:
             metrics.event,
         )
         self.books = self._fast.books  # what was accepted and what became of it
-        self.refuse = self._fast.refuse
-        self.pass_over = self._fast.pass_over
-        self.write_out = self._fast.write_out
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -197,6 +194,18 @@ class SendQueue:
             elif full_behavior == "drop_newest" or not await self._drop_for(count, size):
                 self.refuse(records, NEWEST, count)
                 return False
+
+    def refuse(self, records: int, reason: int, blocks: int) -> None:
+        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        self._fast.refuse(records, reason, blocks)
+
+    async def pass_over(self, records: int, reason: int, position: int) -> None:
+        """Book records of the source as dropped, and that it was read up to `position`."""
+        await self._fast.pass_over(records, reason, position)
+
+    async def write_out(self) -> int:
+        """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
+        return await self._fast.write_out()
 
     async def room(self, size: int) -> None:
         """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""

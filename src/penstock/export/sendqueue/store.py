@@ -168,12 +168,6 @@ class Store:
             at = reading.next_sequence  # the chunk has no more
         return self.books.numbered
 
-    def place_before(self, sequence: int) -> int:
-        """Where a block at or before this one begins, as close as is known without reading; the end
-        of the stream when this one is not on disk."""
-        place = self.chunks.place_before(sequence)
-        return self._stream_end if place is None else place
-
     # Data
 
     def append(self, blocks: list[Block], *, sync: bool) -> None:
@@ -287,6 +281,7 @@ class Store:
         data: dict[str, Any] = {
             "name": "fastqueue",
             "version": VERSION,
+            "reader_offset": self._stream_end,
             **self._hints(),
             "writer_offset": self._stream_end,
             "next_sequence": self._stop,
