@@ -16,10 +16,10 @@ from tests.support.wait import eventually
 async def test_a_push_for_which_there_is_no_key_is_refused_and_lies_nowhere_in_clear(
     database_url, scratch
 ):
-    async with real(database_url, scratch) as buffer:
+    async with real(database_url, scratch) as (buffer, queues):
         await buffer.push(items(1, queue="secret"))
-        await buffer._database.fetch("UPDATE queues SET encryption_enabled = true")
-        buffer._queues.catalog.forget()
+        await queues.database.fetch("UPDATE queues SET encryption_enabled = true")
+        queues.catalog.forget()
         with pytest.raises(MissingKey):
             await buffer.push(items('"clear"', queue="secret"))
         with pytest.raises(MissingKey):
@@ -41,10 +41,10 @@ def all_bytes(directory):
 async def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(
     database_url, scratch, remembered
 ):
-    async with real(database_url, scratch, key=KEY) as buffer:
+    async with real(database_url, scratch, key=KEY) as (buffer, queues):
         await buffer.push(items(1, queue="secret") + items(1, queue="open"))
-        await buffer._database.fetch("UPDATE queues SET encryption_enabled = name = 'secret'")
-        buffer._queues.catalog.forget()
+        await queues.database.fetch("UPDATE queues SET encryption_enabled = name = 'secret'")
+        queues.catalog.forget()
         if remembered:
             await buffer.push(items(2, queue="secret") + items(2, queue="open"))
         await buffer.maintenance.switch(push=True)
@@ -56,21 +56,21 @@ async def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(
             assert b'"hello"' in all_bytes(buffer.directory)
     # The broker was stopped with events in its files; one with another key must not lose them
     # or lay them open.
-    async with real(database_url, scratch, key=OTHER_KEY) as buffer:
+    async with real(database_url, scratch, key=OTHER_KEY) as (buffer, queues):
         await buffer.maintenance.switch(push=False)
         await eventually(lambda: buffer.failed.events == 2)
         assert SECRET.encode() not in all_bytes(buffer.directory)
-    async with real(database_url, scratch, key=KEY) as buffer:
+    async with real(database_url, scratch, key=KEY) as (buffer, queues):
         await buffer.retry_failed(now=True)
         await eventually(lambda: buffer.failed.events == 0)
-        got = await delivered(buffer._queues, "secret")
+        got = await delivered(queues, "secret")
         assert got["Default"] == [
             b"1",
             *([b"2"] if remembered else []),
             SECRET.encode(),
             SECRET.encode(),
         ]
-        stored = await buffer._database.fetch(
+        stored = await queues.database.fetch(
             "SELECT payload FROM messages WHERE key_id IS NOT NULL"
         )
         assert len(stored) == 2 + remembered
@@ -78,20 +78,20 @@ async def test_payloads_of_encrypted_queues_never_lie_in_clear_in_a_buffer_file(
 
 
 async def test_qos0_events_of_encrypted_queues_are_sealed_in_their_file(database_url, scratch):
-    async with real(database_url, scratch, key=KEY) as buffer:
+    async with real(database_url, scratch, key=KEY) as (buffer, queues):
         await buffer.push(items(1, queue="secret"))
-        await buffer._database.fetch("UPDATE queues SET encryption_enabled = true")
-        buffer._queues.catalog.forget()
+        await queues.database.fetch("UPDATE queues SET encryption_enabled = true")
+        queues.catalog.forget()
         await buffer.push(items(SECRET, queue="secret"), buffer_ms=60_000)
         assert names(buffer.directory)
         assert SECRET.encode() not in all_bytes(buffer.directory)
         await buffer.qos0.flush()
-        assert (await delivered(buffer._queues, "secret"))["Default"] == [b"1", SECRET.encode()]
+        assert (await delivered(queues, "secret"))["Default"] == [b"1", SECRET.encode()]
 
 
 async def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scratch, monkeypatch):
-    async with real(database_url, scratch) as buffer:
-        maintenance, fetch = buffer.maintenance, buffer._database.fetch
+    async with real(database_url, scratch) as (buffer, queues):
+        maintenance, fetch = buffer.maintenance, queues.database.fetch
         old, resume = asyncio.Event(), asyncio.Event()
 
         async def slowly(statement, *arguments):
@@ -101,7 +101,7 @@ async def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scr
                 await resume.wait()
             return rows
 
-        monkeypatch.setattr(buffer._database, "fetch", slowly)
+        monkeypatch.setattr(queues.database, "fetch", slowly)
         modes = []
         monkeypatch.setattr(maintenance, "_changed", lambda: modes.append(maintenance.modes.push))
         maintenance.settings_changed(None)
@@ -113,7 +113,7 @@ async def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scr
 
 
 async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_url, scratch):
-    async with real(database_url, scratch, key=KEY) as buffer:
+    async with real(database_url, scratch, key=KEY) as (buffer, queues):
         await buffer.maintenance.switch(push=True)
         await buffer.push([Item("q", SECRET.encode(), producer="alice")])
         await buffer.journal.seal()  # or the file changes its name under the glob
@@ -123,10 +123,10 @@ async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(data
         await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
         [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "duplicate"
-        await buffer._database.fetch("DELETE FROM messages")
+        await queues.database.fetch("DELETE FROM messages")
         [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "queued"
-        popped = await buffer._queues.pop(PopRequest(queue="q", auto_ack=True))
+        popped = await queues.pop(PopRequest(queue="q", auto_ack=True))
         assert (popped.messages[0].payload, popped.messages[0].producer) == (
             SECRET.encode(),
             "alice",

@@ -68,11 +68,9 @@ async def test_replay_into_a_database_without_a_broker(left, database_url, scrat
     assert names(left) == []
     await asyncio.to_thread(command, "retry-failed", *where)
     assert names(left / "failed") == []
-    async with real(database_url, scratch) as buffer:
-        assert await delivered(buffer._queues, "orders") == {
-            "Default": [b"1", b"2", b"3", b"4", b"5"]
-        }
-        assert await delivered(buffer._queues, "q") == {"Default": [b"0"]}
+    async with real(database_url, scratch) as (_, queues):
+        assert await delivered(queues, "orders") == {"Default": [b"1", b"2", b"3", b"4", b"5"]}
+        assert await delivered(queues, "q") == {"Default": [b"0"]}
 
 
 def test_without_a_broker_it_says_so(tmp_path):

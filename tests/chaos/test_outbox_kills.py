@@ -27,7 +27,8 @@ PARTITIONS, WORKERS = 20, 3
 async def test_every_effect_is_there_once_though_workers_are_killed(
     postgres: EmbeddedPostgres, tmp_path: Path, soak: bool
 ) -> None:
-    database_url, queue = database_with_effects(postgres), "work"
+    database_url = await asyncio.to_thread(database_with_effects, postgres)
+    queue = "work"
     count, min_kills = (10_000, 40) if soak else (120, 3)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tests.outbox.worker"])  # so that a new one is there at once

@@ -82,8 +82,10 @@ async def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being
 
 
 async def test_maintenance_holds_for_routes_too(tmp_path: Path, database_url: str):
-    async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
-        queues: Any = buffer._queues
+    async with (
+        real(database_url, tmp_path) as (buffer, queues),
+        ScriptedDestination() as destination,
+    ):
         out = http_route(destination.url) | {"source": {"queue": "orders"}}
         async with exports(
             tmp_path, {"into": INTO, "out": out}, queues=QueuesAdapter(queues, buffer)
@@ -118,8 +120,10 @@ async def test_a_full_queue_is_tried_again_and_nothing_is_doubled(tmp_path: Path
 
 
 async def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, database_url: str):
-    async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
-        queues: Any = buffer._queues
+    async with (
+        real(database_url, tmp_path) as (buffer, queues),
+        ScriptedDestination() as destination,
+    ):
         await queues.push([Item("orders", record(number)) for number in range(60)])
         out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
         async with exports(
@@ -146,8 +150,10 @@ async def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_dr
 ):
     monkeypatch.setattr("penstock.export.sources.RENEW_AFTER_SECONDS", 0.05)
 
-    async with real(database_url, tmp_path) as buffer, ScriptedDestination() as destination:
-        queues: Any = buffer._queues
+    async with (
+        real(database_url, tmp_path) as (buffer, queues),
+        ScriptedDestination() as destination,
+    ):
         await queues.admin.configure("orders", QueueOptions(lease_time=30))
         await queues.push([Item("orders", record(number, 900)) for number in range(10)])
         spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
@@ -158,7 +164,7 @@ async def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_dr
             left = "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM leases"
 
             async def renewed() -> bool:
-                return [row["left"] > 40 for row in await buffer._database.fetch(left)] == [True]
+                return [row["left"] > 40 for row in await queues.database.fetch(left)] == [True]
 
             await eventually(renewed)
             assert route.queue.count == 4
@@ -177,8 +183,7 @@ async def test_a_route_from_queue_to_queue_keeps_the_headers(tmp_path: Path, dat
     """With and without `envelope`; a payload that looks like an envelope stays a payload."""
     alike = b'{"transactionId":"t","partition":"p","headers":{"a":"b"},"payload":1}'
 
-    async with real(database_url, tmp_path) as buffer:
-        queues: Any = buffer._queues
+    async with real(database_url, tmp_path) as (buffer, queues):
         source = {"queue": "orders"}
         into: dict[str, Any] = {
             "plain": INTO | {"source": source},
@@ -207,11 +212,10 @@ async def test_headers_leave_in_an_envelope_or_as_those_of_the_request(
     tmp_path: Path, database_url: str
 ):
     async with (
-        real(database_url, tmp_path) as buffer,
+        real(database_url, tmp_path) as (buffer, queues),
         ScriptedDestination() as whole,
         ScriptedDestination() as apart,
     ):
-        queues: Any = buffer._queues
         source = {"source": {"queue": "orders", "envelope": True}}
         raw = {"format": "raw", "header_prefix": "X-Message-", "compression": "gzip"}
         each = {

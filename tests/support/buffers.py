@@ -203,8 +203,8 @@ async def real(
     acquire_timeout: float = DATABASE_TIMEOUT,
     key: str = "",
     **settings: Any,
-) -> AsyncIterator[Buffer]:
-    """A started buffer over the real engine on a real PostgreSQL; the engine is `buffer._queues`."""
+) -> AsyncIterator[tuple[Buffer, Queues]]:
+    """A started buffer over the real engine on a real PostgreSQL, and that engine."""
     settings = {"free_space_reserve": 0, **settings}
     metrics = Metrics()
     with ThreadPoolExecutor(2) as pool:
@@ -219,7 +219,7 @@ async def real(
             for part in (database, queues, buffer):
                 await part.start()
                 running.push_async_callback(part.stop)
-            yield buffer
+            yield buffer, queues
 
 
 async def delivered(queues: Any, queue: str, group: str = "checker") -> dict[str, list[bytes]]:

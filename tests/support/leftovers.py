@@ -28,7 +28,7 @@ OURS = re.compile(r"penstock|PostgreSQL\.|spark-|blockmgr-|playwright|azurite|pg
 GRACE_SECONDS = 20.0  # for processes that are ending
 LOOK_SECONDS = 2.0
 # They end with the process that runs the tests, when that is not a worker of pytest-xdist.
-END_WITH_US = re.compile(r"pyspark-shell|multiprocessing\.resource_tracker")
+END_WITH_US = re.compile(r"pyspark-shell|multiprocessing\.(resource_tracker|forkserver)")
 
 
 class Run:

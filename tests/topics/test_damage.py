@@ -2,6 +2,7 @@
 the rest reported.
 """
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from penstock.log.verify import verify
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
 from tests.support.form import pick
-from tests.support.topics import run, running
+from tests.support.topics import running
 
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
 ROOT = Path("/data")
@@ -41,7 +42,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await topic.mark_archived(5)
             assert [segment.base for segment in topic.segments] == [0, 25, 45]
 
-    run(body())
+    asyncio.run(body())
     assert verify(directory / "t").sound
     return directory
 

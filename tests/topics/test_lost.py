@@ -6,6 +6,7 @@ are not given again. The one exception is the newest commit of a broker that was
 cannot tell whether it was answered, so it is dropped with a word in the log.
 """
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs, Inode
 from tests.support.form import SOAK, pick
-from tests.support.topics import run, running
+from tests.support.topics import running
 
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
 NEWEST = 55  # the first offset of the last commit
@@ -57,7 +58,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                     shutil.copytree(root / "live" / name, root / name)
         shutil.copytree(root / "live" / "stopped", root / "stopped")
 
-    run(body())
+    asyncio.run(body())
     for name in ENDINGS:
         assert verify(root / name / "t").findings == []
     return {name: root / name for name in ENDINGS}
@@ -266,18 +267,14 @@ def outcomes(groups: Groups) -> set[str]:
 
 
 @pytest.fixture
-def committed(endings: dict[str, Path], tmp_path: Path) -> Path:
+async def committed(endings: dict[str, Path], tmp_path: Path) -> Path:
     """A topic with three groups, killed; its last commit is known to one of them only."""
     data = Path(shutil.copytree(endings["killed"], tmp_path / "live"))
-
-    async def body() -> None:
-        async with grouped(data, fsync="group") as (_, groups):
-            await groups.commit("early", "t", 7)
-            await groups.commit("late", "t", 60)
-            await groups.commit("middle", "t", 30)
-            shutil.copytree(data, tmp_path / "data")
-
-    run(body())
+    async with grouped(data, fsync="group") as (_, groups):
+        await groups.commit("early", "t", 7)
+        await groups.commit("late", "t", 60)
+        await groups.commit("middle", "t", 30)
+        shutil.copytree(data, tmp_path / "data")
     assert not (tmp_path / "data" / ".penstock" / "groups" / "minutes.log").exists()
     return tmp_path / "data"
 

@@ -185,6 +185,7 @@ def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
     assert [*TcpStatus] == [*range(11)]  # the last two are ours
 
 
+@settings(deadline=None)
 @given(
     st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1)
 )
@@ -200,6 +201,7 @@ def test_a_batch_reads_back_as_it_was_written(
     assert bytes(request.payloads) == b"".join(payloads)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_no_bytes_make_the_batch_parser_fail_in_another_way_than_refusing(body: bytes) -> None:
     try:
