@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Damaged, InvalidRequest
-from penstock.log.batches.decode import decode_columns
+from penstock.log.batches.decode import Decoder, decode_columns, records_of
 from penstock.log.batches.encode import encode_arrays, encode_table, encode_values
 from penstock.protocol.kafka_batch import (
     HEAD_SIZE,
@@ -107,7 +107,10 @@ def test_whatever_is_encoded_is_decoded(records: list[NewRecord]) -> None:
         for i, one in enumerate(records)
     ]
     assert decode_batch(batch) == expected
-    columns = decode_columns(batch, BatchHead.parse(batch))
+    columns = decode_columns(batch[HEAD_SIZE:], BatchHead.parse(batch))
+    decoder = Decoder()
+    decoder.add(b"..." + batch, BatchHead.parse(batch), 3)
+    assert records_of(decoder.columns(), slice(None)) == expected
     assert columns.offsets.tolist() == [one.offset for one in expected]
     assert columns.times.tolist() == [one.timestamp for one in expected]
     for starts, lengths, wanted in (
@@ -128,7 +131,7 @@ def test_payloads_are_wrapped_alike_however_they_lie(count: int) -> None:
         assert bytes(encode_arrays(lengths, memoryview(b"".join(payloads)))) == one
         if set(sizes) == {33}:
             assert bytes(encode_table(np.frombuffer(b"".join(payloads), "V33"))) == one
-        batch = encode_head(one, count, timestamps=(NOW, NOW)) + one
+        batch = encode_head([one], count, timestamps=(NOW, NOW)) + one
         assert batch == encode_batch([NewRecord(payload) for payload in payloads], NOW)
 
 
@@ -155,9 +158,9 @@ def test_compressed_batches_are_read(codec: int) -> None:
         4: [bytes(cramjam.zstd.compress(plain))],
     }[codec]
     for packed in forms:
-        head = encode_head(packed, 2, timestamps=(NOW, NOW + 5), attributes=codec, base_offset=7)
+        head = encode_head([packed], 2, timestamps=(NOW, NOW + 5), attributes=codec, base_offset=7)
         assert decode_batch(head + packed) == decode_batch(GOLDEN)
-        harmed = encode_head(packed[:5], 2, timestamps=(NOW, NOW), attributes=codec)
+        harmed = encode_head([packed[:5]], 2, timestamps=(NOW, NOW), attributes=codec)
         with pytest.raises(Damaged):
             decode_batch(harmed + packed[:5])
 
@@ -173,7 +176,7 @@ def test_our_producer_travels_in_a_header_that_our_readers_leave_out() -> None:
 
 def test_log_append_time_is_that_of_every_record() -> None:
     records = encode_batch(RECORDS, 0)[HEAD_SIZE:]
-    head = encode_head(records, 2, timestamps=(NOW, NOW + 99), attributes=LOG_APPEND_TIME)
+    head = encode_head([records], 2, timestamps=(NOW, NOW + 99), attributes=LOG_APPEND_TIME)
     assert [one.timestamp for one in decode_batch(head + records)] == [NOW + 99] * 2
 
 
@@ -182,15 +185,15 @@ def test_what_a_producer_sends_is_split_and_checked() -> None:
     assert [head.records for head, _ in split_batches(two)] == [2, 1]
     with pytest.raises(Damaged):
         split_batches(two[:-1])
-    wrong = encode_head(b"", 2, timestamps=(0, 0), last_offset_delta=5)
+    wrong = encode_head([b""], 2, timestamps=(0, 0), last_offset_delta=5)
     with pytest.raises(InvalidRequest):
         split_batches(wrong)
 
 
 @given(st.binary(max_size=200), st.integers(0, 50))
 def test_garbage_is_damaged_and_nothing_else(records: bytes, count: int) -> None:
-    batch = encode_head(records, count, timestamps=(0, 0)) + records
-    for decode in (decode_batch, lambda data: decode_columns(data, BatchHead.parse(data))):
+    batch = encode_head([records], count, timestamps=(0, 0)) + records
+    for decode in (decode_batch, lambda data: decode_columns(records, BatchHead.parse(data))):
         try:
             decode(batch)
         except Damaged:

@@ -11,15 +11,23 @@ import json
 import logging
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.io.fs import Fs
 from penstock.log.layout import DAMAGE, DATA
-from penstock.log.scan import Hole
 from penstock.log.segment import Segment
 from penstock.metrics import Counter
 
 log = logging.getLogger("penstock.topics")
+
+
+class Hole(NamedTuple):
+    """Bytes of a data file that are damaged."""
+
+    start: int
+    end: int
+    lost_from: int  # offsets that should have been there
+    lost_to: int
 
 
 class DamageReport:

@@ -170,6 +170,7 @@ class ProducerEntry:
     # sequence -> first offset, records; in order
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     last: int = -1  # the last sequence taken; the next one must follow it
+    id: bytes = b""  # as it is on disk, when that is not its key
 
 
 @dataclass(slots=True)
@@ -182,7 +183,7 @@ class Checkpoint:
     batches_size: int = 0
     last_time: int = 0
     state: int = STRICT
-    producers: dict[bytes, ProducerEntry] = field(default_factory=dict)
+    producers: dict[bytes, ProducerEntry] = field(default_factory=dict)  # by id
 
     def pack(self) -> bytes:
         parts = [
@@ -200,7 +201,7 @@ class Checkpoint:
             )
         ]
         for key, producer in self.producers.items():
-            parts.append(_PRODUCER.pack(key, producer.time, len(producer.batches)))
+            parts.append(_PRODUCER.pack(producer.id or key, producer.time, len(producer.batches)))
             parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in producer.batches.items())
         body = b"".join(parts)
         return body + _CHECK.pack(crc32c(body))
@@ -224,5 +225,6 @@ class Checkpoint:
                 sequence, first, records = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size
                 batches[sequence] = (first, records)
-            checkpoint.producers[key] = ProducerEntry(time, batches, max(batches, default=-1))
+            last = next(reversed(batches), -1)
+            checkpoint.producers[key] = ProducerEntry(time, batches, last, key)
         return checkpoint

@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
 from penstock.io.fs import DISK
+from penstock.log.aiq.scan import record_at
+from penstock.log.aiq.segment import AiqSegment
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
@@ -38,7 +40,6 @@ from penstock.log.layout import (
     parse_metadata,
     parse_sealed,
 )
-from penstock.log.scan import record_at
 from penstock.log.segment import Segment
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Slice(NamedTuple):
     times: npt.NDArray[np.int64]  # append times, microseconds since 1970
 
 
-class OpenSegment(Segment):
+class OpenSegment(AiqSegment):
     """A segment whose files were opened together: they belong together, whatever their names mean
     by now."""
 

@@ -27,7 +27,9 @@ import numpy as np
 
 from penstock.errors import Unavailable
 from penstock.io.fs import DISK, File, Fs
-from penstock.log.checksums import failing, runs
+from penstock.log.aiq.checksums import failing, runs
+from penstock.log.aiq.format import AIQ
+from penstock.log.aiq.scan import agreeing, record_at
 from penstock.log.damage import read_places
 from penstock.log.layout import (
     ARCHIVED,
@@ -57,7 +59,6 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.interrupted import unfinished_roll
-from penstock.log.scan import agreeing, record_at
 
 INDEX_ROWS_PER_STEP = 1 << 20
 CHUNK_BYTES = 16 << 20
@@ -183,7 +184,7 @@ class _Verifier:
                     self.renamed[name] = f"{name}.swap"
                     names.add(name)
                 names.difference_update(sealed_name(kind, other) for other in others)
-        unrolled = unfinished_roll(self.fs, self.directory, names)
+        unrolled = unfinished_roll(AIQ, self.fs, self.directory, names)
         self.renamed.update(unrolled)
         return (names | unrolled.keys()) - set(unrolled.values())
 

@@ -154,7 +154,7 @@ def encode_record(delta: int, record: NewRecord, timestamp_delta: int) -> bytes:
 
 
 def encode_head(
-    records: Bytes,
+    records: Sequence[Bytes],
     count: int,
     *,
     base_offset: int = 0,
@@ -164,13 +164,15 @@ def encode_head(
     attributes: int = 0,
     producer: tuple[int, int, int] = NO_PRODUCER,
 ) -> bytes:
-    """The 61 bytes before the encoded records."""
+    """The 61 bytes before the encoded records, which may come in parts."""
     last = count - 1 if last_offset_delta is None else last_offset_delta
     checked = _CHECKED.pack(attributes, last, *timestamps, *producer, count)
-    crc = crc32c(records, crc32c(checked))
+    crc = crc32c(checked)
+    for part in records:
+        crc = crc32c(part, crc)
     return b"".join(
         (
-            ASSIGNED.pack(base_offset, MIN_LENGTH + len(records), leader_epoch),
+            ASSIGNED.pack(base_offset, MIN_LENGTH + sum(map(len, records)), leader_epoch),
             b"\2",
             _CRC.pack(crc),
             checked,
@@ -186,7 +188,7 @@ def encode_batch(records: Sequence[NewRecord], timestamp: int, **head: Any) -> b
         encode_record(delta, record, at - base)
         for delta, (record, at) in enumerate(zip(records, times, strict=True))
     )
-    fixed = encode_head(encoded, len(records), timestamps=(base, max(times)), **head)
+    fixed = encode_head([encoded], len(records), timestamps=(base, max(times)), **head)
     return fixed + encoded
 
 

@@ -44,7 +44,8 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import File, Fs
-from penstock.log.checksums import failing, runs, sidecar
+from penstock.log.aiq.checksums import failing, runs, sidecar
+from penstock.log.aiq.segment import AiqSegment
 from penstock.log.context import Context
 from penstock.log.layout import (
     BATCHES,
@@ -139,7 +140,7 @@ async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
     if swap is None:
         return
     if swap.fresh is not None:
-        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
+        await context.run(finish_swap, topic.format, context.fs, topic.directory, swap.marker)
         swap.fresh.pinned = False
     else:
         await context.run(_take_back, context.fs, topic, swap.marker)
@@ -287,7 +288,7 @@ def _build(
 def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
     """Everything in the segment must match the checksums that it has."""
     data = segment.file(DATA)
-    for _, rows, good in sidecar(segment.file(BATCHES), segment.batches_size):
+    for _, rows, good in sidecar(segment.file(BATCHES), segment.sizes()[BATCHES]):
         if not bool(good.all()):
             raise Damaged(
                 f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted",
@@ -313,7 +314,7 @@ class _Copy:
     """The files of the segment to be."""
 
     def __init__(self, first: Segment, wanted: np.ndarray, reserve: int) -> None:
-        self.fresh = Segment(first.fs, first.directory, first.base, sealed=True)
+        self.fresh = AiqSegment(first.fs, first.directory, first.base, sealed=True)
         self.fresh.compacted = True
         self._wanted, self._reserve = wanted, reserve
         self._unsynced = 0

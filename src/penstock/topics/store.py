@@ -26,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.io.fs import DISK, Fs
 from penstock.io.tasks import cancelled
+from penstock.log.aiq.format import AIQ
 from penstock.log.context import Context
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
@@ -64,7 +65,6 @@ class TopicStore:
         self._fs = fs
         self._context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}
-        self.get = self._topics.get  # the topic of a name, or None
         self._creating: dict[str, asyncio.Future[Topic]] = {}
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class TopicStore:
         opened = []
         for name in names:
             try:
-                opened.append((name, recover(self._context, self.directory / name)))
+                opened.append((name, recover(AIQ, self._context, self.directory / name)))
             except CANNOT_OPEN as error:
                 self.unreadable[name] = str(error)
                 self._context.instruments.damage.add(1, "refused")
@@ -157,6 +157,10 @@ class TopicStore:
     def disk_full(self) -> str | None:
         """Why appends are refused for want of room, if they are."""
         return self._context.space.full
+
+    def get(self, name: str) -> Topic | None:
+        """The topic of this name, if there is one."""
+        return self._topics.get(name)
 
     def find(self, name: str) -> Topic | None:
         """The topic if there is one; a name that can be nobody's is refused."""
@@ -197,11 +201,13 @@ class TopicStore:
 
     def _make(self, directory: Path) -> Recovered:
         try:
-            create_files(self._fs, directory, self._context.open_state, sync=self._context.durable)
+            create_files(
+                AIQ, self._fs, directory, self._context.open_state, sync=self._context.durable
+            )
         except StorageError:
             self._fs.remove_tree(directory)
             raise
-        return recover(self._context, directory)
+        return recover(AIQ, self._context, directory)
 
     async def delete(self, name: str) -> None:
         topic = self.require(name)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
+from penstock.io.fs import Bytes
 from penstock.log.appender import Appender
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
@@ -63,6 +64,7 @@ class Topic:
     def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
         self.name = name
         self.directory = directory
+        self.format = recovered.format  # of its segments
         self.incarnation = recovered.incarnation
         self.incarnation_lost = recovered.incarnation_lost  # a new one, for the same records
         self.archived_offset = recovered.archived
@@ -73,14 +75,9 @@ class Topic:
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self._subscriptions = Subscriptions()
-        self.subscribe = self._subscriptions.add
         self._segments = SegmentStore(
             name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
-        # Segments of the past: those that retention lets go, or that lie in the tier.
-        self.drop = self._segments.drop
-        self.replace_local = self._segments.replace_local
-        self.attach = self._segments.attach
         # Public for callers that queue many appends and then have them committed (TCP), or that ask
         # whether the topic was deleted.
         self.appends = Appender(
@@ -89,16 +86,21 @@ class Topic:
             self._segments,
             on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
-        self.append = self.appends.append
-        self.append_arrays = self.appends.append_arrays
-        self._reader = reader = Reader(self._segments, recovered.damage)
-        # What lies in the tier only is `NotCached` to a caller on the event loop, who then waits
-        # for it with `read_or_wait`.
-        self.read = reader.read
-        self.raw = reader.raw
-        self.timestamps = reader.timestamps
-        self.records_from = reader.records_from
-        self.lost_at = reader.lost_at
+        self._reader = Reader(self._segments, recovered.damage)
+
+    # Appending
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        return self.appends.append(payloads, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        return self.appends.append_arrays(lengths, payloads, producer)
 
     # What it holds
 
@@ -159,7 +161,38 @@ class Topic:
         """Why appends are refused until the topic is repaired; None: they are not."""
         return self._segments.active.broken
 
-    # Reading
+    # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
+    # waits for it with `read_or_wait`
+
+    def read(
+        self,
+        offset: int,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        *,
+        strict: bool = False,
+    ) -> Batch:
+        """Visible records from `offset` on, of one segment; at least one when there is one.
+
+        With `strict` an offset outside the log is `InvalidOffset`.
+        """
+        return self._reader.read(offset, max_records, max_bytes, strict=strict)
+
+    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
+        """The same as bytes of the log: where they lie in which file."""
+        return self._reader.raw(offset, max_bytes, strict=strict)
+
+    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
+        """The times of these records, microseconds since 1970."""
+        return self._reader.timestamps(offsets)
+
+    def records_from(self, offset: int) -> int:
+        """How many records lie at and after `offset`; after compaction fewer than offsets."""
+        return self._reader.records_from(offset)
+
+    def lost_at(self, offset: int) -> dict[str, Any] | None:
+        """The damage that cost the record of this offset, if one did."""
+        return self._reader.lost_at(offset)
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
         """What `read`, which reads, returns; a coroutine of it when some of it
@@ -198,6 +231,12 @@ class Topic:
 
     # Waiting for more
 
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each commit that became visible, and when the topic is deleted;
+        until what is returned is called.
+        """
+        return self._subscriptions.add(callback)
+
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
         if self.appends.deleted:
@@ -217,6 +256,18 @@ class Topic:
         longer asked.
         """
         await self.appends.between_commits(roll=False)
+
+    async def drop(self, segments: Sequence[Segment]) -> None:
+        """Forget the oldest segments and remove their files."""
+        await self._segments.drop(segments)
+
+    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
+        """From here on it is read from the tier, and its files go."""
+        await self._segments.replace_local(segment, tiered)
+
+    def attach(self, tiered: Sequence[Segment]) -> None:
+        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        self._segments.attach(tiered)
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
         """A compacted segment takes the place of these."""

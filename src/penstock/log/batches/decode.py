@@ -9,9 +9,15 @@ from penstock.protocol.kafka_batch import (
     LOG_APPEND_TIME,
     BatchHead,
     Bytes,
+    KafkaRecord,
+    find_fields,
     find_records,
+    read_headers,
     records_bytes,
+    without_ours,
 )
+
+MAX_WALKED_RECORDS = 48
 
 _PADDING = bytes(10)  # so that a varint may be read at any position
 
@@ -31,9 +37,83 @@ class Columns(NamedTuple):
     header_starts: np.ndarray  # of the number of headers
 
 
-def decode_columns(batch: Bytes, head: BatchHead, at: int = 0) -> Columns:
-    """The records of the batch at this position of `batch`."""
-    data = bytes(records_bytes(batch, head, at))
+class Decoder:
+    """The columns of several batches together. A batch of few records is walked in Python: numpy's
+    fixed costs would be most of it.
+    """
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._size = 0
+        self._done: list[list[np.ndarray]] = []  # columns of batches, in order
+        self._few: list[list[int]] = [[] for _ in Columns._fields[1:]]  # behind those
+
+    def add(self, batch: Bytes, head: BatchHead, at: int = 0) -> None:
+        """The batch at this position of `batch`."""
+        data = bytes(records_bytes(batch, head, at))
+        if head.records > MAX_WALKED_RECORDS:
+            self._flush()
+            columns = decode_columns(data, head)
+            moved = [
+                column if i in (0, 1, 3, 5) else column + self._size
+                for i, column in enumerate(columns[1:])
+            ]
+            self._done.append(moved)
+        else:
+            self._walk(data, head)
+        self._data.append(data)
+        self._size += len(data)
+
+    def _walk(self, data: bytes, head: BatchHead) -> None:
+        fields, by = find_fields(data, head.records), self._size
+        offsets, times, key_starts, key_lengths, value_starts, value_lengths, headers = self._few
+        base, appended = head.base_offset, head.attributes & LOG_APPEND_TIME
+        offsets += [base + delta for delta in fields.offset_deltas]
+        times += (
+            [head.max_timestamp] * head.records
+            if appended
+            else [head.base_timestamp + delta for delta in fields.timestamp_deltas]
+        )
+        key_starts += [at + by for at in fields.key_starts]
+        key_lengths += fields.key_lengths
+        value_starts += [at + by for at in fields.value_starts]
+        value_lengths += fields.value_lengths
+        headers += [at + by for at in fields.header_starts]
+
+    def _flush(self) -> None:
+        if self._few[0]:
+            self._done.append([np.array(column, np.int64) for column in self._few])
+            self._few = [[] for _ in self._few]
+
+    def columns(self) -> Columns:
+        self._flush()
+        if not self._done:
+            return Columns(b"", *(np.empty(0, np.int64) for _ in self._few))
+        data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
+        if len(self._done) == 1:
+            return Columns(data, *self._done[0])
+        return Columns(data, *(np.concatenate(parts) for parts in zip(*self._done, strict=True)))
+
+
+def records_of(columns: Columns, part: slice) -> list[KafkaRecord]:
+    """These records of the columns, without our own header."""
+    data = columns.data
+    return [
+        KafkaRecord(
+            offset,
+            time,
+            data[key : key + key_length] if key_length >= 0 else None,
+            data[value : value + value_length] if value_length >= 0 else None,
+            without_ours(read_headers(data, headers)) if data[headers] else (),
+        )
+        for offset, time, key, key_length, value, value_length, headers in zip(
+            *(column[part].tolist() for column in columns[1:]), strict=True
+        )
+    ]
+
+
+def decode_columns(data: bytes, head: BatchHead) -> Columns:
+    """The records of a batch, which are not compressed (`records_bytes`)."""
     bounds = np.array(find_records(data, head.records), np.int64)
     starts = bounds[:-1]
     padded = np.frombuffer(data + _PADDING, np.uint8)

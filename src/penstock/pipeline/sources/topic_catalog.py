@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
 from penstock.log.layout import HEADER_SIZE
-from penstock.log.tier.reader import TierReader
+from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options

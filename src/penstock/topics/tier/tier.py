@@ -330,6 +330,7 @@ class Tier:
                 with contextlib.suppress(FileNotFoundError):
                     checkpoint = await self._run_blocking(
                         checkpoint_after,
+                        topic.format,
                         checkpoint,
                         topic.incarnation,
                         segment,

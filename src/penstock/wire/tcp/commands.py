@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
-from penstock.log.encode import MAX_STRUCT_RECORDS
+from penstock.log.aiq.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.monitor.audit import Record
@@ -458,10 +458,9 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     records = topic.raw(start, min(most, FETCH_BYTES), strict=True)
     raw, columns = records.read(), b""
     if extras:
-        offsets, lengths = records.columns()
-        columns = lengths.astype(">u4").tobytes() if extras & frames.LENGTHS else b""
+        columns = records.lengths.astype(">u4").tobytes() if extras & frames.LENGTHS else b""
         if extras & frames.TIMES:
-            columns += frames.times(topic.timestamps(offsets))
+            columns += frames.times(topic.timestamps(records.offsets))
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(
