@@ -98,8 +98,10 @@ def push_memory() -> float:
                 inmemory_blocks=2 * BLOCKS,
                 memory_percent=0.0,
             )
-            metrics = ExportMetrics(Metrics(), dict).of("r")
-            context = RouteContext(fs=DISK, pool=pool, clock=Clock(), limit=asyncio.Semaphore(1))
+            process = Metrics()
+            metrics = ExportMetrics(process, dict).of("r")
+            limit = asyncio.Semaphore(1)
+            context = RouteContext(fs=DISK, pool=pool, clock=Clock(), limit=limit, metrics=process)
             queue = Queue("r", settings, directory, context, metrics, limit=1 << 40)
             await queue.start()
             payload = text(BLOCK)

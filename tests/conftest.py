@@ -22,7 +22,7 @@ from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
-from tests.support import guard, machine
+from tests.support import guard, leftovers, machine
 from tests.support.form import SHORT, SOAK
 from tests.support.spans import Spans
 
@@ -36,6 +36,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every program that tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 IN_MEMORY = not SOAK and machine.files_in_memory()
+# This run, unless this is a worker of pytest-xdist: the process that started the workers has it.
+RUN = leftovers.Run() if leftovers.RUN not in os.environ else None
+leftovers.temporary_directory(Path(os.environ[leftovers.RUN]))
+if RUN:
+    guard.watch_run(RUN.directory)
+LEFT = pytest.StashKey[list[str]]()
 machine.cache_bytecode()
 machine.share_certificates()
 if SHORT:
@@ -54,7 +60,7 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
-        "database/test_embedded.py",  # PostgreSQL, as the broker starts and stops it
+        "database/test_embedded*.py",  # PostgreSQL, as the broker starts and stops it
         "e2e/*",  # whole brokers
         "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
     ],
@@ -137,6 +143,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         ]
         if apart:
             raise pytest.UsageError(f"pytest-xdist does not keep groups together: {apart[0]}")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # the workers have ended, nothing is printed yet
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Fail the run when it has left something behind."""
+    result = yield
+    left = RUN.leftovers() if RUN else []
+    session.config.stash[LEFT] = left
+    if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result
+
+
+def pytest_runtest_logfinish() -> None:
+    if RUN:
+        RUN.look()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("left behind", red=True)
+        for line in left:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")

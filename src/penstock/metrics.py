@@ -171,6 +171,11 @@ class Metrics:
         self._max_series = max_series
         self._instruments: dict[str, Counter | Gauge | Histogram] = {}
         self._others: list[State] = []
+        self.background_restarts = self.counter(
+            "penstock_background_restarts_total",
+            "Background tasks that failed unexpectedly and were started again",
+            "task",
+        )
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return self._register(Counter(name, help, labels))

@@ -30,6 +30,7 @@ from penstock.errors import (
     StorageFailed,
     Unavailable,
 )
+from penstock.protocol.names import is_relative_path
 
 PART_BYTES = 8 << 20
 PARTS_IN_FLIGHT = 4  # of one upload: bounds the memory that it takes
@@ -109,6 +110,13 @@ class ObjectStore:
         except Exception as error:
             raise ConfigError(f"{address}: {_reason(error)}") from error
 
+    def _path(self, name: str) -> Path:
+        """The file of this name in the directory; names in manifests come from outside."""
+        assert self.directory is not None
+        if not is_relative_path(name):
+            raise Damaged(f"{self.address}: {name!r} is not the name of a file in it")
+        return self.directory / name
+
     def names(self) -> set[str]:
         return {item.name for item in self.list()}
 
@@ -130,7 +138,7 @@ class ObjectStore:
             return b""
         with self._explained("read", name):
             if self.directory is not None:
-                with (self.directory / name).open("rb", buffering=0) as file:
+                with self._path(name).open("rb", buffering=0) as file:
                     return os.pread(file.fileno(), length, start)
             return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
 
@@ -158,7 +166,7 @@ class ObjectStore:
         """Any size. In a directory it is durable after `sync`."""
         with self._explained("write", name):
             if self.directory is not None:
-                _write_file(self.directory / name, parts)
+                _write_file(self._path(name), parts)
                 return
             self._obstore.put(
                 self._store,
@@ -233,7 +241,7 @@ class ObjectStore:
         if names is None:
             paths = [*self.directory.rglob("*"), self.directory]
         else:
-            files = [self.directory / name for name in names]
+            files = [self._path(name) for name in names]
             paths = [*files, *{up for file in files for up in file.parents if self._has(up)}]
         for path in paths:
             fd = os.open(path, os.O_RDONLY)
@@ -254,6 +262,8 @@ class ObjectStore:
             raise self._failure(verb, name, error) from error
 
     def _failure(self, verb: str, name: str, error: Exception) -> Exception:
+        if isinstance(error, Damaged):
+            return error
         if isinstance(error, FileNotFoundError):
             return NotFound(f"{self.address} has no {name}")
         return StorageFailed(f"cannot {verb} {self.address}/{name}: {_reason(error)}")

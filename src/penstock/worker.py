@@ -2,10 +2,13 @@
 
 One process supervises and runs no code of the user's. The others import the module and run its
 client; one that dies is started again, after longer and longer pauses while it keeps dying. SIGTERM
-and Ctrl-C are passed on as SIGTERM, on which a client finishes what it handles; a second one kills.
-With `--reload` the processes are started again when a Python file below the directory changes.
+and Ctrl-C are passed on as SIGTERM, on which a client finishes what it handles; what takes longer
+than the drain time is released. A second signal kills. When the supervising process is killed, the
+others stop as on SIGTERM. With `--reload` the processes are started again when a Python file below
+the directory changes.
 
-Exit codes: 0 stopped as asked, 1 a process did not end by itself, 2 there is nothing to run.
+Exit codes: 0 stopped as asked, 1 not everything in progress was finished, 2 there is nothing to
+run.
 """
 
 import argparse
@@ -24,12 +27,14 @@ from types import FrameType
 
 from penstock.client import Client, SyncClient
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.io.parent import watch_parent
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.worker")
 
 STOPPED, FORCED, USAGE = 0, 1, 2  # exit codes
 DRAIN_SECONDS = 60.0
+RELEASE_SECONDS = 10.0  # after the drain time, to release what was not finished
 POLL_SECONDS = 0.2
 RELOAD_POLL_SECONDS = 1.0
 STEADY_SECONDS = 30.0  # a process that lived so long was well: its next start is at once
@@ -71,34 +76,45 @@ def run(settings: Settings) -> int:
     if os.environ.get(CHILD):
         # Python matches bytecode by size and second: a file saved twice within one would be missed
         sys.dont_write_bytecode = sys.dont_write_bytecode or settings.reload
-        return _consume(settings.target, settings.directory)
+        return _consume(settings)
     return Supervisor(settings).run()
 
 
-def _consume(target: str, directory: Path) -> int:
+def _consume(settings: Settings) -> int:
     """Import the module and run its client to the end; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, too
-    sys.path.insert(0, str(directory.resolve()))
+    watch_parent(_stop_alone)
+    sys.path.insert(0, str(settings.directory.resolve()))
     try:
-        client = client_of(target)
+        client = client_of(settings.target)
     except PenstockError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return USAGE
     try:
         if isinstance(client, Client):
-            asyncio.run(_run(client))
+            asyncio.run(_run(client, settings.drain_seconds))
         else:
             with client:
-                client.run()
+                client.run(drain_seconds=settings.drain_seconds)
     except PenstockError as error:
         log.error("the consumers ended: %s", error)
         return FORCED
+    if released := sum(consumer.released for consumer in client.registered()):
+        log.warning("%d messages did not finish in time: they are released", released)
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(FORCED)  # a handler in a thread would keep the process
     return STOPPED
 
 
-async def _run(client: Client) -> None:
+async def _run(client: Client, drain_seconds: float) -> None:
     async with client:
-        await client.run()
+        await client.run(drain_seconds=drain_seconds)
+
+
+def _stop_alone() -> None:
+    log.warning("the supervising process has ended: the consumers stop")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def client_of(target: str) -> Client | SyncClient:
@@ -138,7 +154,9 @@ class Process:
         self._started = time.monotonic()
         # the same command once more: the environment makes it the one that works
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", *sys.argv[1:]], env={**os.environ, CHILD: "1"}
+            [sys.executable, "-m", "penstock", *sys.argv[1:]],
+            env={**os.environ, CHILD: "1"},
+            stdin=subprocess.PIPE,  # it ends with us, which the process notices
         )
 
     def look(self) -> int | None:
@@ -152,7 +170,7 @@ class Process:
         code = self._process.poll()
         if code is None:
             return None
-        self._process = None
+        self.forget()
         if code == USAGE:
             return code
         if time.monotonic() - self._started >= STEADY_SECONDS:
@@ -172,9 +190,14 @@ class Process:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def forget(self) -> None:
-        """It has ended as it was asked to: the next start is at once."""
-        self._process, self._due = None, 0.0
+    def forget(self) -> int:
+        """Its exit code, after it has ended; the next start is at once."""
+        process, self._process, self._due = self._process, None, 0.0
+        if process is None:
+            return STOPPED
+        assert process.stdin is not None
+        process.stdin.close()
+        return process.wait()
 
 
 class Supervisor:
@@ -210,7 +233,7 @@ class Supervisor:
         before = self._signals
         for process in self._processes:
             process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + self._settings.drain_seconds
+        deadline = time.monotonic() + self._settings.drain_seconds + RELEASE_SECONDS
         while any(process.alive for process in self._processes):
             if time.monotonic() > deadline or self._signals > max(before, 1):
                 log.warning("the consumers did not finish: they are killed")
@@ -218,9 +241,8 @@ class Supervisor:
                     process.signal(signal.SIGKILL)
                 return FORCED
             time.sleep(POLL_SECONDS / 4)
-        for process in self._processes:
-            process.forget()
-        return STOPPED
+        codes = [process.forget() for process in self._processes]
+        return FORCED if FORCED in codes else STOPPED
 
 
 class Changes:

@@ -353,6 +353,7 @@ def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
     (tmp_path / "failed" / name).write_bytes(
         (line % (1, 1)).encode() + b"\xff\xff\n" + (line % (2, 2)).encode() + b"{"
     )
+    (tmp_path / "failed" / f"{name}.error").write_text('{"line":1,"error":"the queue is full"}\n')
 
     async def body():
         store = Store()

@@ -148,7 +148,7 @@ def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_u
                 "alice",
             )
             for bad in (lines[:-1], lines.replace(b'"q"', b'"r"'), b"{}\n"):
-                with pytest.raises(InvalidRequest, match="no event, or is damaged"):
+                with pytest.raises(InvalidRequest, match="not an event, or is damaged"):
                     await buffer.push_lines(bad)
 
     run(body)

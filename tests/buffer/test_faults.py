@@ -10,12 +10,20 @@ outcome is unknown to the client), but never twice.
 import asyncio
 import errno
 import itertools
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
 
+from penstock.buffer.failed import Failed, Refusal
+from penstock.buffer.storage import Storage
+from penstock.config.schema import Buffer as Settings
 from penstock.errors import PenstockError
-from tests.support.buffers import Store, items, kill, killable
+from penstock.io.fs import DISK
+from penstock.metrics import Metrics
+from penstock.queues.types import Item
+from tests.support.buffers import Store, buffering, items, kill, killable
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 from tests.support.form import pick
 from tests.support.http import run
@@ -186,3 +194,48 @@ def test_after_a_failed_fsync_the_same_events_go_to_a_new_file(tmp_path):
         await recover(tmp_path, fs.crash(Random(1), "drop"), store, ledger)
 
     run(body)
+
+
+def test_the_table_of_failed_files_can_be_read_while_pool_threads_change_it(tmp_path):
+    settings = Settings(free_space_reserve=0)
+    with ThreadPoolExecutor(2) as pool:
+        storage = Storage(tmp_path, DISK, pool, settings, lambda item: item)
+        failed = Failed(storage)
+        storage.fs.make_dir(tmp_path / "failed")
+        names = [storage.namer.next("failover") for _ in range(400)]
+        item = Item("q", b"1", transaction_id="t")
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            writing = pool.submit(
+                lambda: [failed.write(name, [Refusal(item, "no")]) for name in names]
+            )
+            while not writing.done():
+                failed.due()
+                assert failed.next_due > 0
+                assert failed.events <= len(names)
+            writing.result()
+        finally:
+            sys.setswitchinterval(interval)
+        assert len(failed.due(now=True)) == len(names)
+
+
+async def test_a_bug_in_the_worker_does_not_end_replay_and_is_counted(tmp_path, caplog):
+    store, metrics = Store(), Metrics()
+    async with buffering(tmp_path, store, metrics=metrics) as buffer:
+        store.go(False)
+        await buffer.push(items(1, 2))
+        failures = 2
+
+        async def fail(pushed):
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise RuntimeError("a bug")
+
+        store.before = fail
+        store.go(True)
+        await eventually(lambda: store.payloads() == [b"1", b"2"])
+        await eventually(lambda: buffer.report().pending == 0)
+    assert metrics.background_restarts.value("buffer replay") == 2
+    assert "RuntimeError: a bug" in caplog.text

@@ -1,21 +1,14 @@
 """A PostgreSQL that is stopped, frozen or away when the broker starts."""
 
 import asyncio
-import os
-import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from penstock.errors import Unavailable
+from tests.support.buffers import freeze, thaw
 from tests.support.database import started
 from tests.support.wait import eventually
-
-
-def processes_of(postmaster: int) -> list[int]:
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, children)]
 
 
 def test_a_stopped_server_fails_calls_at_once_and_is_noticed_when_it_returns(own_postgres):
@@ -44,9 +37,7 @@ def test_a_frozen_server_is_found_by_the_watchdog(own_postgres):
     async def body():
         async with started(own_postgres.url, acquire_timeout=0.5) as database:
             await database.fetch("SELECT 1")
-            stopped = processes_of(own_postgres.pid())
-            for process in stopped:
-                os.kill(process, signal.SIGSTOP)
+            frozen = freeze(own_postgres)
             try:
                 began = time.monotonic()
                 with pytest.raises(Unavailable):
@@ -54,8 +45,7 @@ def test_a_frozen_server_is_found_by_the_watchdog(own_postgres):
                 assert time.monotonic() - began < 3
                 assert not database.healthy
             finally:
-                for process in stopped:
-                    os.kill(process, signal.SIGCONT)
+                thaw(frozen)
             await eventually(lambda: database.healthy)
             assert await database.fetch("SELECT 1")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock import InvalidRequest, SyncClient
@@ -131,3 +132,81 @@ def test_nothing_to_run_ends_the_command(tmp_path):
     )
     assert run.returncode == 2
     assert run.stderr.startswith("penstock: there is no module 'shp' here")
+
+
+SLOW_MODULE = """
+    import asyncio, time
+    from penstock import {client}
+
+    client = {client}.from_env()
+
+    @client.consumer("{queue}@g", {options})
+    {handler}
+"""
+THREADED = """def handle(message):
+        open("log", "a").write(f"begun {message.data}\\n")
+        time.sleep(600)
+"""
+ASYNC = """async def handle(message):
+        open("log", "a").write(f"begun {message.data}\\n")
+        await asyncio.sleep(600)
+"""
+FAILING = """def handle(message):
+        open("log", "a").write(f"begun {message.data}\\n")
+        raise ValueError("not yet")
+"""
+
+
+def write_slow(directory: Path, queue: str, client: str, handler: str, options: str = "") -> None:
+    text = textwrap.dedent(SLOW_MODULE)
+    text = text.replace("{handler}", textwrap.dedent("    " + handler))
+    text = text.replace("{queue}", queue).replace("{client}", client)
+    (directory / "shop.py").write_text(text.replace("{options}", options))
+
+
+def children(worker: Worker) -> list[psutil.Process]:
+    return psutil.Process(worker.process.pid).children(recursive=True)
+
+
+def test_a_killed_supervisor_leaves_no_consumer_behind_and_no_message_leased(
+    broker, queue, tmp_path
+):
+    write_slow(tmp_path, queue, "Client", ASYNC)
+    options = ("-p", "2", "--drain-seconds", "0")
+    with SyncClient(broker.url) as client, working(tmp_path, broker.url, *options) as worker:
+        client.push(queue, 1, partition="a")
+        client.push(queue, 2, partition="b")
+        until(lambda: len(worker.lines("begun")) == 2, 60, "both processes work")
+        orphans = children(worker)
+        assert len(orphans) >= 2
+        worker.process.kill()
+        until(lambda: not any(map(psutil.Process.is_running, orphans)), 60, "they end as well")
+        seen = client.pop(f"{queue}@g", batch=10, partitions=10, wait=10)
+        assert sorted(one.data for one in seen) == [1, 2], "available before their lease ends"
+        assert not client.consumers(queue), "nobody consumes any more"
+
+
+@pytest.mark.parametrize(
+    ("client_class", "handler", "options"),
+    [
+        ("Client", THREADED, ""),
+        ("Client", ASYNC, ""),
+        ("SyncClient", THREADED, ""),
+        ("Client", FAILING, "retry=__import__('penstock').backoff(5, first=600, longest=600)"),
+    ],
+    ids=["threaded", "async", "plain client", "between two attempts"],
+)
+def test_what_is_not_finished_in_the_drain_time_is_released(
+    broker, queue, tmp_path, client_class, handler, options
+):
+    write_slow(tmp_path, queue, client_class, handler, options)
+    with (
+        SyncClient(broker.url) as client,
+        working(tmp_path, broker.url, "--drain-seconds", "1") as worker,
+    ):
+        client.push(queue, 1)
+        until(lambda: worker.lines("begun"), 60, "it works")
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(60) == (0 if handler is FAILING else 1)
+        (message,) = client.pop(f"{queue}@g", wait=10)
+        assert message.data == 1

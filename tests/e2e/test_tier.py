@@ -184,4 +184,4 @@ def test_an_owner_that_was_frozen_comes_back_to_a_tier_that_is_not_its_own(
                 given = f"topics.tier={settings['topics__tier']}"
                 assert ": sound: " in penstock(env, "topic", "verify", "--tier", "--set", given)
         finally:
-            os.kill(frozen.process.pid, signal.SIGCONT)
+            frozen.process.send_signal(signal.SIGCONT)  # also when it has ended

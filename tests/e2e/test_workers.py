@@ -167,6 +167,14 @@ def test_a_change_through_any_process_is_recorded_with_the_address_of_the_client
     assert whos == ["127.0.0.1"] * 12
 
 
+def test_what_a_client_says_of_its_address_is_not_recorded(broker):
+    forged = {"X-Forwarded-For": "admin@example.com"}
+    for _ in range(12):
+        httpx.post(f"{broker.url}/topics/forged", headers=forged).raise_for_status()
+    entries = httpx.get(f"{broker.url}/api/v1/audit?filter=topic.create").json()["entries"]
+    assert [one["who"] for one in entries if one["object"] == "forged"] == ["127.0.0.1"] * 12
+
+
 def test_a_worker_that_dies_is_started_again(broker):
     first = worker_processes(broker)
     os.kill(first[0], signal.SIGKILL)

@@ -30,7 +30,9 @@ async def started(
 ) -> SendQueue:
     metrics = ExportMetrics(Metrics(), dict).of("r")
     chosen = Settings(**({"meta_sync_interval": 3600.0, "free_space_reserve": 0} | given_settings))
-    context = RouteContext(fs=fs, pool=POOL, clock=clock or Clock(), limit=asyncio.Semaphore(1))
+    context = RouteContext(
+        fs=fs, pool=POOL, clock=clock or Clock(), limit=asyncio.Semaphore(1), metrics=Metrics()
+    )
     queue = SendQueue("r", chosen, directory, context, metrics, limit=1 << 30)
     await queue.start()
     return queue

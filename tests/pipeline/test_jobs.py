@@ -260,3 +260,33 @@ def _get(url: str) -> bytes:
 
     with urllib.request.urlopen(url, timeout=10) as answer:
         return answer.read()
+
+
+@pytest.mark.spark
+def test_buffer_files_of_queen_are_recovered_once_in_order(server, spark, tmp_path) -> None:
+    queue = f"rec-{uuid.uuid4().hex[:8]}"
+
+    def event(number: int) -> bytes:
+        return b'{"payload":%d,"queue":"%b","transactionId":"t%d"}' % (
+            number,
+            queue.encode(),
+            number,
+        )
+
+    def frame(number: int) -> bytes:
+        return len(event(number)).to_bytes(4, "little") + event(number)
+
+    (tmp_path / "failed").mkdir()
+    (tmp_path / "failed" / "failover_2024-01-15T10:30:00.buf").write_bytes(frame(0))
+    (tmp_path / "failover_processing.buf").write_bytes(frame(1) + frame(2))
+    (tmp_path / "failover.buf").write_bytes(frame(3) + frame(4)[:-2])
+    bare = b'{"payload":5,"queue":"%b"}\n' % queue.encode()
+    (tmp_path / "failover_019a0c11-7fe8.buf").write_bytes(event(4) + b"\n" + bare)
+    dry = recover(spark, [str(tmp_path)], server.url, tasks=2, dry_run=True)
+    assert (dry.files, dry.events, dry.duplicate, dry.unreadable) == (4, 6, 0, 1)
+    done = recover(spark, [str(tmp_path)], server.url, tasks=2)
+    assert (done.inserted, done.duplicate, done.unreadable, done.rejected) == (6, 0, 1, [])
+    again = recover(spark, [str(tmp_path)], server.url, tasks=2)
+    assert (again.inserted, again.duplicate) == (0, 6)
+    url = f"{server.url}/api/v1/pop/queue/{queue}?batch=100"
+    assert [message["data"] for message in json.loads(_get(url))["messages"]] == list(range(6))

@@ -28,6 +28,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed
+from tests.support import guard
 from tests.support.wait import DATABASE_TIMEOUT, eventually
 
 
@@ -302,33 +303,37 @@ def freeze(server: EmbeddedPostgres) -> list[int]:
     """Stop every process of the server without closing anything (SIGSTOP)."""
     frozen: list[int] = []
     while True:  # until a look finds no process that still runs
-        postmaster = psutil.Process(server.pid())
-        fresh = [
-            process.pid
-            for process in (postmaster, *postmaster.children(recursive=True))
-            if process.pid not in frozen
-        ]
+        fresh = [one.pid for one in _processes_of(server) if one.pid not in frozen]
         if not fresh:
             return frozen
-        for pid in fresh:
-            os.kill(pid, signal.SIGSTOP)
+        _signal(fresh, signal.SIGSTOP)
         frozen += fresh
 
 
 def thaw(pids: list[int]) -> None:
+    _signal(pids, signal.SIGCONT)
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    """Send a signal to processes of which some may have ended. The postmaster, which comes first,
+    reaps the children that ended while it was stopped.
+    """
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, number)
         except ProcessLookupError:
-            pass
+            continue
 
 
 def crash(server: EmbeddedPostgres) -> None:
     """kill -9 of the whole server."""
-    postmaster = psutil.Process(server.pid())
-    for process in (postmaster, *postmaster.children(recursive=True)):
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
-    psutil.wait_procs([postmaster], timeout=10)
+    processes = _processes_of(server)
+    guard.kill_each(processes)
+    psutil.wait_procs(processes[:1], timeout=10)
+
+
+def _processes_of(server: EmbeddedPostgres) -> list[psutil.Process]:
+    pid = server.pid()
+    assert pid is not None, "the server does not run"  # psutil takes None for this process
+    postmaster = psutil.Process(pid)
+    return [postmaster, *postmaster.children(recursive=True)]

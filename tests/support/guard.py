@@ -8,6 +8,8 @@ from threads.
 """
 
 import atexit
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from penstock.database.embedded import EmbeddedPostgres
+from tests.support import leftovers
 
 _lock = threading.Lock()
 _guard: "subprocess.Popen[str] | None" = None
@@ -31,7 +34,12 @@ def watch(pid: int) -> None:
 
 def watch_postgres(directory: Path) -> None:
     """The same for the PostgreSQL that runs in this directory by then; it is no child of ours."""
-    _tell(f"postgres {directory}")
+    _tell(f"postgres {directory.absolute()}")
+
+
+def watch_run(directory: Path) -> None:
+    """Kill everything of the run with this directory, and remove the directory, when it is gone."""
+    _tell(f"run {directory}")
 
 
 def _tell(line: str) -> None:
@@ -41,7 +49,12 @@ def _tell(line: str) -> None:
             command = [sys.executable, "-m", "tests.support.guard"]
             root = Path(__file__).parents[2]
             _guard = subprocess.Popen(
-                command, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd=root
+                command,
+                stdin=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                cwd=root,
+                env={name: value for name, value in os.environ.items() if name != leftovers.RUN},
             )
             atexit.register(_guard.wait)
             atexit.register(_guard.stdin.close)  # type: ignore[union-attr]  # runs first
@@ -55,20 +68,33 @@ def _kill(pid: int, born: float) -> None:
         process = psutil.Process(pid)
         if process.create_time() != born:
             return  # another one that has its number now
-        for one in [*process.children(recursive=True), process]:
-            one.kill()
+        doomed = [*process.children(recursive=True), process]
     except psutil.NoSuchProcess:
         return
+    kill_each(doomed)
+
+
+def kill_each(processes: list[psutil.Process]) -> None:
+    """Kill processes of which some may have ended meanwhile."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def main() -> None:
     watched = [line.partition(" ") for line in sys.stdin.read().splitlines()]
     for word, _, born in watched:
-        if word != "postgres":
+        if word not in ("postgres", "run"):
             _kill(int(word), float(born))
     for word, _, directory in watched:  # after the brokers, which would start it again
         if word == "postgres":
             EmbeddedPostgres(Path(directory)).stop("immediate")
+    for word, _, directory in watched:
+        if word == "run":
+            leftovers.kill_processes(Path(directory))
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -38,12 +38,11 @@ def share_certificates() -> None:
 
 def files_in_memory() -> bool:
     """Whether new files of tests, and of the processes they start, are in memory from now on."""
-    if os.environ.get("TMPDIR"):
-        return Path(os.environ["TMPDIR"]).is_relative_to(DIRECTORY)
-    if _free_bytes() < ENOUGH_BYTES:
-        return False
-    os.environ["TMPDIR"] = tempfile.tempdir = str(DIRECTORY)
-    return True
+    if not os.environ.get("TMPDIR"):
+        if _free_bytes() < ENOUGH_BYTES:
+            return False
+        os.environ["TMPDIR"] = tempfile.tempdir = str(DIRECTORY)
+    return Path(os.environ["TMPDIR"]).is_relative_to(DIRECTORY)
 
 
 def _free_bytes() -> int:

@@ -73,7 +73,7 @@ def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_w
         recorded.append(entry)
 
     class Nested:
-        params, subject = {"queue": "orders"}, "ann"
+        params, who = {"queue": "orders"}, "ann"
         head = Head("POST", "/", "/", [])
         body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 from crc32c import crc32c
 
-from penstock.errors import InvalidRequest
+from penstock.errors import Damaged, InvalidRequest
 from penstock.object_store import pack_document, parse_document
+from penstock.protocol.names import is_relative_path, is_topic_name
 
 NAME = "manifest.json"
 FORMAT = 1
+DIRECTORIES = ("topics", "private", "buffers", "routes")  # of a backup; the rest are single files
 Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
@@ -39,7 +41,22 @@ class Manifest(msgspec.Struct):
                 f"this backup has format {manifest.format}, made by Penstock {manifest.version}: "
                 "restore it with that release"
             )
+        for name in manifest.files:
+            if not _is_file_name(name):
+                raise Damaged(f"{NAME} names a file that is not part of a backup: {name!r}")
+        for topic in manifest.topics:
+            if not is_topic_name(topic):
+                raise Damaged(f"{NAME} names a topic that cannot be one: {topic!r}")
         return manifest
+
+
+def _is_file_name(name: str) -> bool:
+    """Check a path before anything is read or made under it: a restore writes where it says."""
+    top, _, rest = name.partition("/")
+    if top == "topics":
+        topic, _, rest = rest.partition("/")
+        return is_topic_name(topic) and is_relative_path(rest)
+    return is_relative_path(name) and (bool(rest) or top not in DIRECTORIES)
 
 
 class Meter:

@@ -53,7 +53,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import Fs
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.merge import Pending
@@ -107,6 +107,7 @@ class Buffer:
         self.qos0 = Qos0(
             self._storage, self.replay, self.journal, self.backlog, self._check_in_flight
         )
+        self._metrics = metrics
         self._in_flight = 0  # direct pushes
         self._none_in_flight = asyncio.Event()  # cleared when the database goes down under some
         self._none_in_flight.set()
@@ -146,9 +147,9 @@ class Buffer:
         await self.maintenance.start()
         await self._recover()
         self._database.on_change(self._database_changed)
-        self._worker = asyncio.create_task(self._work())
+        self._worker = supervised("buffer replay", self._work, self._metrics)
         if self.backlog.files:
-            self._scan = asyncio.create_task(self._scan_files())
+            self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def stop(self) -> None:
         """Commit QoS 0, complete the files and let go of them; the next start replays the rest."""
@@ -191,7 +192,9 @@ class Buffer:
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
             line = window.bad[0] if window.bad else window.torn
-            raise InvalidRequest(f"a line is no event, or is damaged or cut short: {line[:200]!r}")
+            raise InvalidRequest(
+                f"a line is not an event, or is damaged or cut short: {line[:200]!r}"
+            )
         return await self.push(self._queues.opened(window.items))
 
     async def wait_until_drained(self, items: list[Item]) -> None:
@@ -377,9 +380,6 @@ class Buffer:
             except PenstockError as error:
                 log.error("the buffer's worker: %s", error)
                 pause = min(pause * 2, MAX_RETRY_SECONDS)
-            except Exception:  # a bug here must not end the replay for the life of the process
-                log.exception("the buffer's worker failed; it resumes")
-                pause = MAX_RETRY_SECONDS
 
     @property
     def _has_backlog(self) -> bool:
@@ -419,6 +419,11 @@ class Buffer:
         if self.recovering:
             self.recovering.add(events)
 
+    @property
+    def _stored(self) -> int:
+        """Events of files that are in the database, since the start."""
+        return sum(int(self.replay.flushed.value(kind)) for kind in KINDS)
+
     async def _recover(self) -> None:
         """Before anything is served: failover files first, oldest first, then QoS 0."""
         if not self.backlog.files:
@@ -432,7 +437,7 @@ class Buffer:
                 "maintenance is on" if self.maintenance.modes.push else "the database is down",
             )
             return
-        began = time.monotonic()
+        began, stored = time.monotonic(), self._stored
         log.info("Recovery: %d events in %d buffer files", total, len(self.backlog.files))
         try:
             async with asyncio.timeout(self._settings.startup_recovery_timeout):
@@ -449,7 +454,10 @@ class Buffer:
                 error,
             )
         else:
-            log.info("Recovery: %d events replayed in %.2f s", total, time.monotonic() - began)
+            log.info(
+                "Recovery: %d of %d events stored in %.2f s",
+                *(self._stored - stored, total, time.monotonic() - began),
+            )
         finally:
             self.recovering = None
         self._ownership.release_unused(self.backlog.files)
@@ -481,22 +489,21 @@ class Buffer:
                 sum(file.events for file in adopted),
             )
             self._wake.set()
-            if self._worker and self._scan is None:
-                self._scan = asyncio.create_task(self._scan_files())
+            if self._worker and (self._scan is None or self._scan.done()):
+                self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def _scan_files(self) -> None:
         """Find out which partitions the adopted files hold, so that the others need not wait."""
-        try:
-            for file in list(self.backlog.files):
-                if file.keys is None:
-                    try:
-                        self.backlog.learn(
-                            file, await self._storage.in_pool(keys_in, self._storage.fs, file.path)
-                        )
-                    except FileNotFoundError:
-                        pass  # replayed meanwhile
-        finally:
-            self._scan = None
+        for file in list(self.backlog.files):
+            if file.keys is None:
+                try:
+                    self.backlog.learn(
+                        file, await self._storage.in_pool(keys_in, self._storage.fs, file.path)
+                    )
+                except FileNotFoundError:
+                    pass  # replayed meanwhile
+                except StorageError as error:
+                    log.warning("%s: every partition waits until it is replayed", error)
 
 
 def _buffered(items: list[Item]) -> list[Pushed]:

@@ -7,6 +7,7 @@ Strings never hold a raw newline.
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from uuid import UUID
 
 import msgspec
 
@@ -54,17 +55,18 @@ def _event(item: Item) -> Event:
     )
 
 
-def decode(line: bytes) -> Item:
+def decode(line: bytes, place: str = "") -> Item:
     """The item of one line; msgspec.DecodeError (or a subclass) when it is none."""
-    return _item(buffer_lines.decode(line))
+    return item_of(buffer_lines.decode(line, place))
 
 
 def decode_all(data: bytes) -> list[Item]:
     """The items of many lines at once; fails as a whole: `decode` finds which line it was."""
-    return [_item(event) for event in buffer_lines.decode_all(data)]
+    return [item_of(event) for event in buffer_lines.decode_all(data)]
 
 
-def _item(event: Event) -> Item:
+def item_of(event: Event) -> Item:
+    """The item that an event stores; msgspec.DecodeError when it cannot be one."""
     payload = bytes(event.payload)
     headers = bytes(event.headers) or None
     if event.sealed is not None:
@@ -77,12 +79,21 @@ def _item(event: Event) -> Item:
         payload=payload,
         partition=event.partition,
         transaction_id=event.transaction_id,
-        trace_id=event.trace_id or None,
+        trace_id=event.trace_id if event.trace_id and _is_uuid(event.trace_id) else None,
         producer=event.producer,
         key_id=event.sealed,
         headers=headers,
         due=event.deliver_at,
     )
+
+
+def _is_uuid(text: str) -> bool:
+    """Queen MQ buffers any text as a trace id. That is no reason to refuse the message."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _unquoted(text: bytes) -> bytes:

@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import msgspec
 
@@ -45,30 +46,46 @@ class Failed:
     """The files in failed/ that are ours."""
 
     def __init__(self, storage: Storage) -> None:
-        self._directory = storage.directory / FAILED
+        self.directory = storage.directory / FAILED
         self._fs = storage.fs
         self._encode = storage.encode
         self._interval = storage.settings.retry_interval
-        self.files: dict[str, FailedFile] = {}
+        # Written by threads of the pool, read on the event loop: both under the lock.
+        self._files: dict[str, FailedFile] = {}
+        self._lock = Lock()
+
+    @property
+    def files(self) -> dict[str, FailedFile]:
+        """The files as they are now, by name; a copy."""
+        with self._lock:
+            return dict(self._files)
 
     @property
     def events(self) -> int:
-        return sum(file.events for file in list(self.files.values()))
+        return sum(file.events for file in self.files.values())
 
     @property
     def size(self) -> int:
-        return sum(file.size for file in list(self.files.values()))
+        return sum(file.size for file in self.files.values())
 
     def tags(self) -> set[str]:
         """The owners of all files here, ours or not. Blocks."""
-        return {name.tag for name in map(parse, self._fs.list_dir(self._directory)) if name}
+        return {name.tag for name in map(parse, self._fs.list_dir(self.directory)) if name}
+
+    def without_reasons(self, tags: set[str]) -> list[Name]:
+        """The files of these owners that the database did not refuse: Queen MQ moves all files here
+        while the database is down. Blocks.
+        """
+        entries = set(self._fs.list_dir(self.directory))
+        names = [parse(text) for text in entries if f"{text}.error" not in entries]
+        return [name for name in names if name and name.tag in tags]
 
     def adopt(self, tags: set[str]) -> None:
         """Take over the files of these owners; they are due at once. Blocks."""
-        for text in self._fs.list_dir(self._directory):
+        for text in self._fs.list_dir(self.directory):
             name = parse(text)
             if name and name.tag in tags and text not in self.files:
-                path = self._directory / text
+                path = self.directory / text
                 reason = self._reason_beside(path)
                 self._add(name, path, count_events(self._fs, path), time.monotonic(), reason)
 
@@ -82,14 +99,15 @@ class Failed:
 
     def write(self, name: Name, refusals: list[Refusal]) -> None:
         """Set refused events of the file `name` aside, durably. Idempotent. Blocks."""
-        path = self._directory / str(name.complete)
+        path = self.directory / str(name.complete)
         reasons = path.with_name(path.name + ".error")
         if not refusals:
             self._fs.remove(path)
             self._fs.remove(reasons)
-            self.files.pop(str(name.complete), None)
+            with self._lock:
+                self._files.pop(str(name.complete), None)
             return
-        self._fs.make_dir(self._directory)
+        self._fs.make_dir(self.directory)
         self._fs.replace(
             reasons,
             b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
@@ -99,12 +117,13 @@ class Failed:
         self._add(name.complete, path, len(refusals), due, refusals[0].error)
 
     def _add(self, name: Name, path: Path, events: int, due: float, reason: str) -> None:
-        before = self.files.get(str(name))
-        pause = before.pause if before else self._interval
         size = self._fs.size(path)
-        self.files[str(name)] = FailedFile(
-            name, path, events, size, due=due, pause=pause, reason=reason
-        )
+        with self._lock:
+            before = self._files.get(str(name))
+            pause = before.pause if before else self._interval
+            self._files[str(name)] = FailedFile(
+                name, path, events, size, due=due, pause=pause, reason=reason
+            )
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
         """The files to try again, oldest first."""

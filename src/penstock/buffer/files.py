@@ -1,4 +1,4 @@
-"""Names of buffer files, whose they are, and what is in them.
+"""Names of buffer files, their owners, and their contents.
 
     <directory>/
       failover_<uuid7>.buf.tmp     being written
@@ -15,7 +15,14 @@ Names sort as the files were made. The last eight digits of the UUID are the own
 holds the lock of a tag owns all files with it, and only the owner writes, renames, replays or
 deletes them. The kernel drops the lock of a process that dies, however it dies; another one then
 takes the lock and with it the files. So no file is replayed by two at a time, and none is left
-behind. A file copied in by hand has a tag nobody holds, and is adopted like any other.
+behind. A file copied in by hand has a tag that no process holds, and is adopted like any other.
+
+Queen MQ's own files are adopted too. These have names without a place in time, and get one before
+all others when they are adopted, in this order, as Queen MQ replays them:
+
+    failed/<file> without <file>.error    was not stored, since the database was down
+    failover_processing.buf, qos0_...     was being replayed
+    failover.buf, qos0.buf                was being written
 """
 
 import contextlib
@@ -35,9 +42,10 @@ Kind = Literal["failover", "qos0"]
 KINDS: tuple[Kind, ...] = ("failover", "qos0")
 TITLES: dict[Kind, str] = {"failover": "Failover", "qos0": "QoS 0"}
 FAILED, QUARANTINE = "failed", "quarantine"
-_NAME = re.compile(r"(failover|qos0)_([0-9A-Za-z-]+)\.buf(\.tmp)?")
+_NAME = re.compile(r"(failover|qos0)(?:_([^/]+?))?\.buf(\.tmp)?")
 _TAG = re.compile(r"[0-9a-f]{8}")
-NOBODY = "00000000"  # the tag of files that were named by somebody else
+_TIME = re.compile(r"([0-9a-f]{8})-([0-9a-f]{4})(?![0-9A-Za-z])")
+NOBODY = "00000000"  # the tag of files that another program named
 _LOCK = re.compile(r"owner_([0-9a-f]{8})\.lock")
 _MILLISECOND = 1 << 80  # in a UUID of version 7
 
@@ -52,7 +60,8 @@ class Name:
     active: bool  # still .tmp
 
     def __str__(self) -> str:
-        return f"{self.kind}_{self.id}.buf{'.tmp' if self.active else ''}"
+        identifier = f"_{self.id}" if self.id else ""
+        return f"{self.kind}{identifier}.buf{'.tmp' if self.active else ''}"
 
     @property
     def complete(self) -> "Name":
@@ -60,18 +69,21 @@ class Name:
 
     @property
     def created_at(self) -> float:
-        """Seconds since the epoch, from the name; 0 when the name holds no UUID of version 7."""
-        try:
-            return (UUID(self.id).int >> 80) / 1000
-        except ValueError:
-            return 0.0
+        """Seconds since the epoch, from the name; 0 when the name does not start with a time."""
+        match = _TIME.match(self.id)
+        return int("".join(match.groups()), 16) / 1000 if match else 0.0
+
+    @property
+    def replay_rank(self) -> int:
+        """The order of files whose names have no time."""
+        return {"": 2, "processing": 1}.get(self.id, 0)
 
 
 def parse(name: str) -> Name | None:
     match = _NAME.fullmatch(name)
     if not match:
         return None
-    kind, identifier, active = match.groups()
+    kind, identifier, active = match[1], match[2] or "", match[3]
     tag = identifier[-8:] if _TAG.fullmatch(identifier[-8:]) else NOBODY
     return Name("failover" if kind == "failover" else "qos0", identifier, tag, active is not None)
 
@@ -104,6 +116,12 @@ class Namer:
             value = (self._last + _MILLISECOND) >> 32 << 32 | int(self.tag, 16)
         self._last = value
         return Name(kind, str(UUID(int=value)), self.tag, active=True)
+
+
+def name_in_time(kind: Kind, tag: str, milliseconds: int) -> Name:
+    """A new name of a complete file that sorts as if it had been made at that time."""
+    value = milliseconds << 80 | uuid7().int & (_MILLISECOND - 1)
+    return Name(kind, str(UUID(int=value >> 32 << 32 | int(tag, 16))), tag, active=False)
 
 
 class OwnerLock:

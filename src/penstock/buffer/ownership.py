@@ -3,7 +3,9 @@ for the rules).
 """
 
 import logging
+import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from penstock.buffer import files
 from penstock.buffer.backlog import BufferFile
@@ -47,17 +49,33 @@ class Ownership:
                 taken.add(tag)
         if not taken:
             return []
+        self._place_in_time(taken)
         self._failed.adopt(taken)
         # Listed again: until the lock was ours, its owner may have made, renamed and deleted files.
-        names = [
-            name
-            for name in map(files.parse, self._fs.list_dir(self._directory))
-            if name and name.tag in taken
-        ]
+        names = self._names(self._directory, taken)
         names.sort(key=lambda name: (KINDS.index(name.kind), name.id))
         adopted = [file for file in map(self._recovered, names) if file]
         self.release_unused(adopted, taken)
         return adopted
+
+    def _place_in_time(self, tags: set[str]) -> None:
+        """Rename Queen MQ's files, so that they are replayed before all others (see files.py)."""
+        named = [(self._directory, name) for name in self._names(self._directory, tags)]
+        oldest = min((name.created_at for _, name in named if name.created_at), default=time.time())
+        old = [(place, name) for place, name in named if not name.created_at]
+        old += [(self._failed.directory, name) for name in self._failed.without_reasons(tags)]
+        old.sort(key=lambda entry: (entry[1].replay_rank, entry[1].created_at, entry[1].id))
+        first = int(oldest * 1000) - len(old)
+        for number, (place, name) in enumerate(old):
+            new = files.name_in_time(name.kind, name.tag, first + number)
+            self._fs.rename(place / str(name), self._directory / str(new))
+            log.info("Adopted %s of Queen MQ as %s", name, new)
+        if old:
+            self._fs.sync_dir(self._directory)
+
+    def _names(self, directory: Path, tags: set[str]) -> list[Name]:
+        names = map(files.parse, self._fs.list_dir(directory))
+        return [name for name in names if name and name.tag in tags]
 
     def _recovered(self, name: Name) -> BufferFile | None:
         path = self._directory / str(name)

@@ -1,20 +1,26 @@
-"""Reads a buffer file window by window, and says which bytes of it are no events.
+"""Read a buffer file window by window, and find the bytes of it that are not events.
 
-A last line without its newline was cut short by a crash: its push was never answered, and it is set
-aside. A whole line that is no event or does not match its checksum is damage, and is set aside as
-well. Neither stops the events around it.
+A file is made of lines (ours, and one format of Queen MQ) or of frames (the other format of Queen
+MQ). Its first bytes tell which.
+
+A last line that a crash cut short is not an event: its push was never answered, and it is set
+aside. A whole line that is not an event or does not match its checksum is damaged, and is set aside
+as well. Neither stops the events around it. Whatever can be read as an event is one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 from penstock.buffer.backlog import Key, keys_of
-from penstock.buffer.events import decode, decode_all
+from penstock.buffer.events import decode, decode_all, item_of
 from penstock.io.fs import Fs
+from penstock.protocol.buffer_frames import FrameWindow, is_framed, read_frames
+from penstock.protocol.buffer_lines import encode as encode_line
 from penstock.queues.types import Item
 
 WINDOW_BYTES = 4 << 20
@@ -30,17 +36,39 @@ class Window:
 
 
 def windows(fs: Fs, path: Path) -> Iterator[Window]:
-    """The file's contents, about `WINDOW_BYTES` or one line at a time. Blocks."""
-    rest = b""
-    for data in _pieces(fs, path):
+    """The file's contents, about `WINDOW_BYTES` or one event at a time. Blocks."""
+    pieces = _pieces(fs, path)
+    start = next(pieces, b"")
+    contents = chain([start], pieces)
+    name = path.name.removesuffix(".tmp")
+    if is_framed(start):
+        return map(_from_frames, read_frames(contents, name))
+    return _line_windows(contents, name)
+
+
+def _line_windows(pieces: Iterable[bytes], name: str) -> Iterator[Window]:
+    rest, offset = b"", 0
+    for data in pieces:
         end = data.rfind(b"\n") + 1
         if end:
-            yield decode_window(rest + data[:end])
+            yield decode_window(rest + data[:end], name, offset)
+            offset += len(rest) + end
             rest = data[end:]
         else:
             rest += data
     if rest:
-        yield Window(torn=rest)
+        last = decode_window(rest + b"\n", name, offset)
+        yield last if last.items else Window(torn=rest)
+
+
+def _from_frames(frames: FrameWindow) -> Window:
+    window = Window(bad=frames.bad, torn=frames.torn)
+    for event in frames.events:
+        try:
+            window.items.append(item_of(event))
+        except msgspec.DecodeError:
+            window.bad.append(encode_line(event))
+    return window
 
 
 def _pieces(fs: Fs, path: Path) -> Iterator[bytes]:
@@ -51,20 +79,22 @@ def _pieces(fs: Fs, path: Path) -> Iterator[bytes]:
             position += len(data)
 
 
-def decode_window(data: bytes) -> Window:
-    """The events of whole lines."""
+def decode_window(data: bytes, name: str = "", offset: int = 0) -> Window:
+    """The events of whole lines, which are in the file `name` at `offset`. Without a name, each
+    needs a transaction id.
+    """
     try:
         return Window(decode_all(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass  # some line is no event; find out which
     window = Window()
     for line in _lines(data):
-        if not line.strip():
-            continue
-        try:
-            window.items.append(decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            window.bad.append(line)
+        if line.strip():
+            try:
+                window.items.append(decode(line, f"{name}:{offset}" if name else ""))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                window.bad.append(line)
+        offset += len(line)
     return window
 
 
@@ -73,8 +103,16 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def count_events(fs: Fs, path: Path) -> int:
-    """Lines in the file, without looking into them."""
-    return sum(data.count(b"\n") for data in _pieces(fs, path))
+    """Events in the file; lines are counted without looking into them."""
+    pieces = _pieces(fs, path)
+    start = next(pieces, b"")
+    if is_framed(start):
+        return sum(len(window.items) + len(window.bad) for window in windows(fs, path))
+    last = start
+    lines = start.count(b"\n")
+    for last in pieces:
+        lines += last.count(b"\n")
+    return lines + (last.rstrip().endswith(b"}") and not last.endswith(b"\n"))
 
 
 def keys_in(fs: Fs, path: Path) -> set[Key]:

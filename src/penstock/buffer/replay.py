@@ -25,6 +25,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.failed import Failed, FailedFile, Refusal
@@ -65,6 +66,14 @@ class GivenUp(Exception):
 
 # what says "this will not do" of an event's content
 REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, GivenUp)
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """What a replay could not store."""
+
+    refusals: list[Refusal] = field(default_factory=list)
+    unreadable: int = 0  # pieces of the file that are not events
 
 
 class Progress:
@@ -132,15 +141,15 @@ class Replay:
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events go in. StorageFailed
-        until the disk has failed so often that the file is set aside.
+        """Replay one complete file and delete it; `committed(n)` as events are stored.
+        StorageFailed until the disk has failed so often that the file is set aside.
         """
-        refusals: list[Refusal] = []
+        left = Leftovers()
         try:
-            async for events in self._insert_all(file, str(file.name.complete), refusals):
+            async for events in self._insert_all(file, str(file.name.complete), left):
                 committed(events)
                 await self._throttle(events)
-            await self.finish(file, refusals)
+            await self.finish(file, left.refusals)
         except FileNotFoundError:
             text = "the buffer file %s with %d events was deleted by somebody else"
             log.error(text, file.name, file.events)
@@ -152,7 +161,14 @@ class Replay:
                 raise
             await self._set_aside(file)
         else:
-            log.info("%s replay complete, deleted file %s", TITLES[file.name.kind], file.name)
+            title = TITLES[file.name.kind]
+            if left.refusals or left.unreadable:
+                log.error(
+                    "%s replay of %s incomplete: %d events in %s/, %d unreadable pieces in %s/",
+                    *(title, file.name, len(left.refusals), FAILED, left.unreadable, QUARANTINE),
+                )
+            else:
+                log.info("%s replay complete, deleted file %s", title, file.name)
 
     async def finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
         """All events of a file are stored but for the refused ones: set those aside, delete it."""
@@ -179,32 +195,32 @@ class Replay:
 
     async def failed_file(self, file: FailedFile) -> None:
         """Try the events of a file in failed/ again."""
-        refusals: list[Refusal] = []
-        steps = self._insert_all(file, f"{FAILED}_{file.name}", refusals)
+        left = Leftovers()
+        refusals = left.refusals
+        steps = self._insert_all(file, f"{FAILED}_{file.name}", left)
         total = sum([events async for events in steps])
         log.info(
-            "Retried failed file %s: %d events went in, %d left",
-            *(file.name, total - len(refusals), len(refusals)),
+            "Retried failed file %s: %d events stored, %d left",
+            *(file.name, total - len(refusals), len(refusals) + left.unreadable),
         )
         if len(refusals) < file.done or not refusals:
             await self._storage.in_pool(self._failed.write, file.name, refusals)
         if refusals:
             self._failed.postpone(self._failed.files[str(file.name)])
 
-    async def _insert_all(
-        self, file: BufferFile, name: str, refusals: list[Refusal]
-    ) -> AsyncIterator[int]:
+    async def _insert_all(self, file: BufferFile, name: str, left: Leftovers) -> AsyncIterator[int]:
         """Insert the events of a file, and set aside as `name` what is none; how many at a time."""
         file.done = 0
         bad: list[bytes] = []
         steps = windows(self._fs, file.path)
         while (window := await self._storage.in_pool(next, steps, None)) is not None:
             for batch in batches(window.items, self._settings.max_batch * BATCHES_PER_CALL):
-                refusals += await self.insert(batch, file.name.kind)
+                left.refusals += await self.insert(batch, file.name.kind)
                 file.done += len(batch)
                 yield len(batch)
             bad += window.bad
             file.done += len(window.bad)
+            left.unreadable += len(window.bad) + bool(window.torn)
             if window.bad or window.torn:  # before the file goes, or is rewritten without them
                 await self._storage.in_pool(self._quarantine, name, window, bad)
 
@@ -269,14 +285,15 @@ class Replay:
         if window.torn:
             self._fs.replace(directory / f"{name}.torn", window.torn)
             log.warning(
-                "the last line of %s was cut short by a crash: %d bytes set aside",
+                "the last event of %s was cut short by a crash: %d bytes set aside",
                 name,
                 len(window.torn),
             )
         if window.bad:
             self._fs.replace(directory / f"{name}.bad", b"".join(bad))
             log.error(
-                "%d lines of %s are no events: set aside in %s/", len(window.bad), name, QUARANTINE
+                "%d pieces of %s are not events: set aside in %s/",
+                *(len(window.bad), name, QUARANTINE),
             )
         self.quarantined.add(len(window.bad) + bool(window.torn))
 

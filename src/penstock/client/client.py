@@ -47,6 +47,7 @@ from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.io.tasks import supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol.answers import Body, Configured, GroupSummary
@@ -186,14 +187,19 @@ class Client(QueueClient):
         """Return the consumers that `run` starts."""
         return list(self._consumers)
 
-    async def run(self, *, handle_signals: bool = True) -> None:
+    async def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
         """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
         the program handles it itself, or with `handle_signals=False`.
+
+        Messages in progress then have `drain_seconds` to finish (None: as long as they take). Those
+        that do not finish are released.
         """
-        reporting = asyncio.create_task(HealthReporter(self._brokers, self._consumers).run())
+        reporting = supervised(
+            "penstock consumer health", HealthReporter(self._brokers, self._consumers).run
+        )
         try:
             with stopping_on_signal(self.stop) if handle_signals else nullcontext():
-                await asyncio.gather(*(consumer.run() for consumer in self._consumers))
+                await asyncio.gather(*(consumer.run(drain_seconds) for consumer in self._consumers))
         finally:
             reporting.cancel()
             await asyncio.gather(reporting, return_exceptions=True)

@@ -16,8 +16,9 @@ With `retry` the attempts are made here: between them the message waits under it
 workers and not in one of them. A process that dies leaves it to the next one, which begins to count
 again.
 
-Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish;
-messages that were fetched and not begun, or wait for their next attempt, go back.
+Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish, as
+long as `run` allows; messages that were fetched and not begun, or wait for their next attempt, go
+back. A consumer that is cancelled releases what is in progress, too.
 
 The answer to the last message of a batch travels with the next pop (`QueueClient.ack_and_pop`).
 
@@ -32,8 +33,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -52,6 +54,7 @@ from penstock.client.messages import (
 from penstock.client.queues import LONG_POLL_SECONDS, QueueClient, received_late
 from penstock.client.tracing import processing
 from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.io.tasks import cancelled
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.client")
@@ -160,6 +163,7 @@ class Consumer:
         self.in_flight = 0  # messages the handler has now
         self.handled = 0
         self.failed = 0
+        self.released = 0  # messages whose handler had not finished when the consumer had to end
         self.last_error: str | None = None
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
@@ -192,23 +196,30 @@ class Consumer:
         """The number of messages that wait for their next attempt."""
         return sum(map(len, self._waiting.values()))
 
-    async def run(self) -> None:
-        """Consume until `stop` is called. Raises an error that a retry cannot fix, such as a
-        request that the broker rejects.
+    async def run(self, drain_seconds: float | None = None) -> None:
+        """Consume until `stop` is called. Then messages in progress have `drain_seconds` to finish
+        (None: as long as they take); those that do not finish are released. Raises an error that a
+        retry cannot fix, such as a request that the broker rejects.
         """
         if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
             self._threads = ThreadPoolExecutor(self.concurrency, "penstock-consumer")
         self.started_at = datetime.now(UTC)
         self._workers = [asyncio.create_task(self._work()) for _ in range(self.concurrency)]
+        working = asyncio.ensure_future(self._work_to_the_end())
+        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.gather(*self._workers)
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working,), timeout=drain_seconds)
+            if working.done():
+                working.result()
         finally:
-            for worker in self._workers:
-                worker.cancel()
-            await asyncio.gather(*self._workers, return_exceptions=True)
-            await asyncio.gather(*self._waiting, return_exceptions=True)
+            await cancelled(working, stopping, *self._workers, *self._waiting)
             if self._threads:
                 self._threads.shutdown(wait=False)
+
+    async def _work_to_the_end(self) -> None:
+        await asyncio.gather(*self._workers)
+        await asyncio.gather(*self._waiting)
 
     async def ended(self, but: asyncio.Task[Any] | None) -> None:
         """Wait until the consumer's tasks have ended, except the task `but`."""
@@ -353,7 +364,7 @@ class Consumer:
                 await self._answer([message], self._noted(Outcome("dlq", str(misfit)), 1))
         if not fitting:
             return None
-        async with self._slots:
+        async with self._released_if_cancelled(fitting), self._slots:
             outcome = await self._attempt(payloads, fitting)
         if outcome.status == "failed" and self._retry is not None:
             if attempt >= self._retry.max_attempts:
@@ -365,6 +376,18 @@ class Consumer:
             return fitting[0], outcome
         await self._answer(fitting, outcome)
         return None
+
+    @asynccontextmanager
+    async def _released_if_cancelled(self, messages: Sequence[Message]) -> AsyncIterator[None]:
+        """Release the messages when what is done with them is cancelled: others can take them now,
+        and not only when their lease ends."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self.released += len(messages)
+            if not self._auto_ack:
+                await asyncio.shield(self._client.give_back(messages))
+            raise
 
     async def _attempt(self, payloads: Sequence[Any], messages: Sequence[Message]) -> Outcome:
         self.in_flight += len(messages)
@@ -399,7 +422,9 @@ class Consumer:
 
     def _try_again(self, messages: Sequence[Message], attempt: int, delay: float) -> None:
         async def wait() -> None:
-            if await self._pause(delay):
+            async with self._released_if_cancelled(messages):
+                stopped = await self._pause(delay)
+            if stopped:
                 await self._client.give_back(messages)
             else:
                 await self._handle(messages, attempt + 1)

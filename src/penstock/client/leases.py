@@ -17,6 +17,7 @@ import msgspec
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Received
 from penstock.errors import PenstockError
+from penstock.io.tasks import supervised
 
 log = logging.getLogger("penstock.client")
 
@@ -64,7 +65,7 @@ class LeaseKeeper:
             kept.open.add(message.id)
             message.__dict__["kept"] = kept
         if self._kept and self._task is None:
-            self._task = asyncio.create_task(self._run(), name="penstock leases")
+            self._task = supervised("penstock leases", self._run)
 
     def drop(self, messages: Iterable[Received]) -> None:
         for message in messages:

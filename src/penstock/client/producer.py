@@ -20,11 +20,11 @@ once.
 """
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Self, TypedDict
 
+from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
@@ -110,7 +110,8 @@ class Producer:
         self.records = 0  # stored so far, and the offsets of the first and the last one
         self.first_offset: int | None = None
         self.last_offset: int | None = None
-        self.id = os.urandom(16) if idempotent else None
+        self._numbers = BatchNumbers()
+        self._idempotent = idempotent
         self._link = link
         self._linger, self._timeout = linger, timeout
         self._max_bytes, self._max_records = max_batch_bytes, max_batch_records
@@ -121,7 +122,6 @@ class Producer:
         # closed and unanswered, oldest first; the first ones are in flight
         self._queue: deque[_Batch] = deque()
         self._buffered = 0  # bytes in `_open` and `_queue`
-        self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # a batch was closed, or we are closing
         self._room: deque[asyncio.Future[None]] = deque()
@@ -231,8 +231,7 @@ class Producer:
             self._timer.cancel()
             self._timer = None
         if batch is not None:
-            batch.sequence = self._sequence
-            self._sequence += 1
+            batch.sequence = self._numbers.take()
             self._queue.append(batch)
             self._changed.set()
 
@@ -271,6 +270,7 @@ class Producer:
     def _fail_all(self, error: PenstockError) -> None:
         while self._queue:
             self._fail(self._queue[0], error)
+        self._numbers.renew_id()
 
     # Sending
 
@@ -293,7 +293,7 @@ class Producer:
             except MAY_PASS as error:
                 # Nothing unanswered is taken out of the queue: the next round sends it again,
                 # oldest first.
-                unknown = self.id is None and isinstance(error, ConnectionLost)
+                unknown = not self._idempotent and isinstance(error, ConnectionLost)
                 if unknown or self._loop.time() >= oldest.deadline:
                     self._give_up(error)
                 else:
@@ -311,11 +311,7 @@ class Producer:
         self._fail(self._queue[0], error)
         while self._queue and self._queue[0].sent:
             self._fail(self._queue[0], error)
-        self._renew_id()
-
-    def _renew_id(self) -> None:
-        if self.id is not None:
-            self.id = os.urandom(16)
+        self._numbers.renew_id()
 
     async def _pump(self, connection: Connection) -> None:
         """Send batches in order and take their answers in order, until the queue is empty or
@@ -329,7 +325,7 @@ class Producer:
                 while not refused and len(answers) < min(self._in_flight, len(self._queue)):
                     batch = self._queue[len(answers)]
                     batch.sent = True
-                    producer = (self.id, batch.sequence) if self.id is not None else None
+                    producer = (self._numbers.id, batch.sequence) if self._idempotent else None
                     answers.append(
                         connection.request(
                             frames.produce_batch(self.topic, batch.payloads, producer)
@@ -353,8 +349,8 @@ class Producer:
                         return  # sent again under the new id, in its turn
                     answers.popleft()
                     self._fail(oldest, error)
-                    self._renew_id()
-                    refused = self.id is not None
+                    self._numbers.renew_id()
+                    refused = self._idempotent
                     continue
                 answers.popleft()
                 first, count = Body(body).take(BATCH_ANSWER)

@@ -174,13 +174,13 @@ class SyncClient(ClosingFacade[Client]):
     scheduled = blocking(Client.scheduled)
     cancel = blocking(Client.cancel)
 
-    def run(self, *, handle_signals: bool = True) -> None:
+    def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
         """Same as `Client.run`."""
         ours = handle_signals and sigterm_is_free()
         if ours:
             signal.signal(signal.SIGTERM, lambda *_: self._portal.soon(self._async.stop))
         try:
-            self._portal.call(self._async.run)
+            self._portal.call(self._async.run, drain_seconds=drain_seconds)
         finally:
             if ours:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

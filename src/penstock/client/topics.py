@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self, Unpack
 
+from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Endpoint, Link
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import Reader, ReaderOptions, Start, ask
@@ -40,6 +41,16 @@ from penstock.protocol.frames import (
 from penstock.protocol.record_batch import Record
 
 
+class _PlainProducer:
+    """The producer that `Topics.produce` is to one topic."""
+
+    __slots__ = ("numbers", "turn")
+
+    def __init__(self) -> None:
+        self.numbers = BatchNumbers()
+        self.turn = asyncio.Lock()  # one batch at a time: a retried one must not be overtaken
+
+
 class Topics:
     """The topics at an endpoint: `penstock.Client` has one. Connects when first used."""
 
@@ -54,9 +65,7 @@ class Topics:
         self._endpoint, self._token = endpoint, token
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._link = self._new_link()
-        self._producer_id = os.urandom(16)
-        self._sequences: dict[str, int] = {}
-        self._order: dict[str, asyncio.Lock] = {}
+        self._plain_producers: dict[str, _PlainProducer] = {}  # by topic
 
     def _new_link(self) -> Link:
         return Link(self._endpoint, self._connect_timeout, self._token)
@@ -111,14 +120,16 @@ class Topics:
         """
         if not payloads:
             raise InvalidRequest("nothing to produce")
-        # One at a time per topic: a retried batch must not be overtaken by a later one of the same
-        # producer.
-        async with self._order.setdefault(topic, asyncio.Lock()):
-            sequence = self._sequences.get(topic, 0)
-            self._sequences[topic] = sequence + 1
-            pieces = frames.produce_batch(topic, payloads, (self._producer_id, sequence))
-            body = await ask(self._link, b"".join(pieces), self._timeout)
-            return int(Body(body).take(BATCH_ANSWER)[0])
+        producer = self._plain_producers.setdefault(topic, _PlainProducer())
+        async with producer.turn:
+            number = producer.numbers.id, producer.numbers.take()
+            try:
+                pieces = frames.produce_batch(topic, payloads, number)
+                body = await ask(self._link, b"".join(pieces), self._timeout)
+                return int(Body(body).take(BATCH_ANSWER)[0])
+            except BaseException:  # refused, without an answer, or cancelled: the next one can pass
+                producer.numbers.renew_id()
+                raise
 
     async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from penstock.config import cluster_link
 from penstock.config.load import default_file, load
 from penstock.config.schema import Config, Database
 from penstock.errors import ConfigError, NotFound
@@ -39,12 +40,17 @@ def socket_url(directory: Path) -> str:
 
 
 def listening_directory(cluster: Path) -> Path | None:
-    """Where the server of a cluster listens, by the cluster's notes; None when it does not run."""
+    """Return where the server of a cluster listens; None when it does not run.
+
+    The lock file of a copied cluster names the server of the cluster that it was copied from.
+    """
     try:
         lines = (cluster / "postmaster.pid").read_text().splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return Path(lines[4]) if len(lines) > 4 and Path("/proc", lines[0]).exists() else None
+    if len(lines) <= 4 or not Path("/proc", lines[0]).exists():
+        return None
+    return Path(lines[4]) if Path(lines[1]) == cluster.resolve() else None
 
 
 def url_here(config: Config) -> str:
@@ -54,8 +60,11 @@ def url_here(config: Config) -> str:
     if url := url_of(config.database):
         return url
     directory = config.data_directory.absolute()
+    link = config.private_directory / EMBEDDED
     try:
-        sockets = listening_directory(config.private_directory / EMBEDDED / "data")
+        if not cluster_link.is_owner(link):
+            raise NotFound(cluster_link.explain(link))
+        sockets = listening_directory(link / "data")
     except PermissionError:
         raise NotFound(
             f"the embedded database in {directory} is for the broker's user and root only: "

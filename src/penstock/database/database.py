@@ -23,6 +23,7 @@ from penstock.database.migrate import SchemaFiles, drop_unused_functions
 from penstock.database.notifications import Notifications
 from penstock.database.standby import Standby
 from penstock.errors import Busy, ConnectionLost, Unavailable
+from penstock.io.tasks import supervised
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -84,12 +85,13 @@ class Database:
         self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
         self._queueing = 0  # calls that wait for the pool: they come before `_idle`
         self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
+        self.metrics = metrics  # of the broker, for the parts that use this database
         self._active = asyncio.Event()  # there may be calls in flight or connections at hand
         self._watching: asyncio.Task[None] | None = None
         self._health = Health(
             settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
         )
-        self._notifications = Notifications(settings, self._connector, self._health)
+        self._notifications = Notifications(settings, self._connector, self._health, metrics)
         self.on_change = self._health.on_change
         self.recovered = self._health.recovered
         self.listen = self._notifications.listen
@@ -154,7 +156,7 @@ class Database:
         if self._standby:
             await self._standby.start()
         await self._health.start()
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = supervised("database watchdog", self._watch, self.metrics)
 
     async def stop(self) -> None:
         if self._watching:

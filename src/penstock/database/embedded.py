@@ -12,10 +12,14 @@ every local user is brought to this at its next start.
 
 PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data
 directory if that is somebody else, else as the system user `penstock`, which is made if it is
-missing. Directories above ours stay as they are. When that user cannot pass through one of them
-(a checkout below /root, say), the cluster is made in /var/lib/penstock and our directory becomes a
-link to it; programs that cannot be reached are copied to /var/cache/penstock. A cluster that is
-there already and cannot be reached is not moved: the start fails and says what to do.
+missing. The private directory gets this user's group; directories above it stay as they are. When
+the user cannot pass through one of them (a checkout below /root, say), the cluster is made in
+/var/lib/penstock and our directory becomes a link to it (see `cluster_link`); programs that cannot
+be reached are copied to /var/cache/penstock. A cluster that is there already and cannot be reached
+is not moved: the start fails and says what to do.
+
+A copy of a data directory has a database of its own, also when it was copied while the server ran:
+lock files that name a server of another directory are removed.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
@@ -27,6 +31,7 @@ import importlib.util
 import logging
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import subprocess
@@ -36,6 +41,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.config import cluster_link
 from penstock.config.database_url import listening_directory, socket_url
 from penstock.errors import Unavailable
 
@@ -47,7 +53,6 @@ BINARIES = (
     Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
 )
 SYSTEM_USER = "penstock"
-SYSTEM_DATA = Path("/var/lib/penstock")
 SYSTEM_PROGRAMS = Path("/var/cache/penstock")
 MAX_SOCKET_PATH_BYTES = 107  # sun_path minus its final NUL
 START_TIMEOUT = 120
@@ -109,7 +114,7 @@ class EmbeddedPostgres:
         self.directory = directory.absolute()
         self.data = self.directory / "data"
         self._log = self.directory / "log"
-        self._home = home
+        self._home = home.resolve() if home else None
         self._access = access
         self.settings = SETTINGS | (settings or {})
         self._account: pwd.struct_passwd | None = None  # who runs the server, when that is not us
@@ -131,6 +136,7 @@ class EmbeddedPostgres:
             if self._is_closed() and listening == self.socket_directory.resolve():
                 return "taken over"
             self.stop()  # it lets others in; those who are in already go with it
+            self._take(self.socket_directory)
         self._close(keep=not created)
         self._start_server()
         return "created" if created else "restarted" if running else "started"
@@ -177,7 +183,7 @@ class EmbeddedPostgres:
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
         while True:
-            self._remove_lock_of_the_dead()
+            self._remove_stale_locks()
             try:
                 wait, log_file = str(START_TIMEOUT), str(self._log.resolve())
                 self._run("pg_ctl", "start", "-w", "-t", wait, "-l", log_file, "-o", options)
@@ -188,31 +194,62 @@ class EmbeddedPostgres:
             else:
                 return
 
-    def _remove_lock_of_the_dead(self) -> None:
-        """PostgreSQL takes a killed postmaster that nobody has reaped for a running one."""
-        lock = self.data / "postmaster.pid"
+    def _remove_stale_locks(self) -> None:
+        """Remove lock files that PostgreSQL would wrongly respect."""
+        port = self.settings.get("port", "5432")
+        socket_lock = self.socket_directory / f".s.PGSQL.{port}.lock"
+        for lock in (self.data / "postmaster.pid", socket_lock):
+            if self._is_stale(lock):
+                lock.unlink(missing_ok=True)
+
+    def _is_stale(self, lock: Path) -> bool:
+        """Whether the process that the lock file names is a killed postmaster that nobody has
+        reaped, or works in the directory that ours was copied from.
+        """
         try:
-            pid = int(lock.read_text().splitlines()[0])
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, ValueError, IndexError):
-            return
-        if state == "Z":
-            lock.unlink(missing_ok=True)
+            process, cluster = lock.read_text().splitlines()[:2]
+            state = Path(f"/proc/{int(process)}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                return True
+            return Path(cluster) != self.data.resolve() and not self._works_here(int(process))
+        except (OSError, ValueError, IndexError):  # it ended, or we may not ask
+            return False
+
+    def _works_here(self, process: int) -> bool:
+        """Whether the process works in our cluster; a postmaster stays in it when it is moved."""
+        return Path(f"/proc/{process}/cwd").samefile(self.data)
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server and wait for it; nothing happens when it does not run."""
         if self.pid() is not None:
             self._prepare_user()  # whoever stops it need not be the one who started it
             self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode)
+            self._remove_socket_directory()
+
+    def _remove_socket_directory(self) -> None:
+        if self.socket_directory == self.directory:
+            return
+        try:
+            self.socket_directory.rmdir()
+        except OSError as error:  # gone, or something else is in it
+            log.debug("%s is not removed: %s", self.socket_directory, error)
 
     def pid(self) -> int | None:
         """The postmaster's process id while it is alive and ours, else None."""
         try:
-            first, path = (self.data / "postmaster.pid").read_text().splitlines()[:2]
-            command = Path(f"/proc/{int(first)}/cmdline").read_bytes()
+            number, cluster = (self.data / "postmaster.pid").read_text().splitlines()[:2]
+            process = int(number)
+            if b"postgres" not in Path(f"/proc/{process}/cmdline").read_bytes():
+                return None
+            here = Path(cluster) == self.data.resolve() or self._works_here(process)
+            return process if here and cluster_link.is_owner(self.directory) else None
         except (OSError, ValueError):
             return None
-        return int(first) if Path(path) == self.data.resolve() and b"postgres" in command else None
+
+    @property
+    def outside(self) -> Path | None:
+        """Where the cluster is when it is not in the data directory."""
+        return self.directory.resolve() if self.directory.is_symlink() else None
 
     @property
     def socket_directory(self) -> Path:
@@ -222,6 +259,8 @@ class EmbeddedPostgres:
         return Path(tempfile.gettempdir()) / f"penstock-{name}"
 
     def _prepare_user(self) -> None:
+        if self.directory.is_symlink():
+            self._check_link()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             owner = (self.data if self.data.exists() else self.directory).stat().st_uid
@@ -236,6 +275,28 @@ class EmbeddedPostgres:
                 os.chown(self._log, self._account.pw_uid, self._account.pw_gid)
             _require_reach(self.directory.resolve(), self._account)
             self._programs = _reachable_programs(self._account)
+        if self.directory.is_symlink():
+            self._own_cluster()
+
+    def _check_link(self) -> None:
+        if not self.directory.exists():
+            target = self.directory.readlink()
+            raise Unavailable(
+                f"{self.directory} is a link to the embedded database in {target}, which does not "
+                f"exist. Mount or restore {target}, or start with an empty database: "
+                f"rm {shlex.quote(str(self.directory))}"
+            )
+        if not cluster_link.is_owner(self.directory):
+            raise Unavailable(cluster_link.explain(self.directory))
+
+    def _own_cluster(self) -> None:
+        """Note in the cluster which link leads to it: a new one, a moved one, or one of a release
+        that made no such note.
+        """
+        owner = self.directory.resolve() / cluster_link.OWNER
+        line = cluster_link.owner_line(self.directory)
+        if not owner.exists() or owner.read_text() != line:
+            self._write(owner, line)
 
     def _open_home(self, account: pwd.struct_passwd) -> None:
         if self._home and _first_closed(self._home, account) == self._home:
@@ -247,8 +308,9 @@ class EmbeddedPostgres:
         closed = _first_closed(self.directory.parent, account)
         if closed is None or self.directory.is_symlink():
             return
-        SYSTEM_DATA.mkdir(mode=0o755, parents=True, exist_ok=True)
-        target = Path(tempfile.mkdtemp(prefix="postgres-", dir=SYSTEM_DATA))
+        outside = cluster_link.OUTSIDE
+        outside.mkdir(mode=0o755, parents=True, exist_ok=True)
+        target = Path(tempfile.mkdtemp(prefix="postgres-", dir=outside))
         self.directory.rmdir()
         self.directory.symlink_to(target)
         log.warning(
@@ -347,7 +409,8 @@ def _system_user() -> pwd.struct_passwd:
 def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
     """The first directory on the way to `path`, or it, that the user may not enter."""
     script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
-    way = [*reversed(path.absolute().parents), path.absolute()]
+    path = path.resolve()
+    way = [*reversed(path.parents), path]
     done = subprocess.run(
         ["/bin/sh", "-c", script, "sh", *map(str, way)],
         **_as_user(account),

@@ -25,7 +25,7 @@ Everything that wants the database asks here, so that "down" is decided once and
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import chain, repeat
 from typing import Any
 
@@ -38,6 +38,7 @@ from penstock.database.failure import explain
 from penstock.database.hosts import Server, choose
 from penstock.database.migrate import SchemaFiles, migrate
 from penstock.errors import ConfigError, ConnectionLost, PenstockError, Unavailable
+from penstock.io.tasks import supervised
 from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
@@ -87,6 +88,7 @@ class Health:
         self._embedded = embedded
         self._sql = sql
         self._in_flight = in_flight
+        self._metrics = metrics
         self._migrated: Server | None = None  # the server whose schema was brought up to date
         self._callbacks: list[Callable[[bool], None]] = []
         self._probing: asyncio.Task[bool] | None = None
@@ -117,7 +119,7 @@ class Health:
             log.warning("PostgreSQL cannot be used; starting without it: %s", self.problem)
             self.went_down()
         if len(self._connector.hosts) > 1:
-            self._spawn(self._survey())
+            self._spawn("database survey", self._survey)
 
     async def stop(self) -> None:
         for task in (*self._tasks, *([self._probing] if self._probing else [])):
@@ -233,7 +235,7 @@ class Health:
         self._connector.cut()
         for callback in self._callbacks:
             callback(False)
-        self._spawn(self._wait_for_recovery())
+        self._spawn("database recovery", self._wait_for_recovery)
 
     async def _wait_for_recovery(self) -> None:
         for seconds in chain(PROBE_SECONDS, repeat(PROBE_SECONDS[-1])):
@@ -268,7 +270,7 @@ class Health:
             elif not await self.probe():
                 self.went_down()
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = supervised(name, loop, self._metrics)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

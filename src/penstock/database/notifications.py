@@ -8,15 +8,20 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.connector import Connector
 from penstock.database.health import GONE, PROBE_SECONDS, UNREACHABLE, Health
+from penstock.io.tasks import supervised
+from penstock.metrics import Metrics
 
 LISTEN_CHECK_SECONDS = 15.0
 
 
 class Notifications:
-    def __init__(self, settings: schema.Database, connector: Connector, health: Health) -> None:
+    def __init__(
+        self, settings: schema.Database, connector: Connector, health: Health, metrics: Metrics
+    ) -> None:
         self._settings = settings
         self._connector = connector
         self._health = health
+        self._metrics = metrics
         self._listeners: dict[str, Callable[[str | None], None]] = {}  # by channel
         self._listen_again = asyncio.Event()  # a channel is new, or the connection is lost
         self._task: asyncio.Task[None] | None = None
@@ -31,7 +36,7 @@ class Notifications:
         self._listeners[channel] = callback
         self._listen_again.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._listen())
+            self._task = supervised("database notifications", self._listen, self._metrics)
 
     async def _listen(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from penstock.export.clock import Clock
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.io.fs import Fs
+from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class RouteContext:
     pool: Executor
     clock: Clock
     limit: asyncio.Semaphore  # sends in flight, of all routes
+    metrics: Metrics
     topics: TopicStore | None = None
     queues: QueuesAdapter | None = None
 

@@ -35,7 +35,7 @@ from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
 from penstock.io.lock import DirectoryLock
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 
@@ -69,6 +69,7 @@ class Exports:
             pool=pool,
             clock=clock or Clock(),
             limit=asyncio.Semaphore(limit),
+            metrics=metrics,
             topics=topics,
             queues=queues,
         )
@@ -88,7 +89,9 @@ class Exports:
             return
         for name, definition in (await self._definitions()).items():
             await self._start(name, definition)
-        self._retrier = asyncio.create_task(self._retry_failed())
+        self._retrier = supervised(
+            "routes that could not start", self._retry_failed, self._context.metrics
+        )
 
     async def stop(self) -> None:
         """All routes at once, within one deadline."""

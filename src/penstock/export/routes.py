@@ -23,7 +23,7 @@ from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
@@ -76,7 +76,7 @@ class Route:
             self._pause,
             self.breaker,
             self.backoff,
-            clock,
+            context,
             on_denied=self._denied,
         )
         self._source: Source | None = None
@@ -99,13 +99,17 @@ class Route:
             raise
         self.workers.start()
         if self._source is not None:
-            self._watcher = asyncio.create_task(self._source.watch())
+            self._watcher = supervised(
+                f"lag of route {self.name}", self._source.watch, self._context.metrics
+            )
         if not self.draining:
             self._read()
 
     def _read(self) -> None:
         if self._source is not None and self._reader is None:
-            self._reader = asyncio.create_task(self._source.run())
+            self._reader = supervised(
+                f"source of route {self.name}", self._source.run, self._context.metrics
+            )
 
     async def _stop_reading(self) -> None:
         await cancelled(self._reader)

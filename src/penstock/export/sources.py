@@ -38,13 +38,13 @@ from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
+from penstock.io.tasks import supervised
 from penstock.queues.types import Message
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
-BUG_RETRY_SECONDS = 5.0
 MAX_READ_BATCHES = 8  # read and pushed together when the source is far ahead
 POLL_SECONDS = 30.0
 # after which a pop of a process that was killed has ended in the database, one way or the other
@@ -100,15 +100,11 @@ class Source(ABC):
     async def run(self) -> None:
         """Fill the send queue until cancelled."""
         while True:
-            delay = RETRY_SECONDS
             try:
                 await self._read()
             except PenstockError as error:
                 self._report(error)
-            except Exception:  # a bug here must not end the reading for the life of the process
-                log.exception("route %s: reading the source ended unexpectedly", self._spec.name)
-                delay = BUG_RETRY_SECONDS
-            await self._context.clock.sleep(delay)
+            await self._context.clock.sleep(RETRY_SECONDS)
 
     @abstractmethod
     async def _read(self) -> None:
@@ -336,7 +332,11 @@ class QueueSource(Source):
             records = [message.payload for message in popped]
         try:
             blocks = await self._context.in_pool(make_blocks, records, self._encoding, self._batch)
-            renewing = asyncio.create_task(self._renew(popped))
+            renewing = supervised(
+                f"leases of route {self._spec.name}",
+                partial(self._renew, popped),
+                self._context.metrics,
+            )
             try:
                 await push_patiently(self._queue, blocks, self._context.clock)
             finally:

@@ -15,17 +15,19 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from penstock.errors import StorageError
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
-from penstock.export.clock import Clock
+from penstock.export.context import RouteContext
 from penstock.export.delivery import Delivery, Prepared
 from penstock.export.destinations import Denied, Retry
 from penstock.export.pause import Pause
 from penstock.export.sendqueue import Block, SendQueue
+from penstock.io.tasks import supervised
 
 log = logging.getLogger("penstock.export")
 ADAPT_SECONDS = 1.0
@@ -60,7 +62,7 @@ class Workers:
         pause: Pause,
         breaker: Breaker,
         backoff: Backoff,
-        clock: Clock,
+        context: RouteContext,
         *,
         on_denied: Callable[[str], None],
     ) -> None:
@@ -70,7 +72,8 @@ class Workers:
         self._pause = pause
         self._breaker = breaker
         self._backoff = backoff
-        self._clock = clock
+        self._clock = context.clock
+        self._metrics = context.metrics
         self._on_denied = on_denied
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
@@ -107,16 +110,23 @@ class Workers:
 
     def start(self) -> None:
         for _ in range(self.preparers):
-            self._helpers.append(asyncio.create_task(self._prepare()))
+            self._helpers.append(self._supervised(self._prepare))
         if self._adaptive.enabled:
-            self._helpers.append(asyncio.create_task(self._adapt()))
+            self._helpers.append(self._supervised(self._adapt))
         self._grow()
+
+    def _supervised(self, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        return supervised(f"workers of route {self._queue.name}", loop, self._metrics)
 
     def _grow(self) -> None:
         """Have a worker for every number below the target."""
         for number in range(self.target):
             if number not in self._tasks:
-                self._tasks[number] = asyncio.create_task(self._run(number))
+                self._tasks[number] = task = self._supervised(partial(self._run, number))
+                task.add_done_callback(partial(self._ended, number))
+
+    def _ended(self, number: int, _: asyncio.Task[None]) -> None:
+        del self._tasks[number]
 
     def _shrink(self) -> None:
         """End those above the target that send nothing; the others end when they are done."""
@@ -159,11 +169,8 @@ class Workers:
 
     async def _run(self, number: int) -> None:
         work = self._send_prepared if self._split.enabled else self._take_and_send
-        try:
-            while not self._stopping and number < self.target:
-                await work()
-        finally:
-            self._tasks.pop(number, None)
+        while not self._stopping and number < self.target:
+            await work()
 
     async def _take_and_send(self) -> None:
         if not await self._queue.available():

@@ -1,13 +1,54 @@
-"""Work beside the caller: disk calls that may wait long run in a pool of threads, and what runs in
-the background is ended in one way."""
+"""Work beside the caller: disk calls that may wait long run in a pool of threads; background loops
+are started, restarted and ended in one way.
+
+A loop that fails is a bug, and what it does must not end with it for the life of the process: it is
+logged with its traceback, counted in `penstock_background_restarts_total` and started again. Errors
+that a loop expects are its own business.
+"""
 
 import asyncio
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
+from penstock.metrics import Metrics
+
 P = ParamSpec("P")
 T = TypeVar("T")
+log = logging.getLogger("penstock.background")
+
+FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 30.0
+STABLE_SECONDS = 60.0  # a loop that ran for so long starts again with the first pause
+
+
+def supervised(
+    name: str, loop: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics | None = None
+) -> asyncio.Task[None]:
+    """Run `loop()` in the background until it returns or is cancelled; again when it fails.
+
+    The pauses between restarts grow. Without `metrics`, restarts are logged only.
+    """
+    return asyncio.create_task(_restarting(name, loop, metrics), name=name)
+
+
+async def _restarting(
+    name: str, loop: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics | None
+) -> None:
+    pause = FIRST_RESTART_SECONDS
+    while True:
+        began = time.monotonic()
+        try:
+            return await loop()
+        except Exception:
+            if time.monotonic() - began > STABLE_SECONDS:
+                pause = FIRST_RESTART_SECONDS
+            log.exception("%s failed; it starts again in %.1f s", name, pause)
+        if metrics is not None:
+            metrics.background_restarts.add(1, name)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, MAX_RESTART_SECONDS)
 
 
 async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -365,7 +365,7 @@ class Appender:
             log.error("topic %s: segment %d is closed: %s", self._name, active.base, active.broken)
         for entry in entries:
             if entry.producer is not None and not entry.promise.done():
-                self._segments.producers.expect(entry.producer, self._segments.last_time)
+                self._segments.producers.expect(entry.producer, self._context.now())
             entry.refuse(error)
         self._segments.release()
 
@@ -378,6 +378,8 @@ class Appender:
 
     async def between_commits(self, *, roll: bool) -> None:
         """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
+        if self.deleted:  # the directory may be another topic's by now
+            raise self.gone()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._between.append((future, roll))
         self.schedule()

@@ -110,6 +110,7 @@ class Context:
         self.fs = fs
         self.pool = pool
         self.clock = clock
+        self.metrics = metrics
         self.instruments = Instruments(metrics)
         self.cache: BlockCache | None = None  # of the tier, when there is one
         self.open_files = OpenFiles()

@@ -27,7 +27,8 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                          40  size of data.log u64    80 producers, see below
                          48  size of index.idx u64   then CRC32C of all before u32
                         a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64,
-                        first offset u64, records u32
+                        first offset u64, records u32; with 0 records the batch is not in the log,
+                        but the one after it is expected
                         state: 0 = being written, each commit synced row first; 1 = stopped cleanly,
                         nothing of ours comes after; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
@@ -47,11 +48,13 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
 import re
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
+from penstock.protocol.names import partition_label
 from penstock.protocol.record_batch import HEADER_SIZE as HEADER_SIZE
 from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 
@@ -61,6 +64,7 @@ POLICY, TIER = "policy", "tier.json"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"
+LOGS = "logs"  # where topics have their record batches, by name and partition
 _SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
 INDEX_SIZE = 16
@@ -93,6 +97,18 @@ _PRODUCER = struct.Struct("<16sQI")
 _ENTRY = struct.Struct("<QQI")
 _MAGIC = b"PENSTCK1"
 NO_PRODUCER = bytes(16)
+
+
+def label_of(directory: Path) -> str:
+    """The label of the partition whose log is in this directory."""
+    if has_batches(directory):
+        return partition_label(directory.parent.name, int(directory.name))
+    return directory.name
+
+
+def has_batches(directory: Path) -> bool:
+    """Whether a log in this directory has record batches: those are in `.penstock/logs`."""
+    return directory.parent.parent.name == LOGS and directory.name.isdigit()
 
 
 def sealed_name(kind: str, base: int) -> str:
@@ -201,8 +217,9 @@ class Checkpoint:
             )
         ]
         for key, producer in self.producers.items():
-            parts.append(_PRODUCER.pack(producer.id or key, producer.time, len(producer.batches)))
-            parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in producer.batches.items())
+            batches = producer.batches or ({producer.last: (0, 0)} if producer.last >= 0 else {})
+            parts.append(_PRODUCER.pack(producer.id or key, producer.time, len(batches)))
+            parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in batches.items())
         body = b"".join(parts)
         return body + _CHECK.pack(crc32c(body))
 
@@ -220,11 +237,11 @@ class Checkpoint:
         for _ in range(count):
             key, time, entries = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
-            batches = {}
+            producer = checkpoint.producers[key] = ProducerEntry(time, id=key)
             for _ in range(entries):
                 sequence, first, records = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size
-                batches[sequence] = (first, records)
-            last = next(reversed(batches), -1)
-            checkpoint.producers[key] = ProducerEntry(time, batches, last, key)
+                producer.last = sequence
+                if records:
+                    producer.batches[sequence] = (first, records)
         return checkpoint

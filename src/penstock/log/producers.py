@@ -135,8 +135,9 @@ class Producers:
             del entry.batches[next(iter(entry.batches))]
 
     def expect(self, producer: AnyProducer, time: int) -> None:
-        """A failed first batch: its successors must not be taken for the first one."""
-        if producer.key not in self.entries:
+        """A failed first batch: its successors must not be taken for the first one. Those from
+        `SPARSE` on need not follow one another."""
+        if producer.key not in self.entries and producer.sequence < SPARSE:
             self.entries[producer.key] = ProducerEntry(
                 time, last=producer.sequence - 1, id=producer.id
             )

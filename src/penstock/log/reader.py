@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.errors import Damaged, InvalidOffset
+from penstock.errors import Damaged, InvalidOffset, NotFound
 from penstock.log.damage import DamageReport
 from penstock.log.segment import Batch, Raw, Segment, empty_batch
 from penstock.log.segment_store import SegmentStore
@@ -25,6 +25,11 @@ class Reader:
     def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
         self._segments = segments
         self._damage = damage
+        self._closed = ""  # why nothing is read any more, if so
+
+    def close(self, reason: str) -> None:
+        """Refuse to read: the log is deleted, and its paths may be another one's by now."""
+        self._closed = reason
 
     def read(
         self,
@@ -111,6 +116,8 @@ class Reader:
     def _retrying(self, look: Callable[[tuple[Segment, ...]], T]) -> T:
         """Call `look` with the segments; again when they were replaced while it looked."""
         while True:
+            if self._closed:
+                raise NotFound(self._closed)
             segments = self._segments.all
             try:
                 return look(segments)

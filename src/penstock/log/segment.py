@@ -58,6 +58,14 @@ class Batch:
         """With keys, headers and timestamps; None: the format has only payloads."""
         return self._details() if self._details is not None else None
 
+    @property
+    def keyed(self) -> bool:
+        """Whether the records may have keys, headers and no values."""
+        return self._details is not None
+
+    def length(self, i: int) -> int:
+        return int(self.ends[i]) - int(self.starts[i])
+
     def payload(self, i: int) -> memoryview:
         return memoryview(self.buffer)[int(self.starts[i]) : int(self.ends[i])]
 

@@ -120,6 +120,9 @@ class Writer:
         for kind in reversed(kinds):
             # of an attempt that failed; new data without a new sidecar is one that recovery ends
             self.fs.remove(self.directory / f"{kind}.new")
+        if old.base != base:
+            for kind, data in self.format.seals(old, durable).items():
+                self.fs.replace(old.path(kind), data)
         moved = self.format.rebase(carried)
         for kind in kinds:
             file = self.fs.open(self.directory / f"{kind}.new", create=True)
@@ -129,8 +132,6 @@ class Writer:
             file.close()
         renames: list[tuple[Path, Path]] = []
         if old.base != base:
-            for kind, data in self.format.seals(old, durable).items():
-                self.fs.replace(old.path(kind), data)
             renames = [(old.path(k), self.directory / sealed_name(k, old.base)) for k in kinds]
         for kind in kinds:
             if not self.fs.exists(old.path(kind)):

@@ -25,6 +25,7 @@ import msgspec
 from penstock.broker import Broker
 from penstock.errors import PenstockError
 from penstock.export.status import RouteStatus
+from penstock.io.tasks import supervised
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
@@ -122,7 +123,7 @@ class Sampler:
         """Call `viewer(event)` about once a second; returns how to stop that."""
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+            self._task = supervised("console sampler", self._run, self._broker.metrics)
         return lambda: self._viewers.discard(viewer)
 
     async def snapshot(self) -> bytes:
@@ -165,13 +166,9 @@ class Sampler:
     async def _run(self) -> None:
         while self._viewers:
             began = time.monotonic()
-            try:
-                event = _event(self._changes(await self._sample()))
-            except Exception:  # a bug here must not end the view of everything for good
-                log.exception("the broker could not be sampled")
-            else:
-                for viewer in list(self._viewers):
-                    viewer(event)
+            event = _event(self._changes(await self._sample()))
+            for viewer in list(self._viewers):
+                viewer(event)
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
 
     def _changes(self, now: dict[str, Any]) -> dict[str, Any]:

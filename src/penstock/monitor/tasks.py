@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.io.tasks import supervised
 from penstock.protocol.ids import uuid7
 from penstock.protocol.times import epoch_millis
 from penstock.queues.dead import COUNTED, Which
@@ -145,7 +146,7 @@ class Tasks:
     def claim_abandoned(self) -> None:
         """Work on what processes that are gone left behind; also those noticed later."""
         if self._claiming is None or self._claiming.done():
-            self._claiming = asyncio.create_task(self._claim())
+            self._claiming = supervised("abandoned tasks", self._claim, self._database.metrics)
 
     async def stop(self) -> None:
         """Leave what is not done to the next process that looks."""

@@ -7,7 +7,7 @@
 | `,"payload":` any JSON         | the payload's own bytes; sealed: base64 of nonce, cipher, tag |
 | `,"transaction_id":` string    | always there: replay de-duplicates by it                      |
 | `,"trace_id":` string          | "" = none                                                     |
-| `,"namespace":""`, `,"task":""`| of the seed's format; they follow from the queue              |
+| `,"namespace":""`, `,"task":""`| of Queen MQ's format; they follow from the queue            |
 | `,"producer":` string          | only when the push was authenticated                          |
 | `,"sealed":` string            | only when the payload is sealed: the id of the key            |
 | `,"headers":` object         | only when there are any; sealed: base64, as the payload       |
@@ -15,11 +15,16 @@
 | `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
 | `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
-Lines without a checksum (the seed's, and those of older releases) are read as they are. One that
-has a checksum and does not match it is damaged, and is no event: what it says is not believed.
+Lines without a checksum (Queen MQ's, and those of older releases) are read as they are. One that
+has a checksum and does not match it is damaged, and is not an event: its content is not used.
+
+Events of Queen MQ with camelCase keys (`transactionId`, `traceId`, `producerSub`) are read too. One
+without a transaction id gets an id that is derived from its place in its file, so that it is stored
+once, however often the file is replayed.
 """
 
 from datetime import datetime
+from uuid import UUID, uuid5
 
 import msgspec
 from crc32c import crc32c
@@ -48,11 +53,25 @@ class Event(msgspec.Struct, kw_only=True):
     deliver_at: datetime | None = None
 
 
+class QueenEvent(msgspec.Struct, rename="camel"):
+    """An event as Queen MQ writes it."""
+
+    queue: str
+    payload: msgspec.Raw = msgspec.Raw(b"null")
+    partition: str | None = None
+    transaction_id: str | None = None
+    trace_id: str | None = None
+    producer_sub: str | None = None
+    our_id: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="transaction_id")
+
+
 class DamagedLine(msgspec.DecodeError):
     """The line does not match its checksum."""
 
 
 _decoder = msgspec.json.Decoder(Event)
+_queen_decoder = msgspec.json.Decoder(QueenEvent)
+_PLACES = UUID("0f3b7a52-6d1e-5c84-9a37-2b6d1c0e4f95")  # names the ids derived from places in files
 
 
 def encode(event: Event) -> bytes:
@@ -78,10 +97,35 @@ def encode(event: Event) -> bytes:
     return b'%b%b%08x"}\n' % (line, _MARK, crc32c(line))
 
 
-def decode(line: bytes) -> Event:
-    """The event of one line, with or without its newline; msgspec.DecodeError when it is none."""
+def decode(line: bytes, place: str = "") -> Event:
+    """The event of one line, with or without its newline; msgspec.DecodeError when it is none.
+
+    `place` identifies the line. Without it, an event must have a transaction id.
+    """
     check(line.rstrip(b"\n"))
-    return _decoder.decode(line)
+    try:
+        event = _decoder.decode(line)
+    except msgspec.ValidationError:
+        queen_event = _queen_decoder.decode(line)
+        if queen_event.our_id:  # a line of ours, in which something else is wrong
+            raise
+        event = _from_queen(queen_event)
+    if not event.transaction_id:
+        if not place:
+            raise msgspec.ValidationError("the event has no transaction id")
+        event.transaction_id = str(uuid5(_PLACES, place))
+    return event
+
+
+def _from_queen(event: QueenEvent) -> Event:
+    return Event(
+        queue=event.queue,
+        payload=event.payload,
+        partition=event.partition or DEFAULT_PARTITION,
+        transaction_id=event.transaction_id or "",
+        trace_id=event.trace_id,
+        producer=event.producer_sub or None,
+    )
 
 
 def decode_all(data: bytes) -> list[Event]:
@@ -93,12 +137,20 @@ def decode_all(data: bytes) -> list[Event]:
 
 def parse(data: bytes) -> list[Event]:
     """`decode_all` of lines just made, whose checksums are right."""
-    return _decoder.decode_lines(data)
+    events = _decoder.decode_lines(data)
+    if not all(event.transaction_id for event in events):
+        raise msgspec.ValidationError("an event has no transaction id")
+    return events
+
+
+def has_checksum(line: bytes) -> bool:
+    """Whether the line (without its newline) ends with a checksum."""
+    return line[-_TAIL : -_TAIL + len(_MARK)] == _MARK
 
 
 def check(line: bytes) -> None:
     """Raise DamagedLine when the line (without its newline) does not match its checksum."""
-    if line[-_TAIL : -_TAIL + len(_MARK)] == _MARK:
+    if has_checksum(line):
         try:
             stored = int(line[_DIGITS], 16)
         except ValueError:

@@ -24,7 +24,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import Unavailable
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Counter
 from penstock.queues.context import QueueContext
 
@@ -60,7 +60,7 @@ class Later:
 
     def start(self) -> None:
         self._signals.on_scheduled = self._expect
-        self._task = asyncio.create_task(self._run())
+        self._task = supervised("delayed messages", self._run, self._database.metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)

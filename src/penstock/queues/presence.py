@@ -20,7 +20,7 @@ import msgspec
 from penstock import __version__
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics, resident_bytes
 from penstock.queues.consumer_reports import ConsumerReport, ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
@@ -156,7 +156,7 @@ class Presence:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._keep_saying())
+        self._task = supervised("presence", self._keep_saying, self._metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)

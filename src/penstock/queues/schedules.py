@@ -28,7 +28,7 @@ import msgspec
 
 from penstock.database import struct_of
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
@@ -116,7 +116,7 @@ class Schedules:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task = supervised("schedules", self._run, self._database.metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)

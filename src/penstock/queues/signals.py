@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from penstock.database import Database
 from penstock.errors import Unavailable
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.queues.types import PopRequest
 
 log = logging.getLogger("penstock.queues")
@@ -86,7 +86,7 @@ class Signals:
 
     async def start(self) -> None:
         await self._database.listen(CHANNEL, self._heard)
-        self._task = asyncio.create_task(self._send())
+        self._task = supervised("queue notifications", self._send, self._database.metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)

@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -22,7 +23,7 @@ import asyncpg
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.groups import forgotten
 from penstock.queues.sinks import Sinks
@@ -87,7 +88,12 @@ class Upkeep:
             (self.heal, HEAL_SECONDS),
             (self.tidy, TIDY_SECONDS),
         ]
-        self._tasks = [asyncio.create_task(self._every(job, interval)) for job, interval in jobs]
+        self._tasks = [
+            supervised(
+                f"queue {job.__name__}", partial(self._every, job, interval), self._database.metrics
+            )
+            for job, interval in jobs
+        ]
 
     async def stop(self) -> None:
         await cancelled(*self._tasks)

@@ -140,6 +140,9 @@ def _welcome(broker: Broker, addresses: dict[str, str]) -> None:
     if database.healthy:
         where = "embedded PostgreSQL" if database.embedded else f"PostgreSQL at {database.host}"
         lines.append(f"  {'database':<10} {where}")
+        if outside := database.embedded and database.embedded.outside:
+            lines.append(f"  {'':<10} in {outside}, NOT in the data directory: copy or move the")
+            lines.append(f"  {'':<10} data with 'penstock backup' and 'penstock restore'.")
     else:
         topics = "Topics work. " if broker.logs else ""
         buffers = broker.config.buffer.enabled

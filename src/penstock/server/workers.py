@@ -12,11 +12,14 @@ import pickle
 import signal
 import struct
 import sys
+from functools import partial
 
 import uvloop
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.io.parent import watch_parent
+from penstock.io.tasks import supervised
 from penstock.logging import set_up
 from penstock.wire.listeners import Listeners, SocketPaths
 
@@ -45,7 +48,8 @@ class Workers:
         ready = [asyncio.Event() for _ in range(self._count)]
         for number, event in enumerate(ready, start=1):
             order = pickle.dumps((config, number, self._listeners.sockets))
-            self._keepers.append(asyncio.create_task(self._keep_running(number, order, event)))
+            keep = partial(self._keep_running, number, order, event)
+            self._keepers.append(supervised(f"worker {number}", keep, self._broker.metrics))
         await asyncio.gather(*(event.wait() for event in ready))
 
     def renew(self) -> None:
@@ -119,10 +123,9 @@ async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     def on_owner_gone() -> None:
         nonlocal delay
         delay = 0.0  # the next owner may be there already, and would share its port with us
-        loop.remove_reader(sys.stdin.fileno())
         stop.set()
 
-    loop.add_reader(sys.stdin.fileno(), on_owner_gone)  # readable means ended
+    watch_parent(lambda: loop.call_soon_threadsafe(on_owner_gone))
     broker = Broker(config, owner=False, worker=number)
     await broker.start()
     listeners = Listeners(broker, worker=number, sockets=sockets)

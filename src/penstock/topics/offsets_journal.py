@@ -21,12 +21,12 @@ copy, which is reported. They read again what they did since; nothing is passed 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import StorageError
+from penstock.errors import StorageError, StorageFailed
 from penstock.io.fs import Fs
 from penstock.io.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line, parse
 from penstock.io.tasks import in_pool
@@ -173,13 +173,15 @@ class OffsetsJournal:
                 except StorageError as error:
                     failure, self._rewrite = error, True
                     log.error("group offsets could not be written: %s", error)
+                except BaseException:
+                    _refuse(waiting, StorageFailed("group offsets could not be written"))
+                    self._rewrite = True
+                    raise
+                if failure is not None:
+                    _refuse(waiting, failure)
                 for future in waiting:
-                    if future.done():
-                        continue
-                    if failure is None:
+                    if not future.done():
                         future.set_result(None)
-                    else:
-                        future.set_exception(type(failure)(str(failure)))
         finally:
             self._writing = None
 
@@ -221,6 +223,12 @@ class OffsetsJournal:
         await self._drain()
         await self.copy()
         self._file.close()
+
+
+def _refuse(waiting: Iterable[asyncio.Future[None]], failure: StorageError) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_exception(type(failure)(str(failure)))
 
 
 def _commit_line(committed: CommittedOffset) -> bytes:

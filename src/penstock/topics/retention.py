@@ -23,6 +23,8 @@ log = logging.getLogger("penstock.topics")
 async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> int:
     """Roll the active segment if it is old enough, delete segments that may go; how many went."""
     settings = context.settings
+    if topic.ending:
+        return 0
     active = topic.segments[-1]
     if (
         settings.segment_age

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.errors import Damaged, StorageError, StorageFailed
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Context
 from penstock.log.layout import DATA
 from penstock.log.segment import Fault, Segment
@@ -115,7 +115,7 @@ class Scrub:
 
     async def start(self) -> None:
         self._state = await self._context.run(self._load)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = supervised("topic scrub", self._run, self._context.metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)
@@ -250,7 +250,9 @@ class Scrub:
                 text = f"{fault.file}: {fault.what} (scrub, byte {fault.position})"
                 damage.report(outcome, text, file=fault.file, position=fault.position, **fault.hole)
         segment.holes = damage.holes_of(segment.base)
-        await self._context.run(damage.write)
+        async with topic.maintenance:
+            if not topic.ending:
+                await self._context.run(damage.write)
 
     # scrub.json
 

@@ -30,6 +30,7 @@ from penstock.log.recovery import Recovered
 from penstock.log.segment import Batch, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.log.tier.cache import NotCached
+from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
 __all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
@@ -62,7 +63,8 @@ def condemned(
 
 class Topic:
     def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
-        self.name = name
+        self.name = name  # its label: the topic's name, and `/number` for all but partition 0
+        self.topic, self.partition = split_label(name)
         self.directory = directory
         self.format = recovered.format  # of its segments
         self.incarnation = recovered.incarnation
@@ -71,7 +73,10 @@ class Topic:
         self.policy = recovered.policy
         self.damage_report = recovered.damage
         self.tier = recovered.tier  # what of it lies in the tier; replaced, never changed
-        self.maintenance = asyncio.Lock()  # retention and compaction take turns
+        # Whoever writes into the directory beside the commits holds one of these and checks
+        # `ending`: once the topic is deleted, the directory may be another topic's.
+        self.maintenance = asyncio.Lock()  # retention, compaction and the tier take turns
+        self._replacing = asyncio.Lock()  # of a small file, which need not wait for those
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self._subscriptions = Subscriptions()
@@ -307,7 +312,12 @@ class Topic:
         self.policy = policy
 
     async def _replace_file(self, name: str, text: str) -> None:
-        await self._context.run(self._context.fs.replace, self.directory / name, pack_checked(text))
+        async with self._replacing:
+            if self.appends.deleted:
+                raise self.appends.gone()
+            await self._context.run(
+                self._context.fs.replace, self.directory / name, pack_checked(text)
+            )
 
     # Ending
 
@@ -318,14 +328,18 @@ class Topic:
 
     async def close_if_idle(self, seconds: float) -> None:
         """Let go of the files when nothing was appended for this long and nobody needs them."""
-        if self._idle and self._segments.active.open_files and self.appends.idle_for(seconds):
-            await self._segments.checkpoint()
-            if self._idle:
-                self._segments.close()
+        if self.maintenance.locked():
+            return
+        async with self.maintenance:
+            files = self._segments.active.open_files
+            if self._idle and files and self.appends.idle_for(seconds):
+                await self._segments.checkpoint()
+                if self._idle:
+                    self._segments.close()
 
     @property
     def _idle(self) -> bool:
-        busy = self._segments.busy or self.appends.busy or self.maintenance.locked()
+        busy = self._segments.busy or self.appends.busy or self.ending
         return not (busy or self.unfinished_swap)
 
     async def stop(self) -> None:
@@ -344,8 +358,9 @@ class Topic:
         self._segments.abandon()
         await self._drain()
         self._subscriptions.end(self.appends.gone())
+        self._reader.close(str(self.appends.gone()))
         self._segments.close()
 
     async def _drain(self) -> None:
-        async with self.maintenance:
+        async with self.maintenance, self._replacing:
             await self.appends.drain()

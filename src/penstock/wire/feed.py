@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import Damaged, Unavailable
+from penstock.errors import Damaged, NotFound, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
 from penstock.protocol.records import Message, message
@@ -204,6 +204,8 @@ class Feed:
         except Unavailable as error:
             log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
             self._loop.call_later(TIER_RETRY_SECONDS, self.catch_up, subscription)
+        except NotFound:  # the topic was deleted: the subscriber knows
+            return
         else:
             if not subscription.closed:
                 self._hand_over(subscription, chunk)

@@ -17,7 +17,7 @@ from penstock.export.clock import Clock
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
 from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
-from penstock.export.sendqueue.store import Store
+from penstock.export.sendqueue.store import MIN_POOL_BYTES, Store
 
 MAX_WRITE_BYTES = 32 << 20  # that one job takes
 MAX_SPILL_BLOCKS = 4096  # that one part of a spill has
@@ -65,9 +65,26 @@ class MemoryLayer:
             self.unwritten_bytes += size
 
     def take(self, *, newest: bool) -> Block:
+        """Remove the newest or oldest block. Its body does not change any more: the key under which
+        a destination sees it contains the body's checksum, before and after a restart."""
         block = self._blocks.pop() if newest else self._blocks.popleft()
         self.bytes -= block.size
+        block.raw_length = block.raw_length or len(block.body)  # a spill does not compress it
         return block
+
+    def replace_bodies(self, blocks: list[Block], copies: list[Block]) -> None:
+        """Use the compressed bodies of the copies; a block that was taken meanwhile keeps its own,
+        and so does its copy."""
+        saved = 0
+        for block, copy in zip(blocks, copies, strict=True):
+            if block.raw_length:
+                copy.body, copy.compression = block.body, block.compression
+            else:
+                saved += len(block.body) - len(copy.body)
+                block.body, block.compression = copy.body, copy.compression
+                block.raw_length = copy.raw_length
+        self.bytes -= saved
+        self.unwritten_bytes -= saved
 
     def completed(self, block: Block) -> None:
         if self.unwritten.pop(block.sequence, None) is not None:
@@ -279,7 +296,8 @@ class Writer:
                 self._spill_wanted = True  # the disk is slower than the pushes: they wait for it
                 await self._spilled.wait()
             return
-        await self._store.compress(blocks)  # pushes do this side by side while the writer writes
+        # Pushes do this side by side while the writer writes.
+        await self._store.compress(blocks, MIN_POOL_BYTES)
         if self.closed:
             raise Unavailable("the send queue is closed")
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -394,7 +412,7 @@ class Writer:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Leased blocks too. They stay untouched: a worker may be sending one of them.
+        """Leased blocks too, with the body that a worker may be sending.
 
         A part is compressed while the part before it is written.
         """
@@ -407,6 +425,7 @@ class Writer:
                 part, copies = await compressing
                 compressing = asyncio.ensure_future(self._compressed(store, following))
                 if part:
+                    self._memory.replace_bodies(part, copies)
                     await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
                     store.appended(copies[-1])
                     self._backlog.unread_back()

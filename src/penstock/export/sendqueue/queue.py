@@ -33,7 +33,7 @@ from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
@@ -99,6 +99,7 @@ class SendQueue:
         self.settings = settings
         self._fs = context.fs
         self._clock = context.clock
+        self._context_metrics = context.metrics
         self._metrics = metrics
         self._directory = directory
         self._memory_bytes_limit = memory_limit() if limit is None else limit
@@ -137,7 +138,7 @@ class SendQueue:
         self._update_free_bytes()
         self._in = Rate(self._clock, self.books.next_sequence)
         self._out = Rate(self._clock, self.books.completed.total)
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker = supervised(f"upkeep of route {self.name}", self._tick, self._context_metrics)
 
     async def stop(self) -> None:
         """Everything that is not delivered is on disk when this returns."""

@@ -177,14 +177,14 @@ class Store:
         if sync or (self._sync_wanted and self.chunks.unsynced_bytes > MAX_UNSYNCED_BYTES):
             self.chunks.sync()
 
-    async def compress(self, blocks: list[Block]) -> None:
-        """Compress blocks that nobody else sees yet, in several threads when it is worth it. What
-        is not worth a trip to the pool is left to `append`."""
+    async def compress(self, blocks: list[Block], min_bytes: int = 1) -> None:
+        """Compress blocks that nobody else sees yet, in several threads when it is worth it. Fewer
+        than `min_bytes` are left to `append`."""
         if self._compression == NONE:
             return
         blocks = [block for block in blocks if not block.raw_length]
         size = bytes_of(blocks)
-        if size < MIN_POOL_BYTES:
+        if size < min_bytes:
             return
         threads = COMPRESSORS if size > MIN_PARALLEL_BYTES else 1
         shares = [blocks[at::threads] for at in range(threads)]

@@ -40,6 +40,7 @@ from penstock.log.layout import (
     METADATA,
     RELAXED,
     Checkpoint,
+    label_of,
     pack_metadata,
     parse_batches,
 )
@@ -393,7 +394,7 @@ class ActiveAiqSegment:
         except StorageError as error:
             log.error(
                 "topic %s: what was recovered could not be synced: %s",
-                self._directory.path.name,
+                label_of(self._directory.path),
                 error,
             )
 

@@ -102,7 +102,9 @@ class AiqSegment(Segment):
         return low + int(np.searchsorted(window, np.uint64(value)))
 
     def records_from(self, offset: int) -> int:
-        return self.rows if offset <= self.base else self.rows - self.row_of(offset)
+        if not self.base < offset < self.end:
+            return self.rows if offset <= self.base else 0
+        return self.rows - self.row_of(offset)
 
     def offset_of(self, row: int) -> int:
         """The offset of this row's record; for the row after the last, the offset after it."""

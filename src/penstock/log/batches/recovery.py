@@ -6,9 +6,9 @@ there, every batch against its checksum. Where a batch is not whole, one of thre
 
 - The last commit was being written: nothing whole follows, or only batches of the same commit
   (leader epoch 1). It was not answered, and is cut off into a quarantine file.
-- The broker did not wait for fsyncs (state RELAXED): nothing behind the last one is certain, and
-  all from there on is cut off.
 - It is damage: a later commit is whole. The bytes are a hole: kept, reported, refused to readers.
+- The broker did not wait for fsyncs (state RELAXED), and the power failed: any part may be missing.
+  What is whole was answered and stays; what lies between is a hole, too.
 """
 
 import logging
@@ -18,7 +18,7 @@ from penstock.errors import StorageError
 from penstock.io.fs import File
 from penstock.log.batches.index import SparseIndex
 from penstock.log.batches.segment import KINDS, BatchSegment
-from penstock.log.batches.walk import next_whole, whole_batches
+from penstock.log.batches.walk import next_whole, shape_at, whole_batches
 from penstock.log.damage import Hole
 from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
@@ -27,13 +27,15 @@ from penstock.log.layout import (
     DATA,
     INCARNATION,
     INDEX,
-    RELAXED,
+    STRICT,
     Checkpoint,
+    label_of,
     sealed_name,
 )
 from penstock.log.segment import Segment
 from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
 from penstock.log.writer import skip_to
+from penstock.protocol.kafka_batch import HEAD_SIZE
 
 log = logging.getLogger("penstock.topics")
 
@@ -65,12 +67,10 @@ def find_batches(
         if at >= size:
             return Found(index, holes, torn=False)
         behind = at >= certain and state != CLEAN
-        following = None
-        if not (behind and state == RELAXED):
-            following = next_whole(data, at, size, index.end, limit)
-            while behind and following is not None and following.head.leader_epoch:
-                # of the same commit; is there one that began later?
-                following = next_whole(data, following.position, size, index.end, limit)
+        following = next_whole(data, at, size, index.end, limit)
+        while behind and state == STRICT and following and following.head.leader_epoch:
+            # of the same commit; is there one that began later?
+            following = next_whole(data, following.position, size, index.end, limit)
         if following is None:
             return Found(index, holes, torn=behind)
         holes.append(Hole(at, following.position, index.end, following.head.base_offset))
@@ -90,6 +90,7 @@ def open_sealed_batches(
         and index.base == base
         and index.size == data.size
         and (following is None or index.end <= following)
+        and _points_at_batches(index, data)
     )
     if index is None or not fits:
         what = "is missing" if name not in directory.names else "does not match its data"
@@ -97,6 +98,15 @@ def open_sealed_batches(
         index = _rebuild(directory, segment, data, following)
     segment.take_index(index)
     return segment
+
+
+def _points_at_batches(index: SparseIndex, data: File) -> bool:
+    """Whether the first row and the last have batches where they point at."""
+    for row in index.rows[[0, -1]] if index.row_count else ():
+        shape = shape_at(data.read_at(int(row["position"]), HEAD_SIZE), 0)
+        if shape is None or shape[0] != int(row["offset"]):
+            return False
+    return bool(index.row_count) or not index.size
 
 
 def _parsed(directory: TopicDirectory, name: str) -> SparseIndex | None:
@@ -226,11 +236,12 @@ class ActiveBatchSegment:
             and index.base == segment.base
             and index.size <= self._data.size
             and (self._here is None or index.size <= certain)
+            and _points_at_batches(index, self._data)
         )
         if index is not None and fits:
             return index
-        if index is None and self._here is not None and certain:
-            self._directory.report("repaired", f"{INDEX} is damaged, {DATA} is walked")
+        if self._here is not None and certain:
+            self._directory.report("repaired", f"{INDEX} does not match {DATA}, which is walked")
         return SparseIndex(segment.base)
 
     def _report_lost(self, told: int) -> None:
@@ -270,7 +281,7 @@ class ActiveBatchSegment:
         except StorageError as error:
             log.error(
                 "topic %s: what was recovered could not be synced: %s",
-                self._directory.path.name,
+                label_of(self._directory.path),
                 error,
             )
 

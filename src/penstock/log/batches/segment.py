@@ -20,8 +20,8 @@ from penstock.errors import Damaged
 from penstock.io.fs import Fs
 from penstock.log.batches.decode import Columns, Decoder, records_of
 from penstock.log.batches.index import ROW, TRAILER_SIZE, SparseIndex
-from penstock.log.batches.walk import shape_at
-from penstock.log.layout import DATA, INDEX
+from penstock.log.batches.walk import next_whole, shape_at
+from penstock.log.layout import DATA, HEADER_SIZE, INDEX
 from penstock.log.segment import Batch, Raw, Segment, Write, empty_batch
 from penstock.protocol.kafka_batch import (
     CONTROL,
@@ -117,7 +117,9 @@ class BatchSegment(Segment):
     # Finding
 
     def _heads(self, position: int, records: int) -> Iterator[_Batch]:
-        """The batches from this position on, before which so many records lie."""
+        """The batches from this position on, before which so many records lie. Those behind damage
+        do not begin where the one before ends.
+        """
         file, expected = self.file(DATA), self.base
         buffer, start = b"", position
         while position < self.data_size:
@@ -133,38 +135,45 @@ class BatchSegment(Segment):
                 shape = shape_at(buffer, 0)
             stop = self.data_size if shape is None else position + shape[2]
             if shape is None or stop > self.data_size or not expected <= shape[0] < self.end:
-                raise self._damaged(position)
+                following = next_whole(file, position, self.data_size, expected, self.end)
+                if following is None:
+                    return
+                position, buffer, start = following.position, b"", following.position
+                continue
             first, end, size = shape
             yield _Batch(position, first, end, size, records)
             at = position - start
             records += int.from_bytes(buffer[at + 57 : at + HEAD_SIZE], "big")
             position, expected = stop, end
 
-    def _damaged(self, position: int) -> Damaged:
-        rows = self.index.rows
-        following = rows[rows["position"] > position]
-        resume = int(following["offset"][0]) if len(following) else self.end
-        return Damaged(f"{self.path(DATA).name}: the batch at byte {position} is damaged", resume)
-
     def _find(self, offset: int) -> Iterator[_Batch]:
-        """The batch that holds `offset`, or the first after it, and those that follow."""
+        """The batch that holds `offset`, or the first after it, and those that follow it without
+        damage between them.
+        """
         place = self._places.get(offset)
         if place is None:
             _, position, _, records = self.index.row_before("offset", offset)
         else:
             position, records = place
-        lost = [hole for hole in self.holes if hole[1] > position]
+        found, before = False, position  # where the batch before ends
         for batch in self._heads(position, records):
-            if lost and batch.position >= lost[0][1]:
-                begin, stop = lost.pop(0)
-                if batch.first > offset:
-                    raise Damaged(
-                        f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
-                        f"records go on at offset {batch.first}",
-                        batch.first,
-                    )
+            if found and batch.position != before:
+                return
             if batch.end > offset:
+                if not found and batch.position != before and batch.first > offset:
+                    raise self._damaged(before, batch.position, batch.first)
+                found = True
                 yield batch
+            before = batch.stop
+        if not found and offset < self.end:
+            raise self._damaged(before, self.data_size, self.end)
+
+    def _damaged(self, begin: int, stop: int, resume: int) -> Damaged:
+        return Damaged(
+            f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records go on at offset "
+            f"{resume}",
+            resume,
+        )
 
     # Reading
 
@@ -182,21 +191,20 @@ class BatchSegment(Segment):
             if skip < count:
                 break
             at = following  # all that these had from `offset` on was compacted away
-        return _batch_of(columns, slice(skip, min(count, skip + max_records)), following)
+        sizes = np.cumsum(HEADER_SIZE + np.maximum(columns.value_lengths[skip:], 0))
+        fitting = max(1, int(np.searchsorted(sizes, max_bytes, "right")))
+        part = slice(skip, min(count, skip + max_records, skip + fitting))
+        return _batch_of(columns, part, following)
 
     def _span(self, offset: int, max_records: int, max_bytes: int) -> list[_Batch]:
         """Neighbouring batches from the one on that holds `offset`: so many records, or bytes."""
         batches: list[_Batch] = []
-        size, stop = 0, -1
+        size = 0
         for batch in self._find(offset):
-            if batches and (
-                size + batch.size > max_bytes
-                or batch.first - offset >= max_records
-                or batch.position != stop
-            ):
+            if batches and (size + batch.size > max_bytes or batch.first - offset >= max_records):
                 break
             batches.append(batch)
-            size, stop = size + batch.size, batch.stop
+            size += batch.size
         return batches
 
     def _decode(self, batches: Sequence[_Batch]) -> tuple[Columns, int]:
@@ -246,10 +254,11 @@ class BatchSegment(Segment):
             return position, row[0], row[3]
         before = first
         for batch in found:
-            if batch.stop > limit or batch.position != before.stop:
+            if batch.stop > limit:
                 return before.stop, before.end, batch.records_before
             before = batch
-        return before.stop, before.end, self.rows
+        last = BatchHead.parse(self.file(DATA).read_at(before.position, HEAD_SIZE))
+        return before.stop, before.end, before.records_before + last.records
 
     # Records and times
 

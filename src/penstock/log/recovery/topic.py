@@ -22,6 +22,7 @@ from penstock.log.layout import (
     POLICY,
     TIER,
     Checkpoint,
+    label_of,
     pack_checked,
     parse_checked,
     sealed_name,
@@ -33,6 +34,7 @@ from penstock.log.tier.manifest import Manifest
 from penstock.log.tier.segment import not_local, put_in_tier
 from penstock.log.topic_directory import TopicDirectory
 from penstock.protocol.ids import uuid7
+from penstock.protocol.names import is_incarnation
 
 log = logging.getLogger("penstock.topics")
 
@@ -151,7 +153,7 @@ def _with_tiered(
         log.warning(
             "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
             "be read",
-            directory.path.name,
+            label_of(directory.path),
             absent[0].base,
             absent[-1].end - 1,
         )
@@ -189,7 +191,7 @@ def _read_incarnation(directory: TopicDirectory, checkpoint: Checkpoint | None) 
     """It, and whether it is a new one although the topic had one."""
     data = directory.read(INCARNATION)
     text = parse_checked(data or b"")
-    if text is not None and len(text) == 32:
+    if text is not None and is_incarnation(text):
         return text, False
     ours = (
         checkpoint is not None

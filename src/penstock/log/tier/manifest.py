@@ -12,6 +12,7 @@ from penstock.errors import Damaged
 from penstock.io.fs import Fs
 from penstock.log.layout import BATCHES, DATA, INDEX, TIER
 from penstock.object_store import ObjectStore, pack_document, parse_document
+from penstock.protocol.names import is_incarnation, is_relative_path, is_topic_name
 
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
@@ -84,7 +85,16 @@ class Manifest(msgspec.Struct, kw_only=True):
             raise Damaged(
                 f"{name} has format {manifest.format}: a newer release wrote it, run that one"
             )
+        manifest.check_names(name)
         return manifest
+
+    def check_names(self, where: str) -> None:
+        """Raise Damaged for names that would lead out of the directories they belong in."""
+        if not is_topic_name(self.name) or not is_incarnation(self.incarnation):
+            raise Damaged(f"{where} names a topic that cannot be one: {self.name!r}")
+        for segment in self.segments:
+            if "/" in segment.stem or not is_relative_path(segment.stem):
+                raise Damaged(f"{where} names a segment that cannot be one: {segment.stem!r}")
 
 
 def prefix_of(incarnation: str) -> str:

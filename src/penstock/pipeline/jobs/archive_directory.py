@@ -22,6 +22,7 @@ from pyarrow import fs, parquet
 
 from penstock.errors import Damaged, NotFound
 from penstock.pipeline.lake.data_files import bounds
+from penstock.protocol.names import is_relative_path
 
 
 @dataclass
@@ -158,6 +159,8 @@ def parse_manifest(kind: str, name: str, stored: bytes) -> Manifest:
     try:
         fields = json.loads(stored)
         files = [Entry(**entry) for entry in fields["files"]]
+        if outside := [entry.path for entry in files if not is_relative_path(entry.path)]:
+            raise ValueError(f"it names a file that is not below it: {outside[0]!r}")
         return Manifest(kind, name, fields["position"], files)
     except (ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{manifest_path(kind, name)} is damaged: {error!r}") from error

@@ -2,25 +2,28 @@
 brokers' own replay.
 
 The files (failover_*.buf, qos0_*.buf, also `failed/` and a dead broker's .tmp) are
-newline-delimited JSON events whose names sort by time. Spark reads them once, deals the partitions
+newline-delimited JSON events whose names sort by time. Files of Queen MQ are read too, whatever
+their format and name (penstock.protocol.buffer_frames). Spark reads them once, deals the partitions
 out to tasks and pushes each partition's events in order through a broker. The broker stores an
 event once per transaction id, the first of several, so nothing is looked up or remembered here, and
 a recovery may be killed and run again. Files are left where they are: remove them when the report
 says that nothing was rejected.
 
 What Spark deals out and sorts is not events but pieces: the lines of one partition in one block of
-one file. The broker gets them as they are in the file, so what they say of the producer, a sealed
-payload and the checksum reach it unchanged. Spark's cost is per piece, and a request is mostly of
-one partition. Each task pushes on several connections, a partition on one of them, so that
-PostgreSQL works while a request is put together or answered.
+one file. The broker gets lines with a checksum as they are in the file, so the producer, an
+encrypted payload and the checksum reach it unchanged. Other events get a line in our format.
+Spark's cost is per piece, and a request is mostly of one partition. Each task pushes on several
+connections, a partition on one of them, so that PostgreSQL works while a request is put together or
+answered.
 """
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +33,8 @@ from penstock.net.tls import ca_text
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.queue import BUFFER_LINES, PUSH_BYTES, PushLink
 from penstock.pipeline.source_columns import ddl
-from penstock.protocol.buffer_lines import Event, decode
+from penstock.protocol.buffer_frames import is_framed, read_frames
+from penstock.protocol.buffer_lines import Event, decode, encode, has_checksum
 
 PIECES = pa.schema(
     {
@@ -52,7 +56,7 @@ PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
 LANES_PER_TASK = 2  # connections of a task
 Line = tuple[bytes, Event | None]
-PATTERNS = ("failover_*.buf", "qos0_*.buf", "failover_*.buf.tmp", "qos0_*.buf.tmp")
+NAME = re.compile(r"(?:failover|qos0)(?:_(.+?))?\.buf(?:\.tmp)?")
 
 
 @dataclass
@@ -74,9 +78,21 @@ def find_files(directories: list[str]) -> list[Path]:
     for directory in map(Path, directories):
         if not directory.is_dir():
             raise NotFound(f"{directory} is no directory")
-        for pattern in PATTERNS:
-            files += directory.rglob(pattern)
-    return sorted(files, key=lambda path: (path.name.partition("_")[2], path))
+        files += (path for path in directory.rglob("*.buf*") if NAME.fullmatch(path.name))
+    return sorted(files, key=lambda path: (_replay_rank(path), path.name.partition("_")[2], path))
+
+
+def _replay_rank(path: Path) -> int:
+    """The order of Queen MQ's files whose names do not sort by time, before all others."""
+    match = NAME.fullmatch(path.name)
+    name = match and match[1]
+    if name is None:
+        return 2
+    if name == "processing":
+        return 1
+    with path.open("rb") as file:
+        failed = path.parent.name == "failed" and is_framed(file.read(8))
+    return 0 if failed else 3
 
 
 def recover(
@@ -126,16 +142,47 @@ def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Line]
     """A file's number, and some of its lines with their events (None: it is no event)."""
     for batch in batches:
         for path, file in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            with Path(path).open("rb") as lines:
-                while some := lines.readlines(BLOCK_BYTES):
-                    yield file, [(line, _event(line)) for line in some if line != b"\n"]
+            with Path(path).open("rb") as opened:
+                start = opened.read(8)
+                opened.seek(0)
+                blocks = _framed_lines if is_framed(start) else _lines
+                for block in blocks(opened, path):
+                    yield file, block
 
 
-def _event(line: bytes) -> Event | None:
+def _lines(file: BinaryIO, path: str) -> Iterator[list[Line]]:
+    offset = 0
+    while some := file.readlines(BLOCK_BYTES):
+        block: list[Line] = []
+        for line in some:
+            begin, offset = offset, offset + len(line)
+            if line != b"\n":
+                event = _event(line, f"{path}:{begin}")
+                if event and not has_checksum(line.rstrip(b"\n")):
+                    line = _line(event)
+                block.append((line, event))
+        yield block
+
+
+def _framed_lines(file: BinaryIO, path: str) -> Iterator[list[Line]]:
+    pieces = iter(lambda: file.read(BLOCK_BYTES), b"")
+    for window in read_frames(pieces, path):
+        unreadable = [*window.bad, *([window.torn] if window.torn else [])]
+        yield [(_line(event), event) for event in window.events] + [(b, None) for b in unreadable]
+
+
+def _event(line: bytes, place: str) -> Event | None:
     try:
-        return decode(line)
-    except msgspec.DecodeError:
+        return decode(line, place)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _line(event: Event) -> bytes:
+    payload = bytes(event.payload)
+    if b"\n" in payload:
+        event.payload = msgspec.Raw(msgspec.json.format(payload, indent=-1))
+    return encode(event)
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -25,8 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
+from penstock.errors import Damaged
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
+from penstock.protocol.names import is_relative_path
 
 FILE_BYTES = 128 << 20
 ROW_GROUP_BYTES = 32 << 20  # of one day in memory, before they are written
@@ -71,6 +73,10 @@ class DataFile:
     since: int | None = None  # the earliest time, in microseconds
     until: int | None = None
     misfits: int = 0  # rows whose payload is not in the columns (`_reason`)
+
+    def __post_init__(self) -> None:
+        if not is_relative_path(self.path):
+            raise Damaged(f"a table names a file that is not below its root: {self.path!r}")
 
     def statistics(self, kind: Kind) -> str:
         low: dict[str, Any] = {}

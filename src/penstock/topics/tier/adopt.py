@@ -43,7 +43,7 @@ from penstock.log.layout import (
     pack_checked,
     pack_metadata,
 )
-from penstock.log.tier.manifest import MANIFEST, Manifest
+from penstock.log.tier.manifest import MANIFEST, Manifest, manifest_name
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
@@ -194,6 +194,11 @@ class Adoption:
             empty = Manifest(
                 tier=self._ownership.tier, name=end.name, incarnation=incarnation, policy=DELETE
             )
+            try:
+                empty.check_names(STATE)
+            except Damaged as error:
+                self._problems.append(f"a topic is left out: {error}")
+                continue
             _choose(manifests, empty)
         return [manifests[name] for name in sorted(manifests)]
 
@@ -201,6 +206,8 @@ class Adoption:
         for _ in range(MAX_ATTEMPTS):
             data, version = self._store.get(name)
             manifest = Manifest.parse(data, name)
+            if manifest_name(manifest.incarnation) != name:
+                raise Damaged(f"{name} is the manifest of another topic: {manifest.incarnation}")
             manifest.broker = self._ownership.broker
             manifest.version += 1
             try:

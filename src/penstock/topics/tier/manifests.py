@@ -14,6 +14,7 @@ from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name, object_name
 from penstock.log.tier.segment import not_local, put_in_tier
 from penstock.object_store import ObjectStore, Version
+from penstock.protocol.names import is_incarnation
 from penstock.topics.tier.owner import Ownership
 from penstock.topics.topic import Topic
 
@@ -38,7 +39,8 @@ class Manifests:
         self.versions: dict[str, Version | None] = {}
 
     async def open(self, topic: Topic) -> None:
-        """Before the first write of a manifest in an epoch: the one that is there must be ours."""
+        """Before the first write of a manifest in an epoch: the one that is there must be ours. The
+        caller holds `topic.maintenance`."""
         incarnation = topic.incarnation
         if incarnation in self.versions:
             return
@@ -117,8 +119,9 @@ class Manifests:
         """Objects that no manifest names; blocks. `topics` are all there are, by incarnation."""
         objects: dict[str, list[str]] = {}  # by incarnation
         for item in self._store.list("topics/"):
-            _, incarnation, _ = item.name.split("/", 2)
-            objects.setdefault(incarnation, []).append(item.name)
+            incarnation = item.name.split("/")[1]
+            if is_incarnation(incarnation):  # what else lies there is not ours to delete
+                objects.setdefault(incarnation, []).append(item.name)
         unnamed = []
         for incarnation, names in objects.items():
             manifest = manifest_name(incarnation)

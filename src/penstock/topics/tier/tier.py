@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.errors import Conflict, Damaged, PenstockError, StorageFailed
-from penstock.io.tasks import P, T, cancelled, in_pool
+from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
+from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, parse_checked
 from penstock.log.segment import Segment
@@ -168,7 +168,7 @@ class Tier:
     async def start(self) -> None:
         """Nothing is appended before the store has heard that the last stop is over: whoever
         adopts the topics takes the state of a clean stop for all there is."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = supervised("topic tier", self._run, self._context.metrics)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 await self._tried.wait()
@@ -202,7 +202,8 @@ class Tier:
     async def flush(self) -> None:
         """Seal every topic and begin to copy all of it."""
         for topic in self._topics:
-            await topic.seal()
+            with contextlib.suppress(NotFound):  # deleted meanwhile
+                await topic.seal()
         self._due = self._context.now()
         self._wake.set()
 
@@ -283,14 +284,20 @@ class Tier:
         # A time to come was a wrong clock's: it would hold up the topic until then.
         due = list(takewhile(lambda s: not oldest < s.newest < now + CLOCK_ERROR, pending))
         while due and not topic.ending:
-            await self._manifests.open(topic)
+            await self._open_manifest(topic)
             await self._copy_segments(topic, due[:UPLOADS_AT_A_TIME])
             del due[:UPLOADS_AT_A_TIME]
         if topic.tier is not None and _has_changed(topic, topic.tier):
-            await self._manifests.open(topic)
+            await self._open_manifest(topic)
             async with topic.maintenance:
-                await self._manifests.commit(topic, topic.tier.segments)
+                if not topic.ending:
+                    await self._manifests.commit(topic, topic.tier.segments)
         await self._release_local(topic)
+
+    async def _open_manifest(self, topic: Topic) -> None:
+        async with topic.maintenance:
+            if not topic.ending:
+                await self._manifests.open(topic)
 
     async def _copy_segments(self, topic: Topic, segments: Sequence[Segment]) -> None:
         """Upload them side by side, and name them in the manifest with one write. When one fails,
@@ -395,7 +402,7 @@ class Tier:
     async def _finish_deletions(self) -> None:
         fs, directory = self._context.fs, self._directory / DELETED
         live = {topic.incarnation for topic in self._topics}
-        for incarnation in await self._context.run(fs.list_dir, directory):
+        for incarnation in await self._context.run(self._notes):
             if incarnation in live:  # the broker was killed before it was deleted
                 await self._context.run(fs.remove, directory / incarnation)
             elif await self._context.run(self._is_gone, directory / incarnation):
@@ -404,9 +411,14 @@ class Tier:
                 self._collect_soon()
                 await self._context.run(fs.remove, directory / incarnation)
 
+    def _notes(self) -> list[str]:
+        """Incarnations whose deletion is noted. A note that is being written is not one yet."""
+        names = self._context.fs.list_dir(self._directory / DELETED)
+        return [name for name in names if not name.endswith(".new")]
+
     def _has_note(self, name: str) -> bool:
         fs, directory = self._context.fs, self._directory / DELETED
-        return any(fs.read(directory / one) == name.encode() for one in fs.list_dir(directory))
+        return any(fs.read(directory / one) == name.encode() for one in self._notes())
 
     def _is_gone(self, note: Path) -> bool:
         fs = self._context.fs
@@ -422,7 +434,7 @@ class Tier:
         for topic in live.values():
             if topic.tier is not None:
                 with contextlib.suppress(Conflict, Damaged):  # reported when it is copied
-                    await self._manifests.open(topic)
+                    await self._open_manifest(topic)
         garbage = await self._run_blocking(self._manifests.unnamed_objects, live)
         now = time.monotonic()
         self._unnamed = {name: self._unnamed.get(name, now) for name in garbage}

@@ -29,6 +29,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from penstock.config.schema import Auth as Settings
 from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.io.tasks import supervised
+from penstock.metrics import Metrics
 from penstock.net import HttpClient
 
 log = logging.getLogger("penstock.auth")
@@ -52,8 +54,14 @@ class Keys:
     before.
     """
 
-    def __init__(self, settings: Settings, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        changed: Callable[[], None] = lambda: None,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._settings = settings
+        self._metrics = metrics
         self._changed = changed
         self._fixed = _configured(settings)
         self._fetched: list[Key] = []
@@ -90,7 +98,7 @@ class Keys:
     async def start(self) -> None:
         if self._settings.jwks_url:
             await self.refresh()
-            self._refreshing = asyncio.create_task(self._keep_fresh())
+            self._refreshing = supervised("token keys", self._keep_fresh, self._metrics)
 
     async def stop(self) -> None:
         tasks = [task for task in (self._refreshing, self._fetching) if task]

@@ -38,7 +38,7 @@ class Verifier:
 
         self.settings = settings
         self.identities: dict[str, Identity] = {}  # never holds the empty token
-        self.keys: Keys = Keys(settings, self.identities.clear)
+        self.keys: Keys = Keys(settings, self.identities.clear, metrics)
         self._refused = metrics.counter(
             "penstock_auth_refused_total",
             "Requests rejected by authentication, by reason",

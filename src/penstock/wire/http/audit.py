@@ -50,18 +50,7 @@ def _described(
     if not target:
         target = object_of({**asked, **request.params})
         asked = {name: value for name, value in asked.items() if name not in _NAMES}
-    return who(request), audited.action, target, asked | outcome
-
-
-def who(request: Request) -> str:
-    """The token's subject, else the address of the client (as the worker saw it that passed the
-    request on).
-    """
-    if request.subject:
-        return request.subject
-    if request.address == "unix":
-        return request.header("x-forwarded-for") or "unix"
-    return request.address
+    return request.who, audited.action, target, asked | outcome
 
 
 def object_of(named: Mapping[str, Any]) -> str:

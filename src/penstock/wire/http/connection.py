@@ -31,6 +31,7 @@ from penstock.wire.http.body import IncomingBody
 from penstock.wire.http.compress import compressed, is_compressible
 from penstock.wire.http.head import Partial
 from penstock.wire.http.messages import (
+    UNIX,
     Answer,
     Head,
     Refused,
@@ -496,7 +497,7 @@ class Connection(asyncio.Protocol):
     def address(self) -> str:
         if not self._address:
             peer = self._output.transport.get_extra_info("peername")
-            self._address = str(peer[0]) if isinstance(peer, tuple) else "unix"
+            self._address = str(peer[0]) if isinstance(peer, tuple) else UNIX
         return self._address
 
     # Time, and the end

@@ -20,12 +20,22 @@ import httptools
 
 from penstock.config.schema import HttpServer as Settings
 from penstock.errors import Unavailable
-from penstock.wire.http.messages import Answer, Handler, Request, Response, Stream, StreamResponse
+from penstock.wire.http.messages import (
+    CLIENT_HEADER,
+    Answer,
+    Handler,
+    Request,
+    Response,
+    Stream,
+    StreamResponse,
+)
 
 _HOP_BY_HOP = frozenset(
     b"connection content-length expect keep-alive proxy-authenticate proxy-authorization"
     b" proxy-connection te trailer transfer-encoding upgrade".split()
 )
+# what a client says here is not believed: the owner gets the address that this process sees
+_NOT_FORWARDED = _HOP_BY_HOP | {CLIENT_HEADER.encode()}
 # this server writes these itself
 _OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))
 _MAX_IDLE = 256  # connections
@@ -112,12 +122,12 @@ def _encoded(request: Request) -> bytes:
     head = request.head
     method = "GET" if head.method == "HEAD" else head.method
     lines = [f"{method} {head.target} HTTP/1.1\r\n".encode("ascii")]
-    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _HOP_BY_HOP]
+    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in _NOT_FORWARDED]
     if head.http10 and head.header("host") is None:
         lines.append(b"host: localhost\r\n")
     if request.body or head.length:
         lines.append(b"content-length: %d\r\n" % len(request.body))
-    lines.append(b"x-forwarded-for: %b\r\n\r\n" % request.address.encode("latin-1"))
+    lines.append(f"{CLIENT_HEADER}: {request.address}\r\n\r\n".encode("latin-1"))
     return b"".join(lines) + request.body
 
 

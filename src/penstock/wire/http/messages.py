@@ -20,6 +20,8 @@ log = logging.getLogger("penstock.http")
 
 CHUNKED = -1  # the length of a body that says its end itself
 JSON = "application/json"
+UNIX = "unix"  # the address of a peer that connected by a Unix socket
+CLIENT_HEADER = "x-forwarded-for"  # believed from such a peer only
 Headers = Sequence[tuple[str, str]]
 CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)  # of a 401
 
@@ -119,14 +121,22 @@ class Request(msgspec.Struct, eq=False):
 
     @property
     def address(self) -> str:
-        """Who sent it: host, or "unix" for a Unix socket."""
-        return self.peer.address
+        """Who sent it: the client's host. Only processes of this broker connect by a Unix socket;
+        one that forwards a request names its client.
+        """
+        address = self.peer.address
+        return self.head.header(CLIENT_HEADER) or address if address == UNIX else address
 
     @property
     def subject(self) -> str | None:
         """Who asks, by the token's `sub`; None without a token."""
         identity = self.head.identity
         return None if identity is None else identity.subject
+
+    @property
+    def who(self) -> str:
+        """Who asks, as it is recorded: the token's subject, else the address."""
+        return self.subject or self.address
 
     def header(self, name: str) -> str | None:
         """A header by its lower-case name; several of one name are joined with commas."""

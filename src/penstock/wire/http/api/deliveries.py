@@ -208,11 +208,11 @@ class DeliveriesApi:
         if len(body.acknowledgments) > SLICE:
             self._limit.check(len(body.acknowledgments))
             return self._exchange_many(request, body.acknowledgments, group)
-        acks = [_ack(item, group, _who(request)) for item in body.acknowledgments]
+        acks = [_ack(item, group, request.who) for item in body.acknowledgments]
         return self._pop(request, acks, self._exchange_answer)
 
     async def _exchange_many(self, request: Request, items: list[AckItem], group: str) -> Response:
-        acks = await _acks_in_slices(items, group, _who(request))
+        acks = await _acks_in_slices(items, group, request.who)
         return await self._pop(request, acks, self._exchange_answer)
 
     def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Awaitable[Response]:
@@ -270,7 +270,7 @@ class DeliveriesApi:
         """Acknowledge one message: completed, failed, retry or dlq."""
         body = read_ack(request.body)
         group = body.consumer_group or QUEUE_MODE
-        return self._queues.ack([_ack(body, group, _who(request))]).then(ack_answer)
+        return self._queues.ack([_ack(body, group, request.who)]).then(ack_answer)
 
     @route("POST", "/api/v1/ack/batch", body=AckBatchBody, answer=list[AckAnswer])
     def acks(self, request: Request) -> Awaitable[Response]:
@@ -279,9 +279,9 @@ class DeliveriesApi:
         body = read_acks(request.body)
         if len(body.acknowledgments) > SLICE:
             self._limit.check(len(body.acknowledgments))
-            return ack_many(self._queues, body, _who(request))
+            return ack_many(self._queues, body, request.who)
         group = body.consumer_group or QUEUE_MODE
-        by = _who(request)
+        by = request.who
         acks = [_ack(item, group, by) for item in body.acknowledgments]
         return self._queues.ack(acks).then(ack_answer)
 
@@ -351,11 +351,6 @@ def delivered(messages: Sequence[Message]) -> list[Delivered]:
             )
         )
     return answers
-
-
-def _who(request: Request) -> str:
-    """Who answers, if the answer does not say it: the token's subject, else the address."""
-    return request.subject or request.address
 
 
 def _ack(item: AckItem, group: str, who: str) -> Ack:

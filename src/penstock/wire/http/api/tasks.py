@@ -9,7 +9,7 @@ from penstock.monitor.tasks import Kind, Task, Tasks
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.api.deadletters import Filter
-from penstock.wire.http.audit import object_of, who
+from penstock.wire.http.audit import object_of
 from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import Audited, route
 
@@ -45,7 +45,7 @@ class TasksApi:
     )
     async def requeue(self, request: Request, args: Filter) -> Task:
         """Requeue the dead letters that match, in the background."""
-        return await self._begin("requeue", args, who(request))
+        return await self._begin("requeue", args, request.who)
 
     @route(
         "POST",
@@ -56,7 +56,7 @@ class TasksApi:
     )
     async def purge(self, request: Request, args: Filter) -> Task:
         """Delete the dead letters that match, in the background."""
-        return await self._begin("purge", args, who(request))
+        return await self._begin("purge", args, request.who)
 
     @route(
         "DELETE", f"{TASKS}/{{id}}", audit=Audited("task.cancel", answer=("kind", "what", "done"))

@@ -1,0 +1,27 @@
+"""The process that started this one, and how its end is noticed.
+
+A parent starts a child with a pipe as the child's standard input, and never closes it. The pipe
+ends when the parent ends, however that happens: a killed parent leaves no child behind.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+
+def watch_parent(on_end: Callable[[], object]) -> None:
+    """Call `on_end`, in a thread of its own, when the parent has ended. From now on the standard
+    input of this process is empty: its code cannot read from the pipe.
+    """
+    pipe = os.dup(sys.stdin.fileno())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(pipe, 4096):
+            pass
+        on_end()
+
+    threading.Thread(target=wait, name="penstock-parent", daemon=True).start()

@@ -1,0 +1,91 @@
+"""Background loops are restarted, logged and counted when they fail."""
+
+import ast
+import asyncio
+from pathlib import Path
+
+import penstock
+from penstock.io.tasks import cancelled, supervised
+from penstock.metrics import Metrics
+from tests.support.wait import eventually
+
+
+async def test_a_loop_that_fails_is_logged_with_its_traceback_counted_and_started_again(caplog):
+    metrics = Metrics()
+    starts = 0
+
+    async def loop() -> None:
+        nonlocal starts
+        starts += 1
+        if starts < 3:
+            raise RuntimeError("dictionary changed size during iteration")
+        await asyncio.Event().wait()
+
+    task = supervised("buffer replay", loop, metrics)
+    await eventually(lambda: starts == 3)
+    assert metrics.background_restarts.value("buffer replay") == 2
+    assert b'penstock_background_restarts_total{task="buffer replay"} 2.0' in metrics.text()
+    assert caplog.text.count("RuntimeError: dictionary changed size during iteration") == 2
+    assert "in loop" in caplog.text  # the traceback
+    await cancelled(task)
+    assert task.cancelled()
+
+
+async def test_a_loop_that_returns_is_over_and_one_that_is_cancelled_is_not_restarted():
+    metrics = Metrics()
+    starts = 0
+
+    async def loop() -> None:
+        nonlocal starts
+        starts += 1
+
+    await supervised("once", loop, metrics)
+    assert starts == 1
+
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    task = supervised("endless", endless, metrics)
+    await asyncio.sleep(0)
+    await cancelled(task)
+    assert metrics.background_restarts.values == {}
+
+
+def test_no_endless_loop_of_the_broker_is_started_without_the_supervisor():
+    root = Path(penstock.__file__).parent
+    unsupervised = []
+    for path in root.rglob("*.py"):
+        if path.is_relative_to(root / "client"):
+            continue
+        for class_ in ast.walk(ast.parse(path.read_text())):
+            if isinstance(class_, ast.ClassDef):
+                loops = {
+                    function.name
+                    for function in class_.body
+                    if isinstance(function, ast.AsyncFunctionDef) and _is_endless(function)
+                }
+                unsupervised += [
+                    f"{path.relative_to(root)}:{call.lineno} {name}"
+                    for call, name in _started(class_)
+                    if name in loops
+                ]
+    assert unsupervised == []
+
+
+def _is_endless(function: ast.AsyncFunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.While)
+        and (isinstance(node.test, ast.Constant) or ast.unparse(node.test) == "not self._stopping")
+        for node in ast.walk(function)
+    )
+
+
+def _started(class_: ast.ClassDef):
+    """The calls `create_task(self.name(...))` and `ensure_future(...)`, with the name."""
+    for call in ast.walk(class_):
+        if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
+            starter, started = ast.unparse(call.func), call.args[0].func
+            if starter.endswith(("create_task", "ensure_future")) and isinstance(
+                started, ast.Attribute
+            ):
+                yield call, started.attr
