@@ -105,6 +105,13 @@ class Raw:
         return self.file.read_at(self.position, self.length) if self.file is not None else b""
 
 
+class FetchedBatches(NamedTuple):
+    """Record batches as bytes, the first of which holds the offset asked for, or follows it."""
+
+    data: bytes
+    next_offset: int  # where the next read goes on
+
+
 class StoredBatch(NamedTuple):
     """Records that a commit stored under one checksum."""
 

@@ -21,15 +21,17 @@ import numpy as np
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
 from penstock.io.fs import Bytes
 from penstock.log.appender import Appender
+from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.log.producers import Producer
 from penstock.log.reader import Reader
 from penstock.log.recovery import Recovered
-from penstock.log.segment import Batch, Raw, Segment
+from penstock.log.segment import Batch, FetchedBatches, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.log.tier.cache import NotCached
+from penstock.protocol.kafka_batch import BatchHead, NewRecord
 from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
@@ -38,6 +40,8 @@ __all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
 log = logging.getLogger("penstock.topics")
 
 T = TypeVar("T")
+
+MAX_BUILT_RECORDS = 10_000  # of record batches that are built while someone waits
 
 
 class UnfinishedSwap(NamedTuple):
@@ -106,6 +110,18 @@ class Topic:
     ) -> "asyncio.Future[Appended]":
         """The same for payloads that lie one after another in `payloads`."""
         return self.appends.append_arrays(lengths, payloads, producer)
+
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
+        topic's format has no room for them.
+        """
+        return self.appends.append_records(records, producer)
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
+        return self.appends.append_batch(head, data)
 
     # What it holds
 
@@ -186,6 +202,18 @@ class Topic:
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
         """The same as bytes of the log: where they lie in which file."""
         return self._reader.raw(offset, max_bytes, strict=strict)
+
+    def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
+        """The same as Kafka's record batches, whole and at least one: as they lie in the file, or
+        built from aiq's layout. `InvalidOffset` outside the log.
+        """
+        if self.format.keyed:
+            raw = self.raw(offset, max_bytes, strict=True)
+            return FetchedBatches(raw.read(), raw.next_offset)
+        batch = self.read(offset, MAX_BUILT_RECORDS, max_bytes, strict=True)
+        if not batch.count:
+            return FetchedBatches(b"", batch.next_offset)
+        return FetchedBatches(encode_read(batch, self.timestamps(batch.offsets)), batch.next_offset)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
         """The times of these records, microseconds since 1970."""
