@@ -54,7 +54,7 @@ from typing import NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from penstock.protocol.names import partition_label
+from penstock.protocol.names import is_topic_name, partition_label, split_label
 from penstock.protocol.record_batch import HEADER_SIZE as HEADER_SIZE
 from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 
@@ -64,6 +64,7 @@ POLICY, TIER = "policy", "tier.json"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"
+PRIVATE = ".penstock"  # of the data directory, what is not aiq's
 LOGS = "logs"  # where topics have their record batches, by name and partition
 _SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
@@ -109,6 +110,21 @@ def label_of(directory: Path) -> str:
 def has_batches(directory: Path) -> bool:
     """Whether a log in this directory has record batches: those are in `.penstock/logs`."""
     return directory.parent.parent.name == LOGS and directory.name.isdigit()
+
+
+def log_path(data: Path, label: str) -> Path:
+    """Where a data directory has the log of this partition, or would have it in aiq's layout."""
+    topic, partition = split_label(label)
+    batches = data / PRIVATE / LOGS / topic / str(partition)
+    return data / topic if partition == 0 and not batches.exists() else batches
+
+
+def find_logs(data: Path) -> dict[str, Path]:
+    """The logs of a data directory, by label."""
+    plain = {path.name: path for path in data.iterdir() if is_topic_name(path.name)}
+    batches = {label_of(path): path for path in data.glob(f"{PRIVATE}/{LOGS}/*/*")}
+    found = {**batches, **{name: path for name, path in plain.items() if path.is_dir()}}
+    return dict(sorted(found.items()))
 
 
 def sealed_name(kind: str, base: int) -> str:

@@ -45,6 +45,7 @@ from penstock.errors import (
 )
 from penstock.io.fs import File, Fs
 from penstock.log.aiq.checksums import failing, runs, sidecar
+from penstock.log.aiq.format import AIQ
 from penstock.log.aiq.segment import AiqSegment
 from penstock.log.context import Context
 from penstock.log.layout import (
@@ -163,6 +164,11 @@ def _refuse_ended(topic: Topic) -> None:
 
 def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
     """The segments meant, if they may be compacted."""
+    if topic.format is not AIQ:
+        raise Conflict(
+            f"topic {topic.name!r} has the format {topic.format.name!r}: the broker compacts it "
+            "itself"
+        )
     if topic.policy != COMPACT:
         raise Conflict(
             f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first"

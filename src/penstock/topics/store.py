@@ -41,7 +41,7 @@ from penstock.log.batches.format import BATCHES
 from penstock.log.context import Context
 from penstock.log.format import SegmentFormat
 from penstock.log.formats import FORMATS
-from penstock.log.layout import LOGS
+from penstock.log.layout import LOGS, PRIVATE
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
@@ -54,7 +54,6 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
 
-PRIVATE = ".penstock"
 TRASH, UNFINISHED = "deleted-topics", "new-topics"
 MAX_PARTITIONS = 1024
 IDLE_SECONDS = 30.0

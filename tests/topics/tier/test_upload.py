@@ -23,6 +23,9 @@ from tests.topics.tier.support import fill, pass_through, read_all, tiered
 pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
 
 
+pytestmark = pytest.mark.usefixtures("form")
+
+
 def test_segments_leave_the_disk_and_readers_do_not_notice(tmp_path: Path, address: str) -> None:
     async def body() -> None:
         async with tiered(tmp_path / "data", address) as store:
@@ -43,7 +46,7 @@ def test_segments_leave_the_disk_and_readers_do_not_notice(tmp_path: Path, addre
             assert everything(topic) == before  # from the cache
             times = await topic.read_through(lambda: topic.timestamps(_offsets(before)))
             assert (times > 0).all()
-        assert verify(tmp_path / "data/a b%c").sound, "what is local is whole by itself"
+        assert verify(topic.directory).sound, "what is local is whole by itself"
         async with tiered(tmp_path / "data", address) as store:
             topic = store.require("a b%c")
             assert topic.first_offset == 0
@@ -172,7 +175,9 @@ def test_retention_and_delete_reach_the_tier(tmp_path: Path) -> None:
     run(body())
 
 
-def test_compaction_swaps_in_the_tier_with_one_write(tmp_path: Path) -> None:
+def test_compaction_swaps_in_the_tier_with_one_write(tmp_path: Path, form: str) -> None:
+    if form == "kafka":
+        pytest.skip("only aiq's layout is compacted by a list of offsets")
     address = f"file://{tmp_path}/store"
 
     async def body() -> None:

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from penstock.io.fs import File
 from penstock.log.segment import StoredBatch
 from penstock.protocol.kafka_batch import HEAD_SIZE, MAGIC, MIN_LENGTH, BatchHead, Bytes, is_whole
 
 CHUNK_BYTES = 1 << 20
 MAX_SEARCH_BYTES = 64 << 20  # looked through for the next batch behind damage
 _SHAPE = Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
+
+
+class Readable(Protocol):
+    def read_at(self, position: int, length: int) -> bytes: ...
 
 
 class Located(NamedTuple):
@@ -45,7 +48,7 @@ def shape_at(data: Bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def whole_batches(
-    file: File, start: int, size: int, offset: int, *, limit: int | None = None
+    file: Readable, start: int, size: int, offset: int, *, limit: int | None = None
 ) -> Iterator[Located]:
     """Intact batches from `start` on, each of which begins where the one before ends, in the file
     and by its offset (with `limit` it may also leave offsets out, staying below it).
@@ -80,7 +83,9 @@ def _follows(shape: tuple[int, int, int], offset: int, limit: int | None) -> boo
     return shape[0] == offset if limit is None else offset <= shape[0] and shape[1] <= limit
 
 
-def next_whole(file: File, start: int, size: int, offset: int, limit: int | None) -> Located | None:
+def next_whole(
+    file: Readable, start: int, size: int, offset: int, limit: int | None
+) -> Located | None:
     """The first intact batch behind damage that begins at `start`: where the damaged header says
     that it ends, or at last wherever the bytes show one. Its offset is above those before.
     """
