@@ -91,7 +91,7 @@ class Commit:
         producers: Producers,
     ) -> None:
         self.entries = entries
-        self.write = Write(first, time=time, parts={kind: [] for kind in format.written})
+        self.write = Write(first, time=time)
         self.duplicates = 0
         self._format = format
         self._offset, self._position = first, position  # of what comes next in the active segment
@@ -153,8 +153,11 @@ class Commit:
         write = self.write
         place = Place(self._offset, self._position, write.time, write.count > 0)
         frame = self._format.frame(content, place, producer)
-        for kind, chunks in frame.parts.items():
-            write.parts[kind] += chunks
+        if write.count:
+            for kind, chunks in frame.parts.items():
+                write.parts[kind] += chunks
+        else:
+            write.parts = frame.parts
         end = self._offset + frame.count
         write.batches.append(StoredBatch(self._offset, end, frame.count, frame.size, frame.time))
         write.count += frame.count

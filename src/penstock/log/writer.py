@@ -39,10 +39,10 @@ class Writer:
 
     def write(self, job: Write, sync: bool) -> None:
         form = self.format
-        files = {kind: self.segment.file(kind) for kind in form.written}
-        before = {kind: file.size for kind, file in files.items()}
+        files = [self.segment.file(kind) for kind in form.written]
+        before = [file.size for file in files]
         try:
-            for kind, file in files.items():
+            for kind, file in zip(form.written, files, strict=True):
                 file.append(job.parts[kind])
                 if sync and kind in form.synced_before:
                     self._sync(kind)
@@ -52,9 +52,9 @@ class Writer:
         if sync:
             self._sync(DATA)
 
-    def _undo(self, before: Mapping[str, int], why: str) -> None:
+    def _undo(self, before: list[int], why: str) -> None:
         try:
-            for kind, size in before.items():
+            for kind, size in zip(self.format.written, before, strict=True):
                 file = self.segment.file(kind)
                 if file.size != size:
                     file.truncate(size)
