@@ -26,7 +26,7 @@ import msgspec
 from penstock.errors import Damaged, NotFound, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.records import Message, message
+from penstock.protocol.records import Message, message, record_message
 from penstock.protocol.status import details_of
 from penstock.topics.topic import Topic
 from penstock.wire.keepalive import KeepAlive
@@ -40,6 +40,14 @@ MAX_REST_SECONDS = 0.004
 log = logging.getLogger("penstock.feed")
 
 _encode = msgspec.json.Encoder().encode
+
+
+def messages_of(topic: str, batch: Batch) -> list[Message]:
+    """What was read, as JSON has it; with key, headers and timestamp where the format has them."""
+    records = batch.records()
+    if records is not None:
+        return [record_message(topic, record) for record in records]
+    return list(map(message, repeat(topic), batch.offsets.tolist(), batch.payloads()))
 
 
 class Notification(msgspec.Struct):
@@ -61,8 +69,7 @@ class Chunk:
 
     @cached_property
     def _messages(self) -> list[Message]:
-        offsets, payloads = self._batch.offsets.tolist(), self._batch.payloads()
-        return list(map(message, repeat(self.topic), offsets, payloads))
+        return messages_of(self.topic, self._batch)
 
     @cached_property
     def sse(self) -> bytes:
