@@ -22,7 +22,7 @@ from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
-from tests.support import guard, leftovers, machine
+from tests.support import guard, leftovers, machine, order
 from tests.support.form import SHORT, SOAK
 from tests.support.spans import Spans
 
@@ -52,6 +52,8 @@ if SHORT:
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Java does not know TMPDIR, and writes its statistics to /tmp.
+os.environ["JAVA_TOOL_OPTIONS"] += f" -XX:-UsePerfData -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 TESTS = Path(__file__).parent
@@ -116,6 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a fixture of their module or package (a broker, as a rule) run in one worker,
     so that there is one of it.
     """
+    order.shuffle(items)
     for item in items:
         assert isinstance(item, pytest.Function)
         for kind in kinds_of(item.path):

@@ -289,7 +289,7 @@ def test_a_place_without_room_is_refused_and_holds_no_backup(loaded, tmp_path) -
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True
     )
     if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode()}")
+        pytest.skip(f"needs to mount a small file system: {mounted.stderr.decode()}")
     try:
         assert "No space left" in penstock("backup", str(place), code=1, **env)
         assert not (place / "manifest.json").exists()

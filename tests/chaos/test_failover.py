@@ -252,7 +252,8 @@ def test_ten_thousand_events_are_recovered_at_start_within_two_seconds(server, u
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0, reason="mounting a small disk needs root; tests/buffer covers it on a double"
+    os.geteuid() != 0,
+    reason="needs root, to mount a small disk; tests/buffer covers it on a double",
 )
 def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(server, url, scratch):
     disk = scratch / "buffers"

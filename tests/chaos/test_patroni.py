@@ -13,13 +13,15 @@ import pytest
 from tests.chaos.test_postgres_failover import health, loaded
 from tests.support.form import SOAK
 from tests.support.http import run
-from tests.support.patroni import INSTALLED, TTL_SECONDS, Cluster
+from tests.support.patroni import INSTALLED, NEEDED, TTL_SECONDS, Cluster
 from tests.support.wait import eventually
 
 pytestmark = [
-    pytest.mark.skipif(not SOAK, reason="takes minutes: make soak"),
-    pytest.mark.skipif(not INSTALLED, reason="patroni, etcd and postgresql are not installed"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root runs programs as postgres"),
+    pytest.mark.skipif(not SOAK, reason="needs minutes: make soak"),
+    pytest.mark.skipif(not INSTALLED, reason=f"needs {NEEDED}"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="needs root, to run programs as the user postgres"
+    ),
     pytest.mark.timeout(1500),
 ]
 # Patroni waits for the leader's lease to end, and notices within a few seconds.

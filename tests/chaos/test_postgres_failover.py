@@ -317,7 +317,7 @@ def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
     run(body, limit=250)
 
 
-@pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
+@pytest.mark.skipif(not SOAK, reason="needs minutes: make soak")
 def test_twenty_failovers_under_load(pair, scratch):
     async def body():
         async with loaded(pair.url(), scratch, "twenty") as load:

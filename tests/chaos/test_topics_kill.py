@@ -25,8 +25,8 @@ PRODUCERS = 4
 class Victim:
     """A server that is killed and started again on the same port and directory."""
 
-    def __init__(self, directory: Path, fsync: str) -> None:
-        self._directory, self._fsync = directory, fsync
+    def __init__(self, directory: Path, fsync: str, *tier: str) -> None:
+        self._directory, self._fsync, self._tier = directory, fsync, tier
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -42,6 +42,7 @@ class Victim:
                 str(self._directory),
                 self._fsync,
                 str(self.port),
+                *self._tier,
             ],
             stdout=subprocess.PIPE,
             text=True,

@@ -72,7 +72,9 @@ def test_what_answers_and_is_no_postgresql_is_named():
         assert f"127.0.0.1:{port}: " in asyncio.run(ask())
 
 
-@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
+@pytest.mark.skipif(
+    shutil.which("pgbouncer") is None, reason="needs pgbouncer: tools/test-programs installs it"
+)
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 @pytest.mark.parametrize(
     "ignored", ["", "extra_float_digits, search_path, timezone, jit, statement_timeout"]

@@ -250,7 +250,7 @@ def test_the_tutorial_does_what_it_says(programs: Path, scratch: Path) -> None:
 def test_a_stranger_can_follow_the_whole_tutorial(form: str, soak: bool, scratch: Path) -> None:
     """From nothing: with the built wheel in a fresh environment, or with `make run` in a clone."""
     if not soak:
-        pytest.skip("the long form: make soak")
+        pytest.skip("needs minutes: make soak")
     text = re.sub(r"<!-- not run: the suite uses .*-->\n", "", TUTORIAL.read_text())
     text = text.replace(f"{RUN_BY_SPARK}```yaml", "<!-- file: big.yaml -->\n```yaml")
     text = text.replace(RUN_BY_SPARK, "")

@@ -44,10 +44,10 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference = os.environ.get("PENSTOCK_PREVIOUS", "")
     if not reference:
         if not (ROOT / ".git").exists():
-            pytest.skip("no repository to take the release before from")
+            pytest.skip("needs a git repository, to take the previous release from")
         tags = git("tag", "--list", "v*", "--sort=-version:refname").decode().split()
         if not tags:
-            pytest.skip("no release is tagged (v*); PENSTOCK_PREVIOUS=<commit> names another")
+            pytest.skip("needs a tagged release (v*), or PENSTOCK_PREVIOUS=<commit>")
         reference = tags[0]
     directory = tmp_path_factory.mktemp("previous")
     with tarfile.open(fileobj=BytesIO(git("archive", reference, "src"))) as archive:

@@ -658,3 +658,35 @@ def test_a_clock_that_jumps_changes_no_age(tmp_path: Path):
         await again.close()
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("policy", [{}, NEVER], ids=["always", "never"])
+async def test_the_reader_offset_of_the_metadata_moves_to_the_end_of_the_stream(
+    tmp_path: Path, policy: dict
+):
+    def meta() -> dict[str, Any]:
+        return json.loads((tmp_path / store.META).read_text())
+
+    options = {"inmemory_blocks": 4, "chunk_size": 4 << 20, **policy}
+    queue = await opened(tmp_path, **options)
+    await queue.put([block(number, size=100_000) for number in range(100)])
+    await queue.write_out()
+    await queue.tick()
+    assert meta()["reader_offset"] == 0
+    offsets = []
+    for _ in range(10):
+        for _ in range(9):
+            leased = await queue.take()
+            queue.ack(leased)
+        await queue.tick()
+        offsets.append(meta()["reader_offset"])
+    assert offsets == sorted(set(offsets)), "it moves"
+    assert offsets[0] >= 8 * 100_000
+    await taken(queue)
+    await queue.tick()
+    assert meta()["reader_offset"] == meta()["writer_offset"] > 100 * 100_000
+    await queue.put([block(100)])
+    await queue.close()
+    again = await opened(tmp_path, **options)
+    assert await taken(again) == [100]
+    await again.close()

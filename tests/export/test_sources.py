@@ -353,7 +353,7 @@ def test_a_damaged_place_of_a_topic_is_passed_over_booked_and_reported(tmp_path:
             assert status["sourceError"] is None
             shown = metrics.text().decode()
             assert (
-                f'penstock_export_queue_dropped_total{{reason="damaged",route="r"}} {len(lost)}.0'
+                f'penstock_export_queue_dropped_records_total{{reason="damaged",route="r"}} {len(lost)}.0'
                 in shown
             )
             assert 'penstock_export_queue_accepted_records_total{route="r"} 60.0' in shown

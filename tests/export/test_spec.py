@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config import Config, build, load
+from penstock.config.governor_flags import translate_flags
 from penstock.config.load import parse_settings
 from penstock.config.schema import Exporter, SendQueue
 from penstock.errors import ConfigError, InvalidRequest
@@ -115,6 +116,38 @@ def test_every_flag_of_the_seed_is_reachable_and_reaches_the_routes():
         for word in key.split("."):
             result = getattr(result, word)
         assert result == meant, flag
+
+
+def test_the_command_line_of_metrics_governor_is_taken_as_it_stands():
+    flags = {flag: one for flag, one in SEED_FLAGS.items() if flag.startswith("-")}
+    for dash, join in (("-", " "), ("--", " "), ("-", "="), ("--", "=")):
+        words = ["--http-port", "0"]
+        for flag, (_, written, _) in flags.items():
+            words += f"{dash}{flag.lstrip('-')}{join}{written}".split()
+        expected = ["--http-port", "0"]
+        for key, written, _ in flags.values():
+            expected += ["--set", f"exporter.queue.{key}={written}"]
+        assert translate_flags(words) == expected
+
+
+def test_a_flag_that_is_true_or_false_may_stand_alone():
+    assert translate_flags(["-queue-always-queue", "--no-topics", "--queue-enabled"]) == [
+        *("--set", "exporter.queue.always_queue=true", "--no-topics"),
+        *("--set", "exporter.queue.enabled=true"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-queue-max-sise", "1"], "did you mean -queue-max-size"),
+        (["-queue-max-size"], "needs a value"),
+        (["-queue-max-size", "--no-topics"], "needs a value"),
+    ],
+)
+def test_a_wrong_flag_is_said(words: list[str], text: str):
+    with pytest.raises(ConfigError, match=text):
+        translate_flags(words)
 
 
 @pytest.mark.parametrize(

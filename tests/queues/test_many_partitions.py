@@ -376,7 +376,9 @@ def test_retention_and_upkeep_of_many_partitions_delete_in_steps_and_leave_the_q
     asyncio.run(body())
 
 
-@pytest.mark.skipif(not SOAK, reason="the long form: a whole broker on the large database")
+@pytest.mark.skipif(
+    not SOAK, reason="needs minutes, for a whole broker on the large database: make soak"
+)
 def test_a_broker_starts_at_once_on_a_database_with_a_million_partitions(
     filled: str, scratch: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Schedules: when they are due, and that each due time gives one message."""
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ from penstock.queues import Queues
 from penstock.queues import cron as times
 from penstock.queues.cron import Cron, due_until
 from penstock.queues.schedules import Definition
+from penstock.queues.types import Item
 from tests.queues.support import answer, pop, run, running, values
 from tests.support.wait import eventually
 
@@ -208,3 +210,65 @@ def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: A
         assert (await queues.schedules.get("secret")).definition.payload == b'"clear"'
 
     run(database_url, body, encryption_key="00" * 32)
+
+
+async def runs_of(queues: Queues, name: str) -> list[datetime]:
+    """The due times whose messages are stored, in order."""
+    rows = await queues.database.fetch(
+        "SELECT transaction_id FROM messages WHERE transaction_id LIKE $1 ORDER BY seq",
+        f"schedule:{name}:%",
+    )
+    return [datetime.fromisoformat(row[0].removeprefix(f"schedule:{name}:")) for row in rows]
+
+
+@pytest.mark.parametrize("change", ["cron", "zone", "pause", "put paused"])
+async def test_a_change_pushes_first_what_was_due_before_it(database_url: str, change: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        await schedules.stop()  # nothing fires by itself
+        before = Definition("* * * * *", "q", payload=b'"before"', catch_up="all")
+        await schedules.put("s", before)
+        await make_due(queues, "s", "3 minutes")
+        after = Definition("* * * * *", "q", payload=b'"after"', catch_up="all")
+        if change == "cron":
+            after.cron = "*/5 * * * *"
+        elif change == "zone":
+            after.timezone = "Europe/Rome"
+        elif change == "put paused":
+            after.paused = True
+        shown = await (schedules.pause("s") if change == "pause" else schedules.put("s", after))
+        runs = await runs_of(queues, "s")
+        assert len(runs) >= 4  # five when the next minute has begun meanwhile
+        assert {b - a for a, b in itertools.pairwise(runs)} == {timedelta(minutes=1)}
+        assert set(values(await pop(queues, "q"))) == {"before"}
+        assert len(shown.last_runs) == len(runs)
+        await schedules.fire()
+        assert await runs_of(queues, "s") == runs
+
+
+async def test_a_run_that_a_full_queue_refused_stays_due_over_a_change(database_url: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        await schedules.stop()
+        await queues.admin.configure("q", QueueOptions(max_size=1))
+        await queues.push([Item("q", b"0")])
+        await schedules.put("s", Definition("* * * * *", "q", catch_up="all"))
+        await make_due(queues, "s", "1 minute")
+        await schedules.fire()
+        assert await runs_of(queues, "s") == []
+        await schedules.put("s", Definition("0 0 1 1 *", "q", catch_up="all"))
+        assert (await schedules.get("s")).next_runs[0] < datetime.now(UTC)
+
+
+async def test_a_schedule_that_is_edited_all_the_time_skips_no_run(database_url: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        expressions = itertools.cycle([EVERY_SECOND, "*/1 * * * * *"])
+        for edits in itertools.count():
+            wanted = Definition(next(expressions), "q", catch_up="all")
+            await schedules.put("s", wanted)
+            runs = await runs_of(queues, "s")
+            if len(runs) >= 4:
+                break
+            assert edits < 100_000
+        assert {b - a for a, b in itertools.pairwise(runs)} == {timedelta(seconds=1)}

@@ -142,7 +142,9 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         (get("/topics/t/consume?at=yesterday"), 400),
         (get("/topics/t/stream?offset=x"), 400),
         (get("/topics/t/stream?offset=-1"), 400),
-        (get("/topics/none/stream"), 404),
+        (get("/topics/a%2Fb/stream"), 400),
+        (get("/topics/none/stream?offset=x"), 400),
+        (get("/topics/none/stream?at=yesterday"), 400),
         (get("/topics/none"), 404),
         (get("/topics/t/offset"), 400),
         (get("/topics/t/offset?at="), 400),
@@ -347,6 +349,7 @@ def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path
             headers = await stream.open("/topics/t/stream?offset=0")
             assert headers["content-type"] == "text/event-stream"
             assert headers["cache-control"] == "no-cache"
+            assert headers["connection"] == "keep-alive"
             event = await stream.read()
             assert event.startswith(
                 'id: 0\nevent: message\ndata: {"offset":0,"topic":"t","payload":"Message content"}'
@@ -506,3 +509,67 @@ def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> No
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
 
     over_http(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "first"),
+    [
+        ("", [], 0),
+        ("?offset=earliest", [], 0),
+        ("?offset=latest", [], 0),
+        ("?offset=2", [], 2),
+        ("?offset=0", ["Last-Event-ID: 2"], 3),
+        ("?at=2000-01-01T00:00:00Z", [], 0),
+    ],
+)
+async def test_a_stream_waits_for_a_topic_that_does_not_exist_yet(
+    tmp_path: Path, target: str, headers: list[str], first: int
+) -> None:
+    async with (
+        serving(tmp_path, keep_alive=0.01) as served,
+        connected(served.http) as wire,
+        events(served, "/topics/later/stream" + target, *headers) as stream,
+    ):
+        assert await stream.read() == ": keep-alive"
+        assert served.topics.names() == []
+        for number in range(6):
+            await wire.ask(produce("later", payload=f"{number}"))
+        received = [await next_event(stream) for _ in range(2)]
+        assert [event.split("\n")[0] for event in received] == [f"id: {first}", f"id: {first + 1}"]
+
+
+async def next_event(stream: Events) -> str:
+    while (event := await stream.read()) == ": keep-alive":
+        pass
+    return event
+
+
+async def test_a_stream_that_waits_ends_with_its_client_and_another_gets_the_next_topic(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as served, connected(served.http) as wire:
+        async with events(served, "/topics/t/stream"):
+            pass
+        await wire.ask(produce("t", payload="one"))
+        await served.topics.delete("t")
+        async with events(served, "/topics/t/stream") as stream:
+            await wire.ask(produce("t", payload="two"))
+            assert json.loads((await stream.read()).partition("data: ")[2])["payload"] == "two"
+            await served.topics.delete("t")
+            assert await stream.read() == ""
+
+
+async def test_a_topic_that_could_not_be_opened_is_an_error_and_not_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "t" / "data.log").mkdir(parents=True)
+    async with serving(tmp_path) as served, connected(served.http) as wire:
+        for message in (
+            get("/topics/t/consume"),
+            get("/topics/t/next_offset"),
+            get("/topics/t/stream"),
+            produce("t", payload="x"),
+        ):
+            answer = await wire.ask(message)
+            assert answer.status == 503, answer.body
+            assert b"topic 't' cannot be opened" in answer.body

@@ -58,8 +58,12 @@ GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/ap
 GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
+QUEUES_PER_PAGE = 1000
+
+
 class _Queues(Body):
     queues: list[QueueSummary]
+    next: str | None = None  # the cursor of the page behind
 
 
 class _Consumers(Body):
@@ -290,8 +294,16 @@ class Client(QueueClient):
         )
 
     async def queues(self) -> list[QueueSummary]:
-        """Return all queues with their message counts."""
-        return (await self._brokers.json(_Queues, "GET", "/api/v1/resources/queues")).queues
+        """Return all queues with their message counts, the newest first."""
+        queues: list[QueueSummary] = []
+        query: dict[str, Any] = {"limit": QUEUES_PER_PAGE}
+        while True:
+            target = "/api/v1/resources/queues"
+            page = await self._brokers.json(_Queues, "GET", target, **query)
+            queues += page.queues
+            if page.next is None:
+                return queues
+            query["cursor"] = page.next
 
     async def describe(self, queue: str) -> QueueDescription:
         """Return the options, partitions and message counts of a queue."""

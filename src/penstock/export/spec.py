@@ -197,7 +197,10 @@ def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: 
 def _queue_problems(queue: SendQueue) -> list[str]:
     problems = []
     if not queue.always_queue:
-        problems.append("always_queue: false is not offered: everything goes through the queue")
+        problems.append(
+            "always_queue: false is not offered: everything goes through the queue, or a batch "
+            "would be lost when its destination is down"
+        )
     problems += [f"{word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0]
     if queue.backoff.multiplier < 1:
         problems.append("backoff.multiplier must be at least 1")

@@ -18,10 +18,14 @@ from typing import Any
 import msgspec
 
 from penstock.database import Database, struct_of
+from penstock.io.tasks import slices
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.schema import query
 
 FIGURES = query("figures")
+ALL_FIGURES = FIGURES.replace("= ANY ($1::int[])", "IS NOT NULL")
+MAX_SOUGHT = 1000  # for more queues, reading all is faster
+ROWS_PER_SLICE = 500  # some milliseconds
 BACKLOG = query("backlog")
 OLDEST = query("oldest_messages")
 LOOKED_AT_PARTITIONS = 200  # of a group, for how long its oldest message waits
@@ -94,16 +98,24 @@ class Figures:
         self._database = database
 
     async def queues(self, ids: list[int] | None = None) -> list[QueueFigures]:
-        """By name, and so are their groups."""
+        """By name, and so are their groups. There may be many: others get a turn in between."""
+        if ids is not None and len(ids) <= MAX_SOUGHT:
+            return await self._read(await self._database.browse(FIGURES, ids))
+        queues = await self._read(await self._database.browse(ALL_FIGURES))
+        wanted = None if ids is None else set(ids)
+        return [queue for queue in queues if wanted is None or queue.id in wanted]
+
+    async def _read(self, rows: list[Any]) -> list[QueueFigures]:
         queues: dict[int, QueueFigures] = {}
-        for row in await self._database.browse(FIGURES, ids):
-            queue = queues.get(row["id"])
-            if queue is None:
-                queue = queues[row["id"]] = struct_of(
-                    QueueFigures, row, dead_letters=row["queue_letters"], groups=[]
-                )
-            if row["group_id"] is not None:
-                queue.groups.append(_group(row))
+        async for some in slices(rows, ROWS_PER_SLICE):
+            for row in some:
+                queue = queues.get(row["id"])
+                if queue is None:
+                    queue = queues[row["id"]] = struct_of(
+                        QueueFigures, row, dead_letters=row["queue_letters"], groups=[]
+                    )
+                if row["group_id"] is not None:
+                    queue.groups.append(_group(row))
         return list(queues.values())
 
     async def waits(

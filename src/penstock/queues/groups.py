@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.database import Database, struct_of
 from penstock.errors import NotFound
+from penstock.io.tasks import slices
 from penstock.queues.catalog import check_text
 from penstock.queues.consumers import Consumers
 from penstock.queues.context import QueueContext
@@ -24,6 +25,7 @@ from penstock.queues.schema import query
 
 PARTITIONS_PER_STEP = 1000
 MAX_LAGGING_PARTITIONS = 10_000  # looked at for a time lag
+ROWS_PER_SLICE = 250  # some milliseconds
 LATE_SECONDS = 300.0  # messages that wait longer make a group late
 
 LAG = query("group_lag")
@@ -111,7 +113,8 @@ class Groups:
                 backlogs.get(row["id"], Backlog()),
                 members.get((row["queue"], row["name"]), 0),
             )
-            for row in rows
+            async for some in slices(rows, ROWS_PER_SLICE)
+            for row in some
             if row["id"] in figures  # else it was deleted meanwhile
         ]
 

@@ -44,6 +44,7 @@ FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
 DOWN_SECONDS = 0.5
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
 MAX_ATTEMPTS = 4  # of a push whose queue changed meanwhile
+MAX_FIRINGS = 100  # before a change is refused, since more and more is due
 SCHEDULES_PER_LOOK = 100
 KEPT_RUNS, SHOWN_RUNS = 10, 5
 
@@ -137,8 +138,8 @@ class Schedules:
         return self._schedule(_one(await self._database.read(READ, name), name))
 
     async def put(self, name: str, wanted: Definition) -> Schedule:
-        """Create a schedule, or change it. As long as cron and time zone stay, so does what is due:
-        to say the same again at any moment loses no run.
+        """Create a schedule, or change it. The next run stays the same as long as cron and time
+        zone do. A change of them applies from now on: what was due before is pushed first.
         """
         for kind, text in (
             ("schedule", name),
@@ -152,8 +153,14 @@ class Schedules:
         async def work(connection: Any) -> Any:
             row = await connection.fetchrow(LOCKED, name)
             next_at = row and row["next_at"]
-            if not next_at or (row["cron"], row["timezone"]) != (wanted.cron, wanted.timezone):
-                next_at = cron.after(await connection.fetchval("SELECT clock_timestamp()"))
+            same = row and (row["cron"], row["timezone"]) == (wanted.cron, wanted.timezone)
+            if row and _is_due(row) and (wanted.paused or not same):
+                return None
+            overdue = next_at is not None and next_at <= row["now"]  # its queue is full
+            if next_at is None or not (same or overdue):
+                # From the moment at which nothing was due: later, a run could be passed over.
+                now = row["now"] if row else await connection.fetchval("SELECT clock_timestamp()")
+                next_at = cron.after(now)
             return await connection.fetchrow(
                 PUT,
                 *(name, wanted.cron, wanted.timezone, wanted.queue, wanted.partition),
@@ -161,23 +168,36 @@ class Schedules:
                 None if wanted.paused else next_at,
             )
 
-        row = await self._database.transact(work)
+        row = await self._change(name, work)
         self._signals.changed()
         return self._schedule(row)
 
     async def pause(self, name: str, paused: bool = True) -> Schedule:
-        """Or go on from now: what was due meanwhile is not made up for."""
+        """Pause a schedule, or resume it from now: runs that were due in between are not made up
+        for. What was due before the pause is pushed first.
+        """
 
         async def work(connection: Any) -> Any:
             row = _one(await connection.fetch(LOCKED, name), name)
             if row["paused"] == paused:
                 return row
+            if paused and _is_due(row):
+                return None
             next_at = None if paused else Cron(row["cron"], row["timezone"]).after(row["now"])
             return await connection.fetchrow(PAUSE, name, paused, next_at)
 
-        row = await self._database.transact(work)
+        row = await self._change(name, work)
         self._signals.changed()
         return self._schedule(row)
+
+    async def _change(self, name: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Run `work` in a transaction. While it returns None, push what is due and try again."""
+        for _ in range(MAX_FIRINGS):
+            row = await self._database.transact(work)
+            if row is not None:
+                return row
+            await self._fire_one(name)
+        raise Unavailable(f"schedule '{name}' still pushes the runs that it missed; try again")
 
     async def delete(self, name: str) -> None:
         sql = "DELETE FROM schedules WHERE name = $1 RETURNING name"
@@ -343,6 +363,11 @@ def _one(rows: list[Any], name: str) -> Any:
     if not rows:
         raise NotFound(f"Schedule not found: {name}")
     return rows[0]
+
+
+def _is_due(row: Any) -> bool:
+    """Whether a run can be pushed now."""
+    return row["look_at"] is not None and bool(row["look_at"] <= row["now"])
 
 
 def _id(name: str, due: datetime) -> str:

@@ -2,6 +2,7 @@
 history.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 
 from penstock.database import struct_of
 from penstock.errors import NotFound
+from penstock.io.tasks import slices
 from penstock.queues.catalog import info_of
 from penstock.queues.context import QueueContext
 from penstock.queues.figures import Figures, QueueFigures
@@ -16,6 +18,11 @@ from penstock.queues.schema import query
 from penstock.queues.types import QueueInfo
 
 QUEUES = query("queues")
+COUNT = """SELECT count(*) FROM queues
+            WHERE deleted_at IS NULL AND ($1::text IS NULL OR name = $1)
+              AND ($2::text IS NULL OR namespace = $2) AND ($3::text IS NULL OR task = $3)"""
+TASKS = "SELECT count(DISTINCT nullif(task, '')) FROM queues WHERE deleted_at IS NULL"
+ROWS_PER_SLICE = 250  # some milliseconds
 
 PARTITIONS = query("queue_partitions")
 RATES = query("rates")
@@ -58,6 +65,15 @@ class Counts(msgspec.Struct):
         )
 
 
+class QueueFilter(msgspec.Struct, frozen=True):
+    """Which queues; None = all of them."""
+
+    namespace: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    before: int | None = None  # those of a lower number: the cursor of a page
+
+
 class QueueStatus(msgspec.Struct):
     """A queue as configured, and its counts."""
 
@@ -65,6 +81,23 @@ class QueueStatus(msgspec.Struct):
     partitions: int
     counts: Counts
     figures: QueueFigures
+
+
+class QueueStatusPage(msgspec.Struct):
+    queues: list[QueueStatus]
+    next: int | None  # for `QueueFilter.before` of the page behind; None: there is none
+
+
+class QueueTotals(msgspec.Struct):
+    """Sums over queues."""
+
+    name: str  # what they have in common
+    queues: int = 0
+    partitions: int = 0
+    counts: Counts = msgspec.field(default_factory=lambda: _no_counts())
+
+    def add(self, counts: Counts) -> None:
+        self.counts = total([self.counts, counts])
 
 
 class PartitionStatus(msgspec.Struct):
@@ -161,27 +194,57 @@ class Status:
         self._database, self._catalog = context.database, context.catalog
         self._figures = figures
 
-    async def queues(
-        self, namespace: str | None = None, task: str | None = None, queue: str | None = None
-    ) -> list[QueueStatus]:
-        """Every queue with its counts, the newest first."""
-        infos = [
-            info_of(row) for row in await self._database.browse(QUEUES, queue, namespace, task)
-        ]
-        ids = [info.id for info in infos]
+    async def page(self, wanted: QueueFilter, limit: int, offset: int = 0) -> QueueStatusPage:
+        """Queues with their counts, the newest first. Others get a turn while a large page is
+        made.
+        """
+        rows = await self._database.browse(
+            QUEUES, wanted.queue, wanted.namespace, wanted.task, wanted.before, limit, offset
+        )
+        ids = [row["id"] for row in rows]
         partitions = await self._catalog.partition_counts(ids)
         figures = {one.id: one for one in await self._figures.queues(ids)}
-        return [
-            QueueStatus(info, partitions.get(info.id, 0), Counts.of(one), one)
-            for info in infos
-            if (one := figures.get(info.id)) is not None  # None: deleted meanwhile
+        queues = [
+            QueueStatus(info_of(row), partitions.get(row["id"], 0), Counts.of(one), one)
+            async for some in slices(rows, ROWS_PER_SLICE)
+            for row in some
+            if (one := figures.get(row["id"])) is not None  # None: deleted meanwhile
         ]
+        return QueueStatusPage(queues, ids[-1] if ids and len(ids) == limit else None)
+
+    async def count(self, wanted: QueueFilter) -> int:
+        rows = await self._database.browse(COUNT, wanted.queue, wanted.namespace, wanted.task)
+        return int(rows[0][0])
 
     async def queue(self, queue: str) -> QueueStatus:
-        statuses = await self.queues(queue=queue)
-        if not statuses:
+        page = await self.page(QueueFilter(queue=queue), 1)
+        if not page.queues:
             raise NotFound(f"Queue not found: {queue}")
-        return statuses[0]
+        return page.queues[0]
+
+    async def totals(
+        self, wanted: QueueFilter, by: Callable[[QueueFigures], str]
+    ) -> list[QueueTotals]:
+        """Sums over all queues that are wanted, by what `by` says of a queue."""
+        figures = [
+            one
+            for one in await self._figures.queues()
+            if wanted.queue in (None, one.name)
+            and wanted.namespace in (None, one.namespace)
+            and wanted.task in (None, one.task)
+        ]
+        partitions = await self._catalog.partition_counts([one.id for one in figures])
+        sums: dict[str, QueueTotals] = {}
+        async for some in slices(figures, ROWS_PER_SLICE):
+            for one in some:
+                name = by(one)
+                row = sums.get(name)
+                if row is None:
+                    row = sums[name] = QueueTotals(name)
+                row.queues += 1
+                row.partitions += partitions.get(one.id, 0)
+                row.add(Counts.of(one))
+        return sorted(sums.values(), key=lambda row: row.name)
 
     async def partitions(
         self, status: QueueStatus, limit: int = 1000, offset: int = 0
@@ -215,14 +278,15 @@ class Status:
         )
 
     async def overview(self) -> Overview:
-        queues = await self.queues()
+        namespaces = await self.totals(QueueFilter(), lambda queue: queue.namespace)
+        tasks = (await self._database.browse(TASKS))[0][0]
         rates = (await self._database.browse(RATES))[0]
         return Overview(
-            queues=len(queues),
-            partitions=sum(queue.partitions for queue in queues),
-            namespaces=len({queue.info.namespace for queue in queues if queue.info.namespace}),
-            tasks=len({queue.info.task for queue in queues if queue.info.task}),
-            messages=total([queue.counts for queue in queues]),
+            queues=sum(one.queues for one in namespaces),
+            partitions=sum(one.partitions for one in namespaces),
+            namespaces=sum(bool(one.name) for one in namespaces),
+            tasks=tasks,
+            messages=total([one.counts for one in namespaces]),
             pushed_per_second=rates["pushed"],
             completed_per_second=rates["completed"],
         )
@@ -270,3 +334,7 @@ def total(counts: list[Counts]) -> Counts:
     """The sum of the counts of several queues."""
     names = Counts.__struct_fields__
     return Counts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
+
+
+def _no_counts() -> Counts:
+    return Counts(*(0 for _ in Counts.__struct_fields__))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,10 @@ def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="package")
 def azure() -> Iterator[dict[str, str]]:
-    azurite = shutil.which("azurite-blob", path=os.environ.get("PENSTOCK_AZURITE"))
+    installed = Path(sys.prefix, "azurite", "node_modules", ".bin")
+    azurite = shutil.which("azurite-blob", path=f"{installed}:{os.environ['PATH']}")
     if azurite is None:
-        pytest.skip(
-            "Azure Blob Storage needs Azurite: npm install --prefix DIRECTORY azurite, "
-            "and its node_modules/.bin in PENSTOCK_AZURITE or in PATH"
-        )
+        pytest.skip("needs Azurite: tools/test-programs installs it with npm")
     with azure_server(azurite) as env:
         yield env
 

@@ -136,7 +136,11 @@ def test_pages_of_the_broker_and_programs_that_are_no_browsers_pass(
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""),
+        *("other.local", "a.svc.evil.example", "svc.evil", "xinternal.evil", "a b", "a/b"),
+    ],
 )
 def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
     reply = ask("GET", "/pop", f"Origin: http://{host or 'x'}", host=host)
@@ -167,6 +171,19 @@ def test_addresses_and_names_of_ours_pass(host: str) -> None:
     origins = Origins(hosts="broker.example, *.internal", bound=("bound.example",))
     assert origins.has_host(host)
     assert ask("GET", "/pop", host=host, origins=origins).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("queen", "penstock:6632", "PENSTOCK_1", "xn--bcher-kva"),
+        *("broker.internal", "a.b.localhost:80", "penstock.default.svc"),
+        *("penstock.default.svc.cluster.local.", f"{socket.gethostname().split('.')[0]}.local"),
+    ],
+)
+def test_names_that_nobody_can_register_in_the_public_dns_pass(host: str) -> None:
+    assert ask("GET", "/pop", host=host).status == 200
+    assert ask("GET", "/pop", "Origin: http://evil.example", host=host).status == 403
 
 
 def test_names_are_not_looked_at_when_tokens_are_asked_for_or_all_are_listed() -> None:

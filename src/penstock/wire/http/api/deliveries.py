@@ -42,6 +42,8 @@ class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     task: str | None = None
     autopilot: bool = False
 
+    refuse_misspelled: ClassVar = True  # a pop without its group takes messages of another one
+
 
 class AckItem(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str
@@ -79,8 +81,22 @@ class ExtendBody(msgspec.Struct):
     texts: ClassVar = {"seconds": "seconds must be a whole number"}
 
 
-read_ack = body_decoder(AckBody)
-read_acks = body_decoder(AckBatchBody)
+class StrictAckItem(AckItem, gc=False, forbid_unknown_fields=True):
+    """An acknowledgement without other fields."""
+
+
+class StrictAckBody(AckBody, forbid_unknown_fields=True):
+    """A body without other fields."""
+
+
+class StrictAckBatchBody(AckBatchBody, forbid_unknown_fields=True):
+    """A body without other fields."""
+
+    acknowledgments: list[StrictAckItem]  # type: ignore[assignment]
+
+
+read_ack = body_decoder(AckBody, strict=StrictAckBody)
+read_acks = body_decoder(AckBatchBody, strict=StrictAckBatchBody)
 
 
 def _seconds(milliseconds: int) -> float:

@@ -65,7 +65,17 @@ class PushBody(msgspec.Struct, rename="camel"):
     }
 
 
-read_push = body_decoder(PushBody)
+class StrictPushItem(PushItem, gc=False, forbid_unknown_fields=True):
+    """An item without other fields."""
+
+
+class StrictPushBody(PushBody, forbid_unknown_fields=True):
+    """A body without other fields."""
+
+    items: list[StrictPushItem]  # type: ignore[assignment]
+
+
+read_push = body_decoder(PushBody, strict=StrictPushBody)
 
 
 class Queued(msgspec.Struct, gc=False):

@@ -177,7 +177,8 @@ class SystemApi:
         """Metrics as JSON."""
         broker = self._broker
         await self._state.fill()
-        samples = broker.metrics.snapshot(await self._worker_states())
+        scrape = broker.metrics.scrape(await self._worker_states())
+        samples = await asyncio.to_thread(scrape.samples)
         figures = broker.presence.figures()
         pool = PoolFigures(
             broker.database.pool_size,
@@ -204,8 +205,9 @@ class SystemApi:
     async def prometheus(self) -> Response:
         """Metrics in Prometheus text format."""
         await self._state.fill()
-        text = self._broker.metrics.text(await self._worker_states())
-        return Response(200, text, PROMETHEUS)
+        scrape = self._broker.metrics.scrape(await self._worker_states())
+        # With a thousand queues it is long: it is written beside the event loop.
+        return Response(200, await asyncio.to_thread(scrape.written), PROMETHEUS)
 
     async def _worker_states(self) -> list[State]:
         return [state for state in await asyncio.gather(*map(_state_of, self._workers)) if state]

@@ -1,6 +1,6 @@
 """Topics over HTTP: the original's endpoints to the letter, and what was added beside them."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -347,11 +347,23 @@ class TopicsApi:
 
     @route("GET", "/topics/{topic}/stream", answer_type="text/event-stream")
     async def stream(self, request: Request, topic: str, args: StreamQuery) -> StreamResponse:
-        """Follow a topic as server-sent events."""
-        log = self._topics.partition(topic, args.partition)
-        last = request.header("last-event-id")
-        position = await log.read_through(lambda: _position(log, args, last))
-        return stream_response(self._feeds, log, position)
+        """Follow a topic as server-sent events. Waits for a topic that does not exist yet."""
+        label = partition_label(topic, args.partition)
+        existed = self._find(topic, args.partition) is not None
+        start = _start(args, request.header("last-event-id"), existed=existed)
+
+        async def begin() -> tuple[Topic, int]:
+            log = await self._topics.wait_for(label)
+            return log, await log.read_through(lambda: start(log))
+
+        if not existed:
+            return stream_response(self._feeds, begin)
+        begun = await begin()  # what fails here has a status
+
+        async def continue_there() -> tuple[Topic, int]:
+            return begun
+
+        return stream_response(self._feeds, continue_there)
 
 
 # Payloads, or records that have more than that.
@@ -391,20 +403,25 @@ def _content(request: Request) -> tuple[Content, bool]:
     ), True
 
 
-def _position(topic: Topic, query: StreamQuery, last_event_id: str | None) -> int:
-    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its original
-    address.
+def _start(
+    query: StreamQuery, last_event_id: str | None, *, existed: bool
+) -> Callable[[Topic], int]:
+    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its first
+    address. All records of a topic that did not exist are new.
     """
     if last_event_id is not None and last_event_id.strip().isdecimal():
-        return int(last_event_id) + 1
+        following = int(last_event_id) + 1
+        return lambda _: following
     if query.at is not None:
-        return topic.offset_at(epoch_seconds(query.at))
-    if query.offset is None or query.offset == "earliest":
-        return topic.first_offset
-    if query.offset == "latest":
-        return topic.next_offset
+        seconds = epoch_seconds(query.at)
+        return lambda topic: topic.offset_at(seconds)
+    if query.offset == "latest" and existed:
+        return lambda topic: topic.next_offset
+    if query.offset in (None, "earliest", "latest"):
+        return lambda topic: topic.first_offset
     if not query.offset.isdecimal() or int(query.offset) >= 1 << 64:
         raise InvalidRequest(
             f"Query parameter `offset`: expected a number or `latest`, got {query.offset!r}"
         )
-    return int(query.offset)
+    offset = int(query.offset)
+    return lambda _: offset
