@@ -18,7 +18,7 @@ from tests.support.object_stores import (
 )
 from tests.support.topics import Clock, bits, everything, run
 from tests.support.wait import eventually
-from tests.topics.tier.support import fill, pass_through, read_all, tiered
+from tests.topics.tier.support import fill, pass_through, read_all, tiered, unique
 
 pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
 
@@ -269,7 +269,7 @@ def test_an_address_that_would_mean_another_place_is_refused(address: str, why: 
 
 @pytest.mark.parametrize("prefix", ["a b", "ü/ß", "a+b&c=d'e", "x%y"])
 def test_a_prefix_may_have_odd_characters(tmp_path: Path, s3_address: str, prefix: str) -> None:
-    address = f"s3://{BUCKET}/{tmp_path.name}/{prefix}"
+    address = f"s3://{BUCKET}/{unique(tmp_path)}/{prefix}"
 
     async def body() -> None:
         async with tiered(tmp_path / "data", address) as store:
