@@ -156,7 +156,7 @@ def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awai
 
 
 def _refuse_ended(topic: Topic) -> None:
-    if topic.appends.deleted:
+    if topic.deleted:
         raise Conflict(f"topic {topic.name!r} was deleted")
     if topic.ending:
         raise Unavailable("the broker is stopping")

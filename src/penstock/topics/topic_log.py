@@ -1,10 +1,10 @@
 """What everything that serves topics talks to: the log of one partition.
 
-    append_batch, append_records, append, append_arrays     write, answered when it is durable
-    read, batches, read_or_wait, read_through               read; at once, or when the tier answers
-    offset_at, first_offset, next_offset                    find, and bounds
-    subscribe, wait_for                                     watch
-    seal, expect, stop, mark_deleted                        maintain
+    append, append_records, append_batch                write, answered when it is durable
+    read, batches, timestamps, records_from             read
+    read_or_wait, read_through                          the same at once, or when the tier answers
+    first_offset, next_offset, offset_at                bounds, and the offset of a time
+    subscribe, wait_for                                 watch
 
 A call that reads returns at once when what it needs is on this disk or in the cache, and raises
 `NotCached` otherwise: `read_or_wait` and `read_through` then wait for it in a thread.
@@ -65,11 +65,13 @@ class TopicLog(Protocol):
         strict: bool = False,
     ) -> Batch: ...
 
-    def batches(self, offset: int, max_bytes: int) -> FetchedBatches: ...
+    def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
+        """Kafka's record batches, whole and at least one."""
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray: ...
 
-    def offset_at(self, timestamp: float) -> int: ...
+    def offset_at(self, timestamp: float) -> int:
+        """The first offset of this time or later, seconds since 1970; or `next_offset`."""
 
     def records_from(self, offset: int) -> int: ...
 
@@ -81,4 +83,9 @@ class TopicLog(Protocol):
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
-    async def wait_for(self, offset: int, timeout: float | None = None) -> bool: ...
+    async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
+        """Until `offset` can be read (True), or the time is over (False); `NotFound` when the topic
+        is deleted."""
+
+    @property
+    def deleted(self) -> bool: ...
