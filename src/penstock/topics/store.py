@@ -27,6 +27,7 @@ from typing import NamedTuple
 from penstock.config.schema import Topics
 from penstock.errors import (
     Conflict,
+    Damaged,
     InvalidRequest,
     NotFound,
     PenstockError,
@@ -47,6 +48,7 @@ from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
+from penstock.topics.key_compaction import compact_by_key
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.tier.tier import Tier
@@ -441,8 +443,9 @@ class TopicStore:
                 continue
             try:
                 await retain(topic, self._context, self.tier)
+                await compact_by_key(topic, self._context)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageError, Conflict, NotFound) as error:
+            except (StorageError, Conflict, NotFound, Damaged, Unavailable) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)
 
 
