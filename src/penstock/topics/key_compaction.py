@@ -49,7 +49,12 @@ async def compact_by_key(topic: Topic, context: Context) -> int:
         return 0
     async with topic.maintenance:
         await finish_or_undo_swap(topic, context)
-        sealed = [one for one in topic.segments[:-1] if isinstance(one, BatchSegment)]
+        archived = topic.archived_offset
+        sealed = [
+            one
+            for one in topic.segments[:-1]
+            if isinstance(one, BatchSegment) and (archived is None or one.end <= archived)
+        ]
         dirty = sum(one.data_size for one in sealed if not one.compacted)
         if not dirty or dirty < MIN_DIRTY_SHARE * sum(one.data_size for one in sealed):
             return 0
