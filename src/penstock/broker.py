@@ -87,6 +87,7 @@ class Broker:
         self.config = config
         self.origins = origins or {}
         self.owner = owner
+        self.starting = False  # some of its listeners or workers are not ready yet
         self.draining = False  # about to stop: whoever asks whether to send requests here hears no
         self.metrics = Metrics(config.metrics.max_series)
         self._began = time.monotonic()

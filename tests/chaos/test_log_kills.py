@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.support.form import SOAK
-from tests.support.topics import FORMATS, everything, run, running
+from tests.support.topics import FORMATS, everything, running
 
 CHILD = """
 import asyncio, sys
@@ -45,7 +45,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("policy", ["group", "interval"])
-def test_kill_9_while_producing_loses_nothing_acknowledged(
+async def test_kill_9_while_producing_loses_nothing_acknowledged(
     tmp_path: Path, policy: str, form: str
 ) -> None:
     random = Random(policy)
@@ -87,5 +87,5 @@ def test_kill_9_while_producing_loses_nothing_acknowledged(
                 assert numbers.count(last) == last % 7 + 1, "part of a batch is there"
                 return last + 1
 
-        next_batch = run(check())
+        next_batch = await check()
     assert len(acked) > 30

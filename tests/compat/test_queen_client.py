@@ -5,14 +5,15 @@ operation of it.
 import asyncio
 import signal
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from queen import Queen
 
-from tests.conftest import fresh_database
+from tests.conftest import create_database, fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
@@ -35,19 +36,15 @@ def queue() -> str:
     return f"q-{uuid.uuid4().hex[:12]}"
 
 
-def with_queen(
-    broker: BrokerProcess, body: Callable[[Queen], Awaitable[None]], **options: Any
-) -> None:
-    """Run an async test body with a client; it takes over the signals, so they are given back."""
+@asynccontextmanager
+async def with_queen(broker: BrokerProcess, **options: Any) -> AsyncIterator[Queen]:
+    """Connect a client. It takes over the signals, which are given back."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    async def run() -> None:
+    try:
         async with asyncio.timeout(40):
             async with Queen(url=broker.url, **options) as queen:
-                await body(queen)
-
-    try:
-        asyncio.run(run())
+                yield queen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -71,8 +68,8 @@ async def drained(
 # -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue):
+    async with with_queen(broker) as queen:
         made = await queen.queue(queue).create()
         assert made["configured"] is True
         assert made["queue"] == queue
@@ -87,11 +84,9 @@ def test_a_queue_is_created_with_the_clients_defaults_and_options(broker, queue)
         assert (made["namespace"], made["task"]) == ("shop", "bill")
         assert (made["options"]["leaseTime"], made["options"]["retryLimit"]) == (7, 1)
 
-    with_queen(broker, body)
 
-
-def test_an_unknown_option_is_refused_by_name(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_an_unknown_option_is_refused_by_name(broker, queue):
+    async with with_queen(broker) as queen:
         with pytest.raises(Exception, match="leaseTimes"):
             await queen.queue(queue).config({"lease_times": 7}).create()
         errors = []
@@ -103,17 +98,13 @@ def test_an_unknown_option_is_refused_by_name(broker, queue):
         assert answer["success"] is False
         assert "leaseTimes" in errors[0]
 
-    with_queen(broker, body)
 
-
-def test_a_queue_is_deleted_with_what_it_held(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_queue_is_deleted_with_what_it_held(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": 1})
         assert (await queen.queue(queue).delete())["deleted"] is True
         assert await queen.queue(queue).wait(False).pop() == []
         assert (await queen.queue(queue).delete())["existed"] is False
-
-    with_queen(broker, body)
 
 
 # -- push and pop
@@ -123,8 +114,8 @@ def test_a_queue_is_deleted_with_what_it_held(broker, queue):
 @pytest.mark.parametrize(
     "payload", [{"a": 1}, {}, [], [1, 2], "text", 7, 1.5, True, None, {"ä": "\u0000\U0001f600"}]
 )
-def test_any_payload_comes_back_as_it_was(broker, queue, payload):
-    async def body(queen: Queen) -> None:
+async def test_any_payload_comes_back_as_it_was(broker, queue, payload):
+    async with with_queen(broker) as queen:
         (result,) = await queen.queue(queue).push({"data": payload})
         assert result["status"] == "queued"
         assert result["queueName"] == queue
@@ -138,11 +129,9 @@ def test_any_payload_comes_back_as_it_was(broker, queue, payload):
         assert (await queen.ack(message))["success"] is True
         assert await queen.queue(queue).wait(False).pop() == []
 
-    with_queen(broker, body)
 
-
-def test_duplicates_are_told_apart_and_the_callbacks_are_called(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_duplicates_are_told_apart_and_the_callbacks_are_called(broker, queue):
+    async with with_queen(broker) as queen:
         reported: dict[str, list[Any]] = {"success": [], "duplicate": []}
 
         async def success(items: list[Any]) -> None:
@@ -159,21 +148,17 @@ def test_duplicates_are_told_apart_and_the_callbacks_are_called(broker, queue):
         assert [item["payload"] for item in reported["success"]] == ["a", "b"]
         assert [item["payload"] for item in reported["duplicate"]] == ["a"]
 
-    with_queen(broker, body)
 
-
-def test_a_trace_id_travels_with_the_message(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_trace_id_travels_with_the_message(broker, queue):
+    async with with_queen(broker) as queen:
         trace = str(uuid.uuid4())
         await queen.queue(queue).push([{"data": 1, "traceId": trace}, {"data": 2}])
         messages = await queen.queue(queue).batch(2).wait(False).pop()
         assert [message["traceId"] for message in messages] == [trace, None]
 
-    with_queen(broker, body)
 
-
-def test_a_buffered_push_arrives_after_a_flush_and_when_its_batch_is_full(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_buffered_push_arrives_after_a_flush_and_when_its_batch_is_full(broker, queue):
+    async with with_queen(broker) as queen:
         options = {"message_count": 100, "time_millis": 60_000}
         for number in range(5):
             answer = await queen.queue(queue).buffer(options).push({"data": number})
@@ -189,11 +174,9 @@ def test_a_buffered_push_arrives_after_a_flush_and_when_its_batch_is_full(broker
             range(250)
         )
 
-    with_queen(broker, body)
 
-
-def test_a_waiting_pop_is_woken_by_a_push(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_waiting_pop_is_woken_by_a_push(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).create()
         waiting = asyncio.create_task(queen.queue(queue).wait(True).timeout_millis(20_000).pop())
         await asyncio.sleep(0.1)
@@ -203,11 +186,9 @@ def test_a_waiting_pop_is_woken_by_a_push(broker, queue):
         assert message["data"] == "now"
         assert asyncio.get_running_loop().time() - began < 15
 
-    with_queen(broker, body)
 
-
-def test_partitions_are_popped_by_name_and_several_at_once_under_one_lease(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_partitions_are_popped_by_name_and_several_at_once_under_one_lease(broker, queue):
+    async with with_queen(broker) as queen:
         for name in ("p 1", "p2", "p3"):
             await (
                 queen.queue(queue)
@@ -221,11 +202,9 @@ def test_partitions_are_popped_by_name_and_several_at_once_under_one_lease(broke
         assert len({message["leaseId"] for message in rest}) == 1
         assert len({message["partitionId"] for message in rest}) == 2
 
-    with_queen(broker, body)
 
-
-def test_queues_of_a_namespace_or_task_are_popped_together(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_queues_of_a_namespace_or_task_are_popped_together(broker, queue):
+    async with with_queen(broker) as queen:
         space, task = f"ns-{queue}", f"task-{queue}"
         await queen.queue(f"{queue}-a").namespace(space).task(task).create()
         await queen.queue(f"{queue}-b").namespace(space).create()
@@ -237,15 +216,13 @@ def test_queues_of_a_namespace_or_task_are_popped_together(broker, queue):
         (message,) = await queen.queue().task(task).wait(False).pop()
         assert message["data"] == "a"
 
-    with_queen(broker, body)
-
 
 # -- consume
 # ----------------------------------------------------------------------------------------------------------
 
 
-def test_concurrent_consumers_handle_every_message_once(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_concurrent_consumers_handle_every_message_once(broker, queue):
+    async with with_queen(broker) as queen:
         for partition in range(6):
             items = [{"data": f"{partition}-{number}"} for number in range(10)]
             await queen.queue(queue).partition(f"p{partition}").push(items)
@@ -270,11 +247,9 @@ def test_concurrent_consumers_handle_every_message_once(broker, queue):
             f"{partition}-{number}" for partition in range(6) for number in range(10)
         )
 
-    with_queen(broker, body)
 
-
-def test_messages_of_a_partition_are_handled_in_order_one_at_a_time(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_messages_of_a_partition_are_handled_in_order_one_at_a_time(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push([{"data": number} for number in range(20)])
         seen: list[int] = []
 
@@ -284,21 +259,17 @@ def test_messages_of_a_partition_are_handled_in_order_one_at_a_time(broker, queu
         await queen.queue(queue).batch(5).each().limit(20).consume(handle)
         assert seen == list(range(20))
 
-    with_queen(broker, body)
 
-
-def test_each_group_gets_every_message_and_queue_mode_gets_its_own_copy(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_each_group_gets_every_message_and_queue_mode_gets_its_own_copy(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push([{"data": number} for number in range(5)])
         for group in ("billing", "a group/ä", None):
             messages = await drained(queen, queue, 5, group)
             assert [message["data"] for message in messages] == list(range(5))
 
-    with_queen(broker, body)
 
-
-def test_consume_stops_when_idle_and_calls_back(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_consume_stops_when_idle_and_calls_back(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).config({"retry_limit": 0}).create()
         await queen.queue(queue).push([{"data": "good"}, {"data": "bad"}])
         reported: dict[str, list[Any]] = {"success": [], "error": []}
@@ -322,11 +293,9 @@ def test_consume_stops_when_idle_and_calls_back(broker, queue):
         dead = await queen.queue(queue).dlq().get()
         assert [message["errorMessage"] for message in dead["messages"]] == ["no"]
 
-    with_queen(broker, body)
 
-
-def test_a_group_that_wants_new_messages_only_does_not_see_old_ones(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_group_that_wants_new_messages_only_does_not_see_old_ones(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": "old"})
         late = queen.queue(queue).group("late").subscription_mode("new").batch(10).wait(False)
         assert await late.pop() == []
@@ -339,11 +308,9 @@ def test_a_group_that_wants_new_messages_only_does_not_see_old_ones(broker, queu
             collected += [message["data"] for message in messages]
         assert sorted(collected) == ["new", "newer"]
 
-    with_queen(broker, body)
 
-
-def test_a_group_may_start_at_a_moment_or_now(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_group_may_start_at_a_moment_or_now(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": "first"})
         moment = datetime.now(UTC).isoformat()
         await queen.queue(queue).push({"data": "second"})
@@ -375,11 +342,9 @@ def test_a_group_may_start_at_a_moment_or_now(broker, queue):
         )
         assert [message["data"] for message in everything] == ["first", "second"]
 
-    with_queen(broker, body)
 
-
-def test_leases_are_renewed_while_a_message_is_handled(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_leases_are_renewed_while_a_message_is_handled(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).config({"lease_time": 1, "retry_limit": 5}).create()
         await queen.queue(queue).push({"data": 1})
         handled = 0
@@ -394,11 +359,9 @@ def test_leases_are_renewed_while_a_message_is_handled(broker, queue):
         assert handled == 1
         assert await queen.queue(queue).wait(False).pop() == []
 
-    with_queen(broker, body)
 
-
-def test_renew_answers_with_the_new_expiry(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_renew_answers_with_the_new_expiry(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push([{"data": 1}, {"data": 2}])
         messages = await queen.queue(queue).batch(2).wait(False).pop()
         renewed = await queen.renew(messages[0])
@@ -407,15 +370,13 @@ def test_renew_answers_with_the_new_expiry(broker, queue):
         assert [result["success"] for result in await queen.renew(messages)] == [True]  # one lease
         assert (await queen.renew(str(uuid.uuid4())))["success"] is False
 
-    with_queen(broker, body)
-
 
 # -- ack, transactions, dead letters
 # ----------------------------------------------------------------------------------
 
 
-def test_a_failed_message_beside_completed_ones_comes_back_alone(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_failed_message_beside_completed_ones_comes_back_alone(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).config({"retry_delay": 0}).create()
         await queen.queue(queue).push([{"data": number} for number in range(3)])
         messages = await queen.queue(queue).batch(3).wait(False).pop()
@@ -424,11 +385,9 @@ def test_a_failed_message_beside_completed_ones_comes_back_alone(broker, queue):
         (again,) = await queen.queue(queue).batch(3).wait(True).timeout_millis(3000).pop()
         assert again["data"] == 1
 
-    with_queen(broker, body)
 
-
-def test_a_message_that_keeps_failing_ends_among_the_dead_letters(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_message_that_keeps_failing_ends_among_the_dead_letters(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).config({"retry_limit": 1, "retry_delay": 0}).create()
         await queen.queue(queue).partition("p").push([{"data": "poison"}, {"data": "fine"}])
         for _ in range(2):
@@ -454,11 +413,9 @@ def test_a_message_that_keeps_failing_ends_among_the_dead_letters(broker, queue)
         assert (await queen.queue(queue).dlq().to(tomorrow).get())["total"] == 1
         assert (await queen.queue(queue).dlq().offset(1).get())["messages"] == []
 
-    with_queen(broker, body)
 
-
-def test_a_transaction_acknowledges_and_pushes_together(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_transaction_acknowledges_and_pushes_together(broker, queue):
+    async with with_queen(broker) as queen:
         onward = f"{queue}-next"
         await queen.queue(queue).push({"data": 1})
         (message,) = await queen.queue(queue).wait(False).pop()
@@ -477,11 +434,9 @@ def test_a_transaction_acknowledges_and_pushes_together(broker, queue):
             outcome["data"] for outcome in await queen.queue(onward).batch(5).wait(False).pop()
         ] == ["a", "b"]
 
-    with_queen(broker, body)
 
-
-def test_a_transaction_that_cannot_be_applied_changes_nothing(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_transaction_that_cannot_be_applied_changes_nothing(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": 1})
         (message,) = await queen.queue(queue).wait(False).pop()
         stranger = {**message, "transactionId": "nobody"}
@@ -497,11 +452,9 @@ def test_a_transaction_that_cannot_be_applied_changes_nothing(broker, queue):
         )
         assert done["success"] is True
 
-    with_queen(broker, body)
 
-
-def test_a_lost_lease_is_told_when_acknowledging(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_a_lost_lease_is_told_when_acknowledging(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": 1})
         (message,) = await queen.queue(queue).wait(False).pop()
         answer = await queen.ack({**message, "leaseId": str(uuid.uuid4())})
@@ -509,15 +462,13 @@ def test_a_lost_lease_is_told_when_acknowledging(broker, queue):
         answer = await queen.ack({**message, "transactionId": "nobody"})
         assert answer == {"success": False, "error": "Message not found"}
 
-    with_queen(broker, body)
-
 
 # -- traces, groups, administration
 # -----------------------------------------------------------------------------------
 
 
-def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).push({"data": {"order": 7}})
         reported = []
 
@@ -549,11 +500,9 @@ def test_traces_are_attached_to_messages_and_found_by_name(broker, queue):
         assert {"trace_name", "trace_count", "message_count", "last_seen"} <= names[0].keys()
         assert f"t-{queue}" in [name["trace_name"] for name in names]
 
-    with_queen(broker, body)
 
-
-def test_groups_are_listed_moved_and_deleted(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_groups_are_listed_moved_and_deleted(broker, queue):
+    async with with_queen(broker) as queen:
         group = f"g-{queue}"
         await queen.queue(queue).push([{"data": number} for number in range(3)])
         await drained(queen, queue, 3, group)
@@ -576,11 +525,9 @@ def test_groups_are_listed_moved_and_deleted(broker, queue):
         assert (await queen.delete_consumer_group(group))["success"] is True
         assert len(await queen.queue(queue).group(group).batch(10).wait(False).pop()) == 3
 
-    with_queen(broker, body)
 
-
-def test_messages_are_listed_looked_at_retried_put_aside_and_deleted(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_messages_are_listed_looked_at_retried_put_aside_and_deleted(broker, queue):
+    async with with_queen(broker) as queen:
         await queen.queue(queue).config({"retry_limit": 0}).create()
         await queen.queue(queue).push(
             [{"data": number, "transactionId": f"m{number}"} for number in range(3)]
@@ -603,11 +550,9 @@ def test_messages_are_listed_looked_at_retried_put_aside_and_deleted(broker, que
         messages = await drained(queen, queue, 2)
         assert sorted(message["data"] for message in messages) == [0, 2]
 
-    with_queen(broker, body)
 
-
-def test_an_operator_sees_queues_partitions_and_status(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_an_operator_sees_queues_partitions_and_status(broker, queue):
+    async with with_queen(broker) as queen:
         admin = queen.admin
         await queen.queue(queue).namespace("ops").task("look").create()
         await queen.queue(queue).partition("p1").push([{"data": 1}, {"data": 2}])
@@ -640,11 +585,9 @@ def test_an_operator_sees_queues_partitions_and_status(broker, queue):
         await admin.clear_queue(queue, "p1")
         assert await queen.queue(queue).wait(False).pop() == []
 
-    with_queen(broker, body)
 
-
-def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
-    async def body(queen: Queen) -> None:
+async def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
+    async with with_queen(broker) as queen:
         admin = queen.admin
         await queen.queue(queue).push({"data": "before"})
         assert (await admin.set_maintenance_mode(True))["maintenanceMode"] is True
@@ -671,22 +614,17 @@ def test_maintenance_buffers_pushes_and_holds_pops(broker, queue):
         (message,) = await queen.queue(queue).wait(True).timeout_millis(10_000).pop()
         assert message["data"] == "held"
 
-    with_queen(broker, body)
 
-
-def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
+async def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    async def run() -> None:
+    try:
         async with Queen(
             urls=["http://127.0.0.1:1", broker.url], load_balancing_strategy="round-robin"
         ) as queen:
             for number in range(4):
                 await queen.queue(queue).push({"data": number})
             assert len(await drained(queen, queue, 4)) == 4
-
-    try:
-        asyncio.run(run())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -696,11 +634,12 @@ def test_a_client_with_two_urls_goes_on_when_one_is_dead(broker, queue):
 # ---------------------------------------------------------------------------------------------------
 
 
-def test_the_clients_bearer_token_lets_it_in_and_names_the_producer(postgres, tmp_path, queue):
+async def test_the_clients_bearer_token_lets_it_in_and_names_the_producer(
+    postgres, tmp_path, queue
+):
     env = {"JWT_ENABLED": "true", "JWT_SECRET": SECRET}
-    with BrokerProcess(tmp_path, database_url=fresh_database(postgres), env=env) as guarded:
-
-        async def body(queen: Queen) -> None:
+    with BrokerProcess(tmp_path, database_url=await create_database(postgres), env=env) as guarded:
+        async with with_queen(guarded, bearer_token=token("read-write", "alice")) as queen:
             await queen.queue(queue).create()
             await queen.queue(queue).partition("p").push([{"data": {"n": 1}}])
             [message] = await drained(queen, queue, 1)
@@ -708,10 +647,6 @@ def test_the_clients_bearer_token_lets_it_in_and_names_the_producer(postgres, tm
             with pytest.raises(Exception, match="needs the role admin"):
                 await queen.queue(queue).delete()
 
-        with_queen(guarded, body, bearer_token=token("read-write", "alice"))
-
-        async def refused(queen: Queen) -> None:
+        async with with_queen(guarded) as queen:
             with pytest.raises(Exception, match="Authentication required"):
                 await queen.queue(queue).create()
-
-        with_queen(guarded, refused)

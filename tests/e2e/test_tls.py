@@ -2,7 +2,6 @@
 errors at the start.
 """
 
-import asyncio
 import json
 import os
 import shutil
@@ -41,7 +40,7 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def test_every_way_in_speaks_tls_and_renews_its_certificate(
+async def test_every_way_in_speaks_tls_and_renews_its_certificate(
     database_url: str, tmp_path: Path
 ) -> None:
     authority = Authority()
@@ -59,15 +58,12 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(
         http, tcp, websocket = (port_of(address) for address in broker.addresses.values())
         trust = client_context(ca)
 
-        async def clients() -> None:
-            async with Client(f"https://localhost:{http}", ca=ca) as client:
-                await client.push("orders", {"id": 7})
-                (taken,) = await client.pop("orders", wait=10, auto_ack=True)
-                assert taken.data == {"id": 7}
-            async with TopicClient(f"tls://localhost:{tcp}", ca=ca) as topics:
-                await topics.produce("t", b"one", b"two")
-
-        asyncio.run(clients())
+        async with Client(f"https://localhost:{http}", ca=ca) as client:
+            await client.push("orders", {"id": 7})
+            (taken,) = await client.pop("orders", wait=10, auto_ack=True)
+            assert taken.data == {"id": 7}
+        async with TopicClient(f"tls://localhost:{tcp}", ca=ca) as topics:
+            await topics.produce("t", b"one", b"two")
         with httpx.stream(
             "GET", f"https://localhost:{http}/topics/t/stream?offset=1", verify=trust, timeout=20
         ) as events:
@@ -115,7 +111,7 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(
                         broker.kill()
 
         with pytest.raises(PenstockError):
-            asyncio.run(under_load())
+            await under_load()
         broker.start()
 
         async def after() -> int:
@@ -124,7 +120,7 @@ def test_every_way_in_speaks_tls_and_renews_its_certificate(
             async with TopicClient(f"tls://localhost:{tcp}", tls=context) as topics:
                 return await topics.next_offset("t")
 
-        assert asyncio.run(after()) > answered[-1]
+        assert await after() > answered[-1]
 
 
 def test_a_certificate_that_cannot_be_used_ends_the_start_with_a_reason(tmp_path: Path) -> None:

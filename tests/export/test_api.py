@@ -224,21 +224,24 @@ def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
     )
 
 
-def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):
-    async def fill() -> None:
-        async with (
-            ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination,
-            exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running,
-        ):
-            route = running.get("r")
-            await route.push([record(0)])
-            await eventually(lambda: route.dead_letters.count == 1)
-            await route.pause()
-            for number in range(1, 10):
-                await route.push([record(number, pad=50)])
+@pytest.fixture
+async def filled(tmp_path: Path) -> Path:
+    """A directory with a stopped route: nine records wait, one is a dead letter."""
+    async with (
+        ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination,
+        exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running,
+    ):
+        route = running.get("r")
+        await route.push([record(0)])
+        await eventually(lambda: route.dead_letters.count == 1)
+        await route.pause()
+        for number in range(1, 10):
+            await route.push([record(number, pad=50)])
+    return tmp_path
 
-    asyncio.run(fill())
-    where = ("r", "--data-dir", str(tmp_path))
+
+def test_the_commands_look_into_files_check_and_repair_them(filled: Path, tmp_path: Path):
+    where = ("r", "--data-dir", str(filled))
     assert "0 problems" in cli("verify", *where)
     assert json.loads(cli("inspect", *where, "--json"))["waitingRecords"] == 9
     assert '"id": 3' in cli("inspect", *where, "--records", "3")

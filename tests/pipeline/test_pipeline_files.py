@@ -292,10 +292,9 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
 
 
-def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(
+async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(
     tmp_path: Path,
 ) -> None:
-    import asyncio
 
     now = [1000.0]
     metrics = Metrics()
@@ -313,15 +312,14 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
     assert pipelines.put("a", {"state": "running"})
     assert not pipelines.put("a", {"state": "finished"})
     again = Pipelines(tmp_path, clock=lambda: now[0])
-    asyncio.run(again.start())
+    await again.start()
     assert again.get("b")["error"] == "no such column"
     again.forget("b")
     with pytest.raises(NotFound):
         again.get("b")
 
 
-def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
-    import asyncio
+async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
 
     now = [600.0]
     pipelines = Pipelines(tmp_path, clock=lambda: now[0])
@@ -337,9 +335,9 @@ def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
     report(670, "starting", 670, 0)
     report(800, "running", 670, 7, lag=3)
     pipelines.ask_to_stop("p")
-    asyncio.run(pipelines.stop())
+    await pipelines.stop()
     again = Pipelines(tmp_path, clock=lambda: now[0])
-    asyncio.run(again.start())
+    await again.start()
     known = again.get("p")
     assert [(run["state"], run["started_at"], run["rows"]) for run in known["runs"]] == [
         ("running", 670, 7),

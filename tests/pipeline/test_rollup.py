@@ -1,6 +1,5 @@
 """rollup and dlq-report: every number against a ledger of what was really done."""
 
-import asyncio
 import json
 import random
 import re
@@ -121,7 +120,7 @@ def test_percentiles_are_within_the_stated_error_whatever_is_added_up() -> None:
     assert all(bucket_of(seconds_of(bucket)) == bucket for bucket in range(1, LAST))
 
 
-def test_the_database_sorts_into_the_same_buckets(server) -> None:
+async def test_the_database_sorts_into_the_same_buckets(server) -> None:
     draw = random.Random(3)
     latencies = sorted((round(10 ** draw.uniform(-4.3, 7), 6) for _ in range(400)), reverse=True)
 
@@ -144,7 +143,7 @@ def test_the_database_sorts_into_the_same_buckets(server) -> None:
         await connection.close()
         return [row[0] for row in one_by_one], first, counts
 
-    buckets, first, counts = asyncio.run(ask())
+    buckets, first, counts = await ask()
     assert buckets == [bucket_of(value) for value in latencies]
     spread = {first + place: count for place, count in enumerate(counts) if count}
     assert spread == dict(Counter(buckets))
@@ -186,29 +185,26 @@ def test_lag_is_told_for_every_minute_in_which_the_queue_changed() -> None:
     assert sum(row["acked"] or 0 for row in result) == 70
 
 
-def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> None:
+async def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(server) -> None:
     name = f"a-{uuid.uuid4().hex[:8]}"
     start = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
-    async def fill() -> None:
-        connection = await asyncpg.connect(
-            server.database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+    connection = await asyncpg.connect(
+        server.database_url, server_settings={"search_path": SCHEMA.search_path("penstock")}
+    )
+    for minute in range(90):
+        at = start + timedelta(minutes=minute)
+        sql = (
+            "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, "
+            "latency_buckets, "
         )
-        for minute in range(90):
-            at = start + timedelta(minutes=minute)
-            sql = (
-                "INSERT INTO analytics (minute, kind, name, group_name, pushed, acked, lag, "
-                "latency_buckets, "
-            )
-            sql += "latency_counts) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-            await connection.execute(sql, at, "queue", name, "", 10, 0, None, None, None)
-            await connection.execute(
-                sql, at, "group", name, "g", 0, 3, minute, [bucket_of(0.1), bucket_of(5)], [2, 1]
-            )
-            await connection.execute(sql, at, "topic", name, "", 7, 0, None, None, None)
-        await connection.close()
-
-    asyncio.run(fill())
+        sql += "latency_counts) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+        await connection.execute(sql, at, "queue", name, "", 10, 0, None, None, None)
+        await connection.execute(
+            sql, at, "group", name, "g", 0, 3, minute, [bucket_of(0.1), bucket_of(5)], [2, 1]
+        )
+        await connection.execute(sql, at, "topic", name, "", 7, 0, None, None, None)
+    await connection.close()
     window = f"{server.url}/api/v1/analytics?from=2026-01-31T12:00:00Z&to=2026-01-31T14:00:00Z"
     hours = call(f"{window}&queue={name}&interval=hour")["points"]
     assert [(p["time"], p["kind"], p["pushed"], p["acked"], p["lag"]) for p in hours] == [

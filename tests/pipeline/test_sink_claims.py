@@ -2,7 +2,6 @@
 alike.
 """
 
-import asyncio
 import random
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -70,82 +69,73 @@ def sinks_in(directory: Path, pool: ThreadPoolExecutor, **more: Any) -> WriteCla
     return WriteClaims(directory, pool=pool, expiry=60, **more)
 
 
-def test_topics_and_queues_keep_the_same_rules(tmp_path: Path, database_url: str) -> None:
-    async def body() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            await check_rules(sinks_in(tmp_path, pool))
-        async with running(database_url) as queues:
-            await check_rules(queues.sinks)
-            chance = random.Random(7)
-            with ThreadPoolExecutor(1) as pool, tempfile.TemporaryDirectory() as scratch:
-                files = sinks_in(Path(scratch), pool)
-                for step in range(300):
-                    asked = claim(
-                        chance.randrange(4),
-                        chance.randrange(3),
-                        chance.choice("ab"),
-                        chance.choice("rs"),
-                    )
-                    asked.app = f"random-{step // 60}"
-                    if chance.random() < 0.1:
-                        done = Commit("out", asked.app, asked.batch)
-                        await files.commit(done)
-                        await queues.sinks.commit(done)
-                    if chance.random() < 0.1:  # a restart forgets nothing
-                        files = sinks_in(Path(scratch), pool)
-                        await files.start()
-                    assert await files.claim(asked) == await queues.sinks.claim(asked), (
-                        step,
-                        asked,
-                    )
-
-    asyncio.run(body())
+async def test_topics_and_queues_keep_the_same_rules(tmp_path: Path, database_url: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        await check_rules(sinks_in(tmp_path, pool))
+    async with running(database_url) as queues:
+        await check_rules(queues.sinks)
+        chance = random.Random(7)
+        with ThreadPoolExecutor(1) as pool, tempfile.TemporaryDirectory() as scratch:
+            files = sinks_in(Path(scratch), pool)
+            for step in range(300):
+                asked = claim(
+                    chance.randrange(4),
+                    chance.randrange(3),
+                    chance.choice("ab"),
+                    chance.choice("rs"),
+                )
+                asked.app = f"random-{step // 60}"
+                if chance.random() < 0.1:
+                    done = Commit("out", asked.app, asked.batch)
+                    await files.commit(done)
+                    await queues.sinks.commit(done)
+                if chance.random() < 0.1:  # a restart forgets nothing
+                    files = sinks_in(Path(scratch), pool)
+                    await files.start()
+                assert await files.claim(asked) == await queues.sinks.claim(asked), (
+                    step,
+                    asked,
+                )
 
 
-def test_a_queue_that_was_deleted_takes_its_claims_along(database_url: str) -> None:
-    async def body() -> None:
-        async with running(database_url) as queues:
-            assert (await queues.sinks.claim(claim(0, 0, "a", "r"))).verdict == "write"
-            await queues.admin.configure("out")
-            assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "other"
-            await queues.admin.delete("out")
-            await queues.admin.configure("out")
-            assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "write"
-            await queues.database.fetch(
-                "UPDATE sink_tasks SET claimed_at = now() - interval '31 days'"
-            )
-            await queues.sinks.forget_old()
-            assert not await queues.database.fetch("SELECT 1 FROM sink_tasks")
-
-    asyncio.run(body())
+async def test_a_queue_that_was_deleted_takes_its_claims_along(database_url: str) -> None:
+    async with running(database_url) as queues:
+        assert (await queues.sinks.claim(claim(0, 0, "a", "r"))).verdict == "write"
+        await queues.admin.configure("out")
+        assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "other"
+        await queues.admin.delete("out")
+        await queues.admin.configure("out")
+        assert (await queues.sinks.claim(claim(0, 0, "b", "r"))).verdict == "write"
+        await queues.database.fetch("UPDATE sink_tasks SET claimed_at = now() - interval '31 days'")
+        await queues.sinks.forget_old()
+        assert not await queues.database.fetch("SELECT 1 FROM sink_tasks")
 
 
-def test_the_journal_of_claims_survives_damage_and_stays_small(tmp_path: Path, monkeypatch) -> None:
+async def test_the_journal_of_claims_survives_damage_and_stays_small(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("penstock.topics.write_claims.SNAPSHOT_BYTES", 1000)
     now = [1000.0]
 
-    async def body() -> None:
-        with ThreadPoolExecutor(1) as pool:
-            sinks = sinks_in(tmp_path, pool, clock=lambda: now[0])
-            await sinks.claim(Claim("out", "old", 0, 0, "a", "r"))
-            now[0] += 100
-            for batch in range(200):
-                await sinks.claim(claim(batch, 0, "a", "r"))
-            assert (tmp_path / JOURNAL).stat().st_size < 8 * 1200
-            with (tmp_path / JOURNAL).open("ab") as file:
-                file.write(b"torn")
-            sinks = sinks_in(tmp_path, pool, clock=lambda: now[0])
-            await sinks.start()
-            assert (await sinks.claim(claim(199, 0, "b", "r"))).verdict == "other"
-            assert (await sinks.claim(claim(200, 0, "b", "r"))).verdict == "write"
-            assert b"torn" not in (tmp_path / JOURNAL).read_bytes()
-            assert (
-                await sinks.claim(Claim("out", "old", 0, 0, "b", "r"))
-            ).verdict == "write"  # it had expired
-            sinks.forget("out")
-            assert (await sinks.claim(claim(0, 0, "new", "r"))).verdict == "write"
-
-    asyncio.run(body())
+    with ThreadPoolExecutor(1) as pool:
+        sinks = sinks_in(tmp_path, pool, clock=lambda: now[0])
+        await sinks.claim(Claim("out", "old", 0, 0, "a", "r"))
+        now[0] += 100
+        for batch in range(200):
+            await sinks.claim(claim(batch, 0, "a", "r"))
+        assert (tmp_path / JOURNAL).stat().st_size < 8 * 1200
+        with (tmp_path / JOURNAL).open("ab") as file:
+            file.write(b"torn")
+        sinks = sinks_in(tmp_path, pool, clock=lambda: now[0])
+        await sinks.start()
+        assert (await sinks.claim(claim(199, 0, "b", "r"))).verdict == "other"
+        assert (await sinks.claim(claim(200, 0, "b", "r"))).verdict == "write"
+        assert b"torn" not in (tmp_path / JOURNAL).read_bytes()
+        assert (
+            await sinks.claim(Claim("out", "old", 0, 0, "b", "r"))
+        ).verdict == "write"  # it had expired
+        sinks.forget("out")
+        assert (await sinks.claim(claim(0, 0, "new", "r"))).verdict == "write"
 
 
 def rows(values: list[bytes | None], *cuts: int) -> list[pa.RecordBatch]:

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import ConnectionLost
 from penstock.queues import Ack, Item, Popped, PopRequest, Queues, held_leases
 from penstock.queues import exchange as exchanging
-from tests.queues.support import answer, complete, expire_leases, pop, push, run, running, values
+from tests.queues.support import answer, complete, expire_leases, pop, push, running, values
 from tests.support.wait import eventually
 
 PARTITIONS = 6
@@ -32,30 +32,29 @@ def recorded(queues: Queues) -> list[tuple[str, tuple[Any, ...]]]:
     return calls
 
 
-def test_pops_and_acknowledgements_of_different_consumers_share_one_call(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        await push(queues, "q", 0)
-        await complete(queues, await pop(queues, "q"))  # the group and its cursors are there
-        for partition in range(PARTITIONS):
-            await push(queues, "q", 1, 2, partition=f"p{partition}")
-        taken = [await pop(queues, "q", 2) for _ in range(PARTITIONS - 1)]
-        calls = recorded(queues)
-        popped, *acked = await asyncio.gather(
-            pop(queues, "q", 2), *(answer(queues, one.messages) for one in taken)
-        )
-        released = [one.success and one.lease_released for some in acked for one in some]
-        assert (values(popped), released) == ([1, 2], [True] * 10)
-        assert [sql for sql, _ in calls] == [exchanging.SQL]
-        leases, others = calls[0][1][3], calls[0][1][7]
-        assert (len(leases), others) == (PARTITIONS - 1, None)  # and no transaction id was sent
-        again = await answer(queues, taken[0].messages)
-        assert [one.success for one in again] == [True, True]  # looked up this time
-        assert await queues.groups.lag("q", "__QUEUE_MODE__") == 2
+async def test_pops_and_acknowledgements_of_different_consumers_share_one_call(
+    queues: Queues,
+) -> None:
+    await push(queues, "q", 0)
+    await complete(queues, await pop(queues, "q"))  # the group and its cursors are there
+    for partition in range(PARTITIONS):
+        await push(queues, "q", 1, 2, partition=f"p{partition}")
+    taken = [await pop(queues, "q", 2) for _ in range(PARTITIONS - 1)]
+    calls = recorded(queues)
+    popped, *acked = await asyncio.gather(
+        pop(queues, "q", 2), *(answer(queues, one.messages) for one in taken)
+    )
+    released = [one.success and one.lease_released for some in acked for one in some]
+    assert (values(popped), released) == ([1, 2], [True] * 10)
+    assert [sql for sql, _ in calls] == [exchanging.SQL]
+    leases, others = calls[0][1][3], calls[0][1][7]
+    assert (len(leases), others) == (PARTITIONS - 1, None)  # and no transaction id was sent
+    again = await answer(queues, taken[0].messages)
+    assert [one.success for one in again] == [True, True]  # looked up this time
+    assert await queues.groups.lag("q", "__QUEUE_MODE__") == 2
 
-    run(database_url, body)
 
-
-def test_what_is_remembered_counts_only_while_nothing_has_changed(database_url: str) -> None:
+async def test_what_is_remembered_counts_only_while_nothing_has_changed(database_url: str) -> None:
     async def body(queues: Queues, other: Queues) -> None:
         await push(queues, "q", -1, *range(10))
         await complete(queues, await pop(queues, "q", 1))
@@ -89,36 +88,28 @@ def test_what_is_remembered_counts_only_while_nothing_has_changed(database_url: 
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
         assert await queues.database.fetch("SELECT 1 FROM leases") == []
 
-    async def main() -> None:
-        async with running(database_url) as queues, running(database_url) as other:
-            await body(queues, other)
-
-    asyncio.run(main())
+    async with running(database_url) as queues, running(database_url) as other:
+        await body(queues, other)
 
 
-def test_a_lease_that_ran_out_is_not_completed_by_memory(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        await push(queues, "q", 1, 2)
-        await complete(queues, await pop(queues, "q", 1))
-        late = await pop(queues, "q", 1)
-        # by the clock alone: no row was written since
-        await queues.database.fetch(
-            "UPDATE leases SET expires_at = clock_timestamp() - interval '1 s'"
-        )
-        await queues.database.fetch(
-            "UPDATE cursors SET next_expiry = clock_timestamp() - interval '1 s'"
-        )
-        assert [one.success for one in await answer(queues, late.messages)] == [False]
-
-    run(database_url, body)
+async def test_a_lease_that_ran_out_is_not_completed_by_memory(queues: Queues) -> None:
+    await push(queues, "q", 1, 2)
+    await complete(queues, await pop(queues, "q", 1))
+    late = await pop(queues, "q", 1)
+    # by the clock alone: no row was written since
+    await queues.database.fetch("UPDATE leases SET expires_at = clock_timestamp() - interval '1 s'")
+    await queues.database.fetch(
+        "UPDATE cursors SET next_expiry = clock_timestamp() - interval '1 s'"
+    )
+    assert [one.success for one in await answer(queues, late.messages)] == [False]
 
 
-def test_no_more_leases_are_remembered_than_there_is_room_for(
+async def test_no_more_leases_are_remembered_than_there_is_room_for(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_leases, "MAX_HELD", 4)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
         held = queues._exchanger.held
@@ -130,11 +121,9 @@ def test_no_more_leases_are_remembered_than_there_is_room_for(
             await complete(queues, one)
         assert (held._held, held._messages) == ({}, 0)
 
-    run(database_url, body)
 
-
-def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url: str) -> None:
+    async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
         patient = PopRequest(queue="q", batch=2, wait=True, timeout=60)
@@ -161,13 +150,11 @@ def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url:
         await push(queues, "q", 5)
         assert values(await pop(queues, "q")) == [5]
 
-    run(database_url, body, poll_interval=60.0)
 
-
-def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_it(
+async def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_it(
     database_url: str,
 ) -> None:
-    async def body(queues: Queues) -> None:
+    async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
         waiting = queues.pop(PopRequest(queue="q", auto_ack=True, wait=True, timeout=60))
@@ -180,11 +167,11 @@ def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_it(
         assert await queues.database.fetch("SELECT 1 FROM leases") == []
         assert not queues._exchanger.held._held
 
-    run(database_url, body, poll_interval=60.0)
 
-
-def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(
+    database_url: str,
+) -> None:
+    async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
         patient = PopRequest(queue="q", wait=True, timeout=60)
@@ -213,5 +200,3 @@ def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(database_
             await complete(queues, popped)
         attempts = await queues.database.fetch("SELECT 1 FROM attempts")
         assert (attempts, await queues.groups.lag("q", "__QUEUE_MODE__")) == ([], 0)
-
-    run(database_url, body, poll_interval=60.0)

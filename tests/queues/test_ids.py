@@ -1,6 +1,5 @@
 """The derived ids of partitions and messages."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import cast
 
@@ -34,19 +33,16 @@ def test_an_id_names_its_partition_and_nothing_else_does(
         assert partition_of(installation, str(message_uuid(installation, partition, seq))) is None
 
 
-def test_the_database_makes_the_same_ids(database_url: str) -> None:
-    async def body() -> None:
-        async with running(database_url) as queues:
-            for case in (
-                (0xD487E12E, 0x1234567890, 5),
-                (0, 1, 2**50 - 1),
-                (2**32 - 1, 2**40 - 1, 0),
-                (7, 4096, 2**48),
-            ):
-                rows = await queues.database.fetch("SELECT message_uuid($1, $2, $3)", *case)
-                assert str(rows[0][0]) == str(message_uuid(*case))
-
-    asyncio.run(body())
+async def test_the_database_makes_the_same_ids(database_url: str) -> None:
+    async with running(database_url) as queues:
+        for case in (
+            (0xD487E12E, 0x1234567890, 5),
+            (0, 1, 2**50 - 1),
+            (2**32 - 1, 2**40 - 1, 0),
+            (7, 4096, 2**48),
+        ):
+            rows = await queues.database.fetch("SELECT message_uuid($1, $2, $3)", *case)
+            assert str(rows[0][0]) == str(message_uuid(*case))
 
 
 @given(PARTITIONS, st.integers(0, 2**50 - 1))

@@ -14,7 +14,6 @@ from penstock.protocol import frames
 from penstock.protocol.frames import Body, Command
 from penstock.protocol.record_batch import HEADER_SIZE, RECORD_HEADER, Batch, walk
 from penstock.protocol.status import Malformed, TcpStatus
-from tests.support.http import run
 from tests.support.served import Wire, serving
 
 ID = bytes(range(16))
@@ -138,21 +137,18 @@ CONVERSATION = [
 ]
 
 
-def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
-    async def talk() -> None:
-        async with serving(tmp_path) as served:
-            wire = await Wire.connect(served.tcp.port)
-            chosen: dict[str, str] = {}
-            for request, expected in CONVERSATION:
-                wire.writer.write(hexed(request.format(**chosen)))
-                command, status, body = await wire.answer()
-                answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
-                match = re.fullmatch(pattern(expected, chosen), answer)
-                assert match, f"{request}: {answer}"
-                chosen |= match.groupdict()
-            wire.close()
-
-    run(talk)
+async def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        wire = await Wire.connect(served.tcp.port)
+        chosen: dict[str, str] = {}
+        for request, expected in CONVERSATION:
+            wire.writer.write(hexed(request.format(**chosen)))
+            command, status, body = await wire.answer()
+            answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
+            match = re.fullmatch(pattern(expected, chosen), answer)
+            assert match, f"{request}: {answer}"
+            chosen |= match.groupdict()
+        wire.close()
 
 
 def pattern(expected: str, chosen: dict[str, str]) -> str:

@@ -65,7 +65,9 @@ def error(reply: Reply) -> str:
     return str(json.loads(reply.body)["error"])
 
 
-def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> None:
+async def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> (
+    None
+):
     def future(request: Request) -> "asyncio.Future[Response]":
         made = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(
@@ -73,19 +75,16 @@ def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_thei
         )
         return made
 
-    async def body() -> None:
-        routes = (
-            Route("POST", "/echo", echo),
-            Route("GET", "/later/{id}", later),
-            Route("GET", "/future", future),
-        )
-        async with talking(*routes) as (_, wire):
-            wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
-            wire.send(get("/later/4") + post("/echo", b"5"))
-            result = [(await wire.reply()).body for _ in range(6)]
-            assert result == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
-
-    run(body)
+    routes = (
+        Route("POST", "/echo", echo),
+        Route("GET", "/later/{id}", later),
+        Route("GET", "/future", future),
+    )
+    async with talking(*routes) as (_, wire):
+        wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
+        wire.send(get("/later/4") + post("/echo", b"5"))
+        result = [(await wire.reply()).body for _ in range(6)]
+        assert result == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
 
 
 def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> None:
@@ -156,17 +155,14 @@ def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
         Router([Route("GET", "/a/{x}", shown), Route("GET", "/a/{y}", shown)])
 
 
-def test_head_gives_the_head_of_get_without_its_body() -> None:
-    async def body() -> None:
-        async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
-            _,
-            wire,
-        ):
-            reply = await wire.ask(request("HEAD", "/x", b""))
-            assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
-            assert (await wire.ask(get("/x"))).body == b"12345"
-
-    run(body)
+async def test_head_gives_the_head_of_get_without_its_body() -> None:
+    async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
+        _,
+        wire,
+    ):
+        reply = await wire.ask(request("HEAD", "/x", b""))
+        assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
+        assert (await wire.ask(get("/x"))).body == b"12345"
 
 
 def test_options_tells_a_browser_what_it_may_send() -> None:
@@ -336,45 +332,37 @@ def test_a_proxy_may_send_the_absolute_form() -> None:
     assert json.loads(result[1].body)["path"] == "/"
 
 
-def test_every_answer_is_counted_by_route_and_status() -> None:
+async def test_every_answer_is_counted_by_route_and_status() -> None:
     metrics = Metrics()
 
-    async def body() -> None:
-        async with (
-            serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
-            connected(server) as wire,
-        ):
-            for path in ("/q/1", "/q/2", "/nope"):
-                await wire.ask(get(path))
-            assert metrics.snapshot()["penstock_http_connections"] == 1
-
-    run(body)
+    async with (
+        serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
+        connected(server) as wire,
+    ):
+        for path in ("/q/1", "/q/2", "/nope"):
+            await wire.ask(get(path))
+        assert metrics.snapshot()["penstock_http_connections"] == 1
     counts = metrics.snapshot()
     assert counts['penstock_http_requests_total{method="GET",route="/q/{x}",status="200"}'] == 2
     assert counts['penstock_http_requests_total{method="*",route="(none)",status="404"}'] == 1
 
 
-def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
-    async def body() -> None:
-        async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
-            cache = server._state.cache
-            for start in range(0, 10_000, 100):
-                wire.send(
-                    b"".join(get(f"/q?limit={number}") for number in range(start, start + 100))
-                )
-                result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
-                assert result == list(range(start, start + 100))
-                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
-            assert not cache.young, "a head that was seen once is not kept"
-            for _ in range(2):
-                await wire.ask(get("/q?limit=0"))
-            kept = dict(cache.young)
-            assert len(kept) == 1
+async def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
+    async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
+        cache = server._state.cache
+        for start in range(0, 10_000, 100):
+            wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
+            result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
+            assert result == list(range(start, start + 100))
+            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+        assert not cache.young, "a head that was seen once is not kept"
+        for _ in range(2):
             await wire.ask(get("/q?limit=0"))
-            assert cache.young == kept
-            for number in range(10_000):
-                cache.get(get(f"/q?limit={number // 2}"))
-                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
-            assert len(cache.young) > 0
-
-    run(body)
+        kept = dict(cache.young)
+        assert len(kept) == 1
+        await wire.ask(get("/q?limit=0"))
+        assert cache.young == kept
+        for number in range(10_000):
+            cache.get(get(f"/q?limit={number // 2}"))
+            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+        assert len(cache.young) > 0

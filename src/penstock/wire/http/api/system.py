@@ -56,7 +56,7 @@ class ReadyQuery(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct):
-    status: str  # ready, draining, unavailable
+    status: str  # starting, ready, draining, unavailable
     database: str
 
 
@@ -155,13 +155,16 @@ class SystemApi:
 
     @route("GET", "/health/ready")
     def ready(self, args: ReadyQuery) -> Ready | Response:
-        """Readiness probe: 503 while the process shuts down or can neither store nor buffer
-        messages, otherwise 200.
+        """Readiness probe: 503 while the process starts, shuts down, or can neither store nor
+        buffer messages, otherwise 200.
         """
         broker = self._broker
         up = broker.database.healthy
         serves = up or (args.database == "optional" and broker.buffer.accepts())
-        status = "draining" if broker.draining else "ready" if serves else "unavailable"
+        if broker.starting or broker.draining:
+            status = "starting" if broker.starting else "draining"
+        else:
+            status = "ready" if serves else "unavailable"
         ready = Ready(status, "connected" if up else "disconnected")
         return json_response(ready, 200 if status == "ready" else 503)
 
