@@ -259,17 +259,20 @@ async def test_times_come_from_the_sidecar_and_survive_a_restart(tmp_path: Path,
         assert {at: topic.offset_at(at) for at in wanted} == wanted
 
 
-async def test_retention_by_size_deletes_whole_sealed_segments_oldest_first(tmp_path: Path) -> None:
+async def test_retention_by_size_deletes_whole_sealed_segments_oldest_first(
+    tmp_path: Path, form: str
+) -> None:
     async with running(tmp_path, segment_bytes=500, retention_bytes=3000, fsync="never") as store:
         topic = await store.create("t")
         for _ in range(50):
             await topic.append([b"x" * 88])
-        assert len(topic.segments) >= 10
+        assert len(topic.segments) == 10 if form == "aiq" else len(topic.segments) > 10
         await store.maintain()
         assert topic.size_bytes <= 3000
         assert len(topic.segments) > 2
         first = topic.first_offset
         assert first == topic.segments[0].base > 0
+        assert form == "kafka" or first % 5 == 0
         assert [offset for offset, _ in everything(topic, 0)] == list(range(first, 50))
         with pytest.raises(InvalidOffset):
             topic.read(first - 1, strict=True)
