@@ -238,6 +238,11 @@ class Topics:
         "fsync, interval and never = after the write",
     )
     fsync_interval: Seconds = key(0.1, "with fsync `interval`: longest time between fsyncs")
+    format: Literal["aiq", "kafka"] = key(
+        "aiq",
+        "files of topics that are created without a format: aiq = as aiq's server has them, "
+        "kafka = record batches, with keys, headers and one fsync per commit",
+    )
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
     segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")
     retention_bytes: Size = key(
