@@ -15,7 +15,7 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructField, Str
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks import queue as queue_sink
-from penstock.pipeline.sinks.identity import Held
+from penstock.pipeline.sinks.held_rows import Checksum
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
 from penstock.protocol.buffer_lines import Event, encode
 from tests.pipeline.support import patiently
@@ -106,20 +106,21 @@ def test_headers_count_for_the_checksum_only_where_there_are_some() -> None:
     columns = ("payload", "headers")
 
     def checksum(*values: bytes | None) -> str:
-        held = Held(columns)
+        content = Checksum(columns)
         payload = pa.array([b"1"] * len(values), pa.binary())
         for cut in (slice(0, 1), slice(1, None)):
-            held.add(
+            content.add(
                 pa.RecordBatch.from_arrays(
                     [payload[cut], pa.array(values[cut], pa.binary())], names=columns
                 )
             )
-        return held.checksum
+        return content.of(len(values))
 
-    old = Held(("payload",))
-    old.add(pa.RecordBatch.from_arrays([pa.array([b"1"] * 3, pa.binary())], names=["payload"]))
-    assert checksum(None, None, None) == old.checksum
-    assert len({checksum(None, None, b"a"), checksum(None, b"a", None), old.checksum}) == 3
+    plain = Checksum(("payload",))
+    plain.add(pa.RecordBatch.from_arrays([pa.array([b"1"] * 3, pa.binary())], names=["payload"]))
+    old = plain.of(3)
+    assert checksum(None, None, None) == old
+    assert len({checksum(None, None, b"a"), checksum(None, b"a", None), old}) == 3
 
 
 @pytest.mark.parametrize("payload", ['1},{"queue":"x"', "1,2", "{", "", '{"a":1} {"b":2}'])
@@ -153,7 +154,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
         )
     text = writer(["payload"], queue="q", appId="a", payloadFormat="text")
     with pytest.raises(InvalidRequest, match="row 1 of this task: its payload is not UTF-8"):
-        list(text._checked(iter([pa.record_batch({"payload": bad})])))
+        list(text.prepare(iter([pa.record_batch({"payload": bad})])))
 
 
 def test_texts_become_json_strings_when_asked(capsys) -> None:

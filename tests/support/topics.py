@@ -15,6 +15,14 @@ from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
+FORMATS = ("aiq", "kafka")
+chosen_format = "aiq"  # of the topics that tests make; the fixture `form` changes it
+
+
+def log_directory(root: Path, name: str, form: str) -> Path:
+    """Where a topic of this format has its files."""
+    return root / name if form == "aiq" else root / ".penstock" / "logs" / name / "0"
+
 
 class Clock:
     def __init__(self, now: float = 1_700_000_000.0) -> None:
@@ -31,6 +39,7 @@ async def running(
     """A started store, stopped at the end."""
     settings.setdefault("free_space_reserve", 0)
     settings.setdefault("scrub_interval", 0)
+    settings.setdefault("format", chosen_format)
     with ThreadPoolExecutor(2) as pool:
         given = {} if clock is None else {"clock": clock}
         store = TopicStore(

@@ -218,7 +218,7 @@ async def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Pa
                         times = topic.timestamps(batch.offsets)
                     else:
                         raw = topic.raw(at, 400)
-                        times = topic.timestamps(raw.columns()[0])
+                        times = topic.timestamps(raw.offsets)
                         await asyncio.sleep(0)  # a transfer takes its time
                         fetched = Batch("t", raw.first_offset, raw.read())
                         offsets, payloads, following = (

@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 
 from penstock.errors import Damaged, PenstockError, StorageError
-from penstock.log.layout import BATCHES, DATA
+from penstock.log.layout import BATCHES, DATA, INDEX
 from penstock.log.producers import Producer
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
 from tests.support.form import SOAK, pick
-from tests.support.topics import everything, running
+from tests.support.topics import everything, log_directory, running
+
+pytestmark = pytest.mark.usefixtures("form")
 
 ROOT = Path("/data")
 SETTINGS = {"segment_bytes": 400, "fsync_interval": 0.0005, "retention_interval": 3600.0}
@@ -217,7 +219,7 @@ async def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_kno
 @pytest.mark.parametrize("begun", [True, False], ids=["sealed", "replaced"])
 @pytest.mark.parametrize("policy", ["group", "interval"])
 async def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_the_repair(
-    policy: str, begun: bool
+    policy: str, begun: bool, form: str
 ) -> None:
     """The segment's data did not reach the disk, and is on its way from memory to a new one. The old
     one is sealed, or replaced if nothing of it is durable.
@@ -236,19 +238,21 @@ async def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_th
             for sizes in ([3], [1, 2], [1]):
                 await ledger.append(topic, sizes, True)
             power_loss = partial(fs.fail, n, forever=True, only=CHANGES)
-            fs.fail(3, only={"sync"}, then=power_loss)  # after sidecar and index: the data
+            # in aiq's layout after sidecar and index: the data
+            fs.fail(3 if form == "aiq" else 1, only={"sync"}, then=power_loss)
             with pytest.raises(StorageError):
                 await topic.seal()
             with contextlib.suppress(StorageError):
                 await topic.rest()
             over = fs.failed == 1
         after = fs.crash(Random(n), how)
-        names = {path.name for path in after.files}
+        directory = log_directory(ROOT, "t", form)
+        names = {path.name for path in after.files if path.parent == directory}
         written = b"".join(
-            bytes(after.files[ROOT / "t" / name].data) for name in names if "data" in name
+            bytes(after.files[directory / name].data) for name in names if name.startswith("data")
         )
         # Until the new segment takes the old one's place, this is a power loss before an fsync.
-        undone = {DATA, f"{BATCHES}.new"} <= names
+        undone = {DATA, f"{BATCHES if form == 'aiq' else INDEX}.new"} <= names
         on_disk = all(payload in written for payload in ledger.acked.values())
         finished = policy == "group" or (on_disk and not undone)
         assert finished or not over

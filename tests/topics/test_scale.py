@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 from penstock.io.fs import DISK
+from penstock.log.aiq.format import AIQ
 from penstock.log.layout import (
     CLEAN,
     HEADER_TYPE,
@@ -72,7 +73,7 @@ async def test_a_long_topic_opens_within_a_second_and_reads_anywhere(tmp_path: P
 async def test_thousands_of_topics_open_and_take_little_memory(tmp_path: Path) -> None:
     count = pick(short=1_000, usual=2_000, soak=10_000)
     for i in range(count):
-        create_files(DISK, tmp_path / f"topic-{i:05d}", STRICT, sync=False)
+        create_files(AIQ, DISK, tmp_path / f"topic-{i:05d}", STRICT, sync=False)
 
     before = psutil.Process().memory_info().rss
     files = psutil.Process().num_fds()

@@ -14,7 +14,8 @@ import pytest
 
 from penstock.cli.topic import commands
 from penstock.errors import Damaged
-from penstock.log import checksums as check
+from penstock.log.aiq import checksums as check
+from penstock.log.aiq.format import AiqFormat
 from penstock.log.layout import BATCH_SIZE, COMPACT
 from penstock.topics import scrub
 from penstock.topics.store import TopicStore
@@ -182,15 +183,15 @@ async def test_a_pass_goes_on_after_a_restart_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrub, "START_SECONDS", 0.0)
-    clock, seen, original = Clock(), [], scrub.SegmentCheck
+    clock, seen, original = Clock(), [], AiqFormat.check
 
     async def stuck(self: Any, *_: Any) -> None:
         if self.status().current.segments == 1:
             await asyncio.Event().wait()
 
-    def watched(segment: Any) -> Any:
+    def watched(self: AiqFormat, segment: Any) -> Any:
         seen.append((segment.directory.name, segment.base))
-        return original(segment)
+        return original(self, segment)
 
     async with running(tmp_path, clock=clock) as store:
         for name in ("a", "b"):
@@ -201,7 +202,7 @@ async def test_a_pass_goes_on_after_a_restart_where_it_was(
             await eventually(lambda: getattr(store.scrub.status().current, "segments", 0) == 1)
     state = json.loads((tmp_path / ".penstock" / scrub.STATE).read_bytes())
     assert (state["topic"], state["base"], state["current"]["segments"]) == ("a", 0, 1)
-    monkeypatch.setattr(scrub, "SegmentCheck", watched)
+    monkeypatch.setattr(AiqFormat, "check", watched)
     async with running(tmp_path, clock=clock, scrub_interval=60) as store:
         last = await eventually(lambda: store.scrub.status().last)
         assert last.segments == 6

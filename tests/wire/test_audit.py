@@ -27,6 +27,7 @@ NOT_CHANGES = {
     "POST /api/v1/transaction",
     "POST /api/v1/traces",
     "POST /api/v1/sinks/claim",
+    "POST /api/v1/sinks/push",
     "POST /api/v1/sinks/commit",
     "POST /api/v1/stats/refresh",
     "POST /internal/api/notify",

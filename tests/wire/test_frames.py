@@ -90,7 +90,7 @@ RECORDS = (
 THREE = "00000003 00000001 00000000 00000002 78 797a"
 INFO = "00000001 0000000000000004 ffffffffffffffff 00 00000000"
 CLAIM = b'{"target":"t","app":"a","batch":0,"task":0,"checksum":"c","run":"r"}'
-CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[]}'
+CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[],"rows":0}'
 COMMIT = b'{"target":"t","app":"a","batch":0}'
 CONVERSATION = [
     ("10 00000005 746f6b656e", "90 00 00000000"),

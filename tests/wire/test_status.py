@@ -114,7 +114,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def failing(served: Served, error: errors.PenstockError, monkeypatch: pytest.MonkeyPatch) -> Served:
     """A broker on which no topic can be created because of `error`."""
 
-    async def create(_: str) -> None:
+    async def create(_: str, **_options: object) -> None:
         raise error
 
     monkeypatch.setattr(served.topics, "create", create)

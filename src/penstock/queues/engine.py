@@ -94,7 +94,7 @@ class Queues:
         self.traces = Traces(context)
         self.status = Status(context, self.figures)
         self.analytics = Analytics(database)
-        self.sinks = Sinks(database)
+        self.sinks = Sinks(context, self._pusher)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",

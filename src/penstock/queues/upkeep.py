@@ -26,7 +26,7 @@ from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.groups import forgotten
-from penstock.queues.sinks import Sinks
+from penstock.queues.sinks import forget_idle_sinks
 
 log = logging.getLogger("penstock.queues")
 
@@ -216,7 +216,7 @@ class Upkeep:
         wrote, old deliveries, and the SQL functions of releases that are not in use.
         """
         await self._database.drop_unused_functions()
-        await Sinks(self._database).forget_old()
+        await forget_idle_sinks(self._database, self._settings.sink_expiry)
         for sql, days, rows in (
             (FORGET_DELIVERIES, DELIVERY_DAYS, MESSAGES_PER_STEP),
             (TIDY, self._settings.partition_cleanup_days, TIDIED_PER_STEP),

@@ -25,6 +25,9 @@ from tests.topics.tier.support import fill, pass_through, read_all, tiered
 pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
 
 
+pytestmark = pytest.mark.usefixtures("form")
+
+
 async def test_two_brokers_never_write_one_tier(tmp_path: Path, address: str) -> None:
     async with tiered(tmp_path / "one", address) as one:
         await fill(await one.create("t"))

@@ -22,6 +22,9 @@ from tests.topics.tier.support import fill, pass_through, read_all, tiered
 pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
 
 
+pytestmark = pytest.mark.usefixtures("form")
+
+
 async def test_a_failing_store_delays_and_loses_nothing(
     tmp_path: Path, s3_address: str, faults: Faults
 ) -> None:
@@ -116,7 +119,7 @@ async def test_an_interrupted_removal_of_local_files_is_finished(tmp_path: Path)
         await pass_through(store)
         before = everything(topic)
         base = topic.segments[0].base
-    (tmp_path / "data/t" / sealed_name("index.idx", base)).unlink()
+    (topic.directory / sealed_name("index.idx", base)).unlink()
     async with tiered(tmp_path / "data", address) as store:
         topic = store.require("t")
         assert not topic.damage
@@ -132,7 +135,7 @@ async def test_a_lost_copy_of_the_manifest_is_read_from_the_tier(tmp_path: Path)
         await fill(topic)
         await pass_through(store)
         before = await read_all(topic)
-    (tmp_path / "data/t/tier.json").write_bytes(b"{}")
+    (topic.directory / "tier.json").write_bytes(b"{}")
     async with tiered(tmp_path / "data", address) as store:
         topic = store.require("t")
         assert topic.first_offset > 0
@@ -224,11 +227,13 @@ async def test_a_store_that_ignores_conditions_is_no_tier(
 
 
 async def test_a_crash_before_any_write_to_the_store_leaves_no_hole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Uploads, the swap of a compaction, retention, garbage, a deletion: whichever write is the
     first that fails, the manifests name only what is there, the owner goes on where it was, and
     another machine could start. The long form fails at every one."""
+    if form == "kafka":
+        pytest.skip("only aiq's layout is compacted by a list of offsets")
     settings = {"tier_grace": 0.0, "retention_bytes": 14_000}
     writes = allowed = 0
 

@@ -18,9 +18,12 @@ from tests.support.object_stores import (
 )
 from tests.support.topics import Clock, bits, everything
 from tests.support.wait import eventually
-from tests.topics.tier.support import fill, pass_through, read_all, tiered
+from tests.topics.tier.support import fill, pass_through, read_all, tiered, unique
 
 pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
+
+
+pytestmark = pytest.mark.usefixtures("form")
 
 
 async def test_segments_leave_the_disk_and_readers_do_not_notice(
@@ -44,7 +47,7 @@ async def test_segments_leave_the_disk_and_readers_do_not_notice(
         assert everything(topic) == before  # from the cache
         times = await topic.read_through(lambda: topic.timestamps(_offsets(before)))
         assert (times > 0).all()
-    assert verify(tmp_path / "data/a b%c").sound, "what is local is whole by itself"
+    assert verify(topic.directory).sound, "what is local is whole by itself"
     async with tiered(tmp_path / "data", address) as store:
         topic = store.require("a b%c")
         assert topic.first_offset == 0
@@ -157,7 +160,9 @@ async def test_retention_and_delete_reach_the_tier(tmp_path: Path) -> None:
         assert objects.names() == {"owner.json", "state.json"}
 
 
-async def test_compaction_swaps_in_the_tier_with_one_write(tmp_path: Path) -> None:
+async def test_compaction_swaps_in_the_tier_with_one_write(tmp_path: Path, form: str) -> None:
+    if form == "kafka":
+        pytest.skip("only aiq's layout is compacted by a list of offsets")
     address = f"file://{tmp_path}/store"
 
     async with tiered(tmp_path / "data", address, tier_grace=0.0) as store:
@@ -242,7 +247,7 @@ def test_an_address_that_would_mean_another_place_is_refused(address: str, why: 
 async def test_a_prefix_may_have_odd_characters(
     tmp_path: Path, s3_address: str, prefix: str
 ) -> None:
-    address = f"s3://{BUCKET}/{tmp_path.name}/{prefix}"
+    address = f"s3://{BUCKET}/{unique(tmp_path)}/{prefix}"
 
     async with tiered(tmp_path / "data", address) as store:
         topic = await store.create(prefix.replace("/", "%"))

@@ -3,16 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from penstock.log.context import Context
 from penstock.log.damage import DamageReport
 from penstock.log.layout import (
-    BATCHES,
     DATA,
-    INDEX_TYPE,
     METADATA,
-    parse_batches,
     parse_metadata,
     parse_sealed,
 )
@@ -49,12 +44,6 @@ class TopicDirectory:
     def read_metadata(self) -> int | None:
         return parse_metadata(self.read(METADATA) or b"")
 
-    def intact_batches(self, segment: Segment) -> np.ndarray:
-        file = segment.file(BATCHES)
-        rows, good = parse_batches(file.read_at(0, file.size))
-        intact: np.ndarray = rows[good]
-        return intact
-
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
         data = segment.file(DATA).read_at(start, end - start)
         target = self.path / f"quarantine-{segment.base:020d}-{start}.bin"
@@ -65,10 +54,3 @@ class TopicDirectory:
             f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, "
             f"kept in {target.name}",
         )
-
-
-def anchors_of(batches: np.ndarray) -> np.ndarray:
-    """Where the sidecar says that batches begin."""
-    anchors = np.empty(len(batches), INDEX_TYPE)
-    anchors["offset"], anchors["position"] = batches["first"], batches["start"]
-    return anchors

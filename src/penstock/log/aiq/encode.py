@@ -11,7 +11,7 @@ and then a short loop beats the many small calls of numpy (decision 0034).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,15 @@ MAX_MASKED_BYTES = 256  # mean payload size above which a copy per record beats 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
 
-@dataclass(slots=True)
-class Frame:
+class LaidOut(NamedTuple):
     """A laid-out batch: the bytes for data.log, the bytes for index.idx."""
 
     data: Bytes
-    index: Bytes
-    count: int
+    rows: Bytes
+    records: int
 
 
-def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Frame:
+def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> LaidOut:
     if len(payloads) <= MAX_STRUCT_RECORDS:
         parts: list[Bytes] = []
         rows = []
@@ -43,12 +42,12 @@ def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Fram
             parts += (pack_header(offset, size), payload)
             rows.append(pack_row(offset, position))
             position += HEADER_SIZE + size
-        return Frame(b"".join(parts), b"".join(rows), len(payloads))
+        return LaidOut(b"".join(parts), b"".join(rows), len(payloads))
     lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
     return frame_arrays(lengths, memoryview(b"".join(payloads)), first, position)
 
 
-def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> Frame:
+def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> LaidOut:
     """`lengths` is int64 and adds up to the size of `payloads`."""
     count, size = len(lengths), int(lengths[0])
     if size and size * count == len(payloads) and bool((lengths == size).all()):
@@ -75,10 +74,10 @@ def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position
         for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
             out[start:end] = source[at : at + end - start]
             at += end - start
-    return Frame(memoryview(out.data), memoryview(index.view(np.uint8).data), count)
+    return LaidOut(memoryview(out.data), memoryview(index.view(np.uint8).data), count)
 
 
-def frame_table(payloads: np.ndarray, first: int, position: int) -> Frame:
+def frame_table(payloads: np.ndarray, first: int, position: int) -> LaidOut:
     """Payloads of one length, an item each: a strided copy for each column."""
     count, size = len(payloads), payloads.itemsize
     step = HEADER_SIZE + size
@@ -90,4 +89,4 @@ def frame_table(payloads: np.ndarray, first: int, position: int) -> Frame:
     np.ndarray(count, payloads.dtype, data, HEADER_SIZE, (step,))[:] = payloads
     index[:, 0] = offsets
     index[:, 1] = np.arange(position, position + len(data), step, dtype="<u8")
-    return Frame(data.data, index.reshape(-1).view(np.uint8).data, count)
+    return LaidOut(data.data, index.reshape(-1).view(np.uint8).data, count)

@@ -9,7 +9,21 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import StorageError
-from penstock.log.checksums import checksum
+from penstock.log.aiq.checksums import checksum
+from penstock.log.aiq.scan import (
+    CHAIN_RECORDS,
+    Scan,
+    anchors_of,
+    drop_untiled,
+    intact_batches,
+    is_record,
+    record_at,
+    scan,
+    walk,
+)
+from penstock.log.aiq.segment import AiqSegment
+from penstock.log.damage import Hole
+from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
@@ -26,21 +40,12 @@ from penstock.log.layout import (
     METADATA,
     RELAXED,
     Checkpoint,
+    label_of,
     pack_metadata,
     parse_batches,
 )
-from penstock.log.recovery.directory import MAX_OFFSET, TopicDirectory, anchors_of
-from penstock.log.scan import (
-    CHAIN_RECORDS,
-    Hole,
-    Scan,
-    drop_untiled,
-    is_record,
-    record_at,
-    scan,
-    walk,
-)
 from penstock.log.segment import Segment
+from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
 from penstock.log.writer import skip_to
 
 log = logging.getLogger("penstock.topics")
@@ -77,21 +82,23 @@ def proven_base(
     return None
 
 
-class ActiveSegment:
+class ActiveAiqSegment:
     """`sealed` are the segments before it, `proven` is its base if something tells it."""
 
     def __init__(
         self,
+        format: SegmentFormat,
         directory: TopicDirectory,
         sealed: list[Segment],
         checkpoint: Checkpoint | None,
         proven: int | None,
     ) -> None:
+        self._format = format
         self._directory = directory
         self._sealed = sealed
         self._checkpoint = checkpoint
         self._create_missing()
-        self._segment = segment = Segment(directory.fs, directory.path, 0, sealed=False)
+        self._segment = segment = AiqSegment(directory.fs, directory.path, 0, sealed=False)
         self._data, self._index, self._batches = (
             segment.file(kind) for kind in (DATA, INDEX, BATCHES)
         )
@@ -152,9 +159,10 @@ class ActiveSegment:
         """Give no offset again that is noted as lost; the active segment, after the one that was
         closed for that.
         """
-        segments, end = [self._segment], self._directory.damage.end
+        segments: list[Segment] = [self._segment]
+        end = self._directory.damage.end
         if self._segment.end < end:
-            segments = skip_to(self._directory.fs, self._directory.path, self._segment, end)
+            segments = skip_to(self._format, self._segment, end)
         self._check_metadata(segments[-1].end)
         return segments
 
@@ -271,7 +279,7 @@ class ActiveSegment:
             offset = int(INDEX_ROW.unpack(before)[0]) + 1
         tail = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
         old_rows = np.frombuffer(tail, INDEX_TYPE)
-        batches = self._directory.intact_batches(segment)
+        batches = intact_batches(segment)
         scanned = scan(self._data, cut, start, offset, index=old_rows, anchors=anchors_of(batches))
         scanned = drop_untiled(scanned, batches[batches["start"] >= start])
         self._directory.damage.note_holes(
@@ -386,7 +394,7 @@ class ActiveSegment:
         except StorageError as error:
             log.error(
                 "topic %s: what was recovered could not be synced: %s",
-                self._directory.path.name,
+                label_of(self._directory.path),
                 error,
             )
 

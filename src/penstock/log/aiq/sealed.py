@@ -5,6 +5,8 @@ are wrong.
 import numpy as np
 
 from penstock.io.fs import File
+from penstock.log.aiq.scan import anchors_of, drop_untiled, intact_batches, record_at, scan
+from penstock.log.aiq.segment import AiqSegment
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
@@ -16,13 +18,11 @@ from penstock.log.layout import (
     parse_batches,
     sealed_name,
 )
-from penstock.log.recovery.directory import TopicDirectory, anchors_of
-from penstock.log.scan import drop_untiled, record_at, scan
-from penstock.log.segment import Segment
+from penstock.log.topic_directory import TopicDirectory
 
 
-def open_sealed(directory: TopicDirectory, base: int, following: int | None) -> Segment:
-    segment = Segment(directory.fs, directory.path, base, sealed=True)
+def open_sealed_aiq(directory: TopicDirectory, base: int, following: int | None) -> AiqSegment:
+    segment = AiqSegment(directory.fs, directory.path, base, sealed=True)
     for kind in (INDEX, BATCHES):
         if sealed_name(kind, base) not in directory.names:
             directory.report(
@@ -42,7 +42,7 @@ def open_sealed(directory: TopicDirectory, base: int, following: int | None) -> 
     return segment
 
 
-def _ends_well(segment: Segment, data: File, following: int | None) -> bool:
+def _ends_well(segment: AiqSegment, data: File, following: int | None) -> bool:
     if not segment.rows:
         return data.size == 0
     for row in (0, segment.rows - 1):
@@ -59,12 +59,12 @@ def _ends_well(segment: Segment, data: File, following: int | None) -> bool:
 
 
 def _rebuild(
-    directory: TopicDirectory, segment: Segment, data: File, following: int | None
+    directory: TopicDirectory, segment: AiqSegment, data: File, following: int | None
 ) -> None:
     limit = following if following is not None else 1 << 63
     file = segment.file(INDEX)
     index = np.frombuffer(file.read_at(0, file.size // INDEX_SIZE * INDEX_SIZE), INDEX_TYPE)
-    batches = directory.intact_batches(segment)
+    batches = intact_batches(segment)
     scanned = scan(
         data, data.size, 0, segment.base, index=index, anchors=anchors_of(batches), limit=limit
     )
@@ -91,7 +91,7 @@ def _rebuild(
     segment.forget_files()
 
 
-def _trust_batches(directory: TopicDirectory, segment: Segment) -> None:
+def _trust_batches(directory: TopicDirectory, segment: AiqSegment) -> None:
     """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
     file = segment.file(BATCHES)
     whole = file.size // BATCH_SIZE * BATCH_SIZE

@@ -11,10 +11,12 @@ from pathlib import Path
 from penstock.errors import NotFound
 from penstock.io.fs import DISK
 from penstock.log.damage import holes_of
+from penstock.log.formats import FORMATS
+from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksInMemory
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, manifest_name
-from penstock.log.tier.segment import TieredSegment
+from penstock.log.tier.segment import put_in_tier
 from penstock.log.topic_files import Slice, slices
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
@@ -44,7 +46,7 @@ class TierReader:
             except FileNotFoundError:
                 return  # retention or compaction took it away
 
-    def _segments(self, incarnation: str, start: int) -> list[TieredSegment]:
+    def _segments(self, incarnation: str, start: int) -> list[Segment]:
         """The segment that holds `start` and those that follow it without a gap. What compaction
         removed is none."""
         name = manifest_name(incarnation)
@@ -54,13 +56,13 @@ class TierReader:
             return []
         stored = [one for one in manifest.segments if not one.superseded]
         first = bisect_right(stored, start, key=lambda one: one.base) - 1
-        segments: list[TieredSegment] = []
+        segments: list[Segment] = []
         for one in stored[first:] if first >= 0 else ():
             before = segments[-1] if segments else None
             if before is not None and before.end < one.base and not before.compacted:
                 break
             holes = holes_of(manifest.damage, one.base)
-            segments.append(
-                TieredSegment(DISK, Path(name).parent, incarnation, one, self._cache, holes)
-            )
+            form = FORMATS[manifest.layout]
+            blank = form.new_segment(DISK, Path(name).parent, one.base, sealed=True)
+            segments.append(put_in_tier(blank, incarnation, one, self._cache, holes))
         return segments

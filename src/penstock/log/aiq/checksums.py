@@ -7,7 +7,6 @@ of a window are read in runs, several small ones at once and a large one alone, 
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from crc32c import crc32c
 
 from penstock.errors import Damaged, StorageFailed
 from penstock.io.fs import File
+from penstock.log.aiq.scan import agreeing
+from penstock.log.aiq.segment import AiqSegment
+from penstock.log.damage import Hole
 from penstock.log.layout import BATCH_SIZE, BATCHES, DATA, INDEX, INDEX_SIZE, parse_batches
-from penstock.log.scan import Hole, agreeing
-from penstock.log.segment import Segment
+from penstock.log.segment import Fault
 
 log = logging.getLogger("penstock.topics")
 
@@ -79,20 +80,10 @@ def checksum(data: File, start: int, end: int) -> int | None:
     return value
 
 
-@dataclass(slots=True)
-class Fault:
-    """Something wrong: what recovery's report would say of it."""
-
-    file: str
-    position: int
-    what: str
-    hole: dict[str, int]  # as in damage.json, when records are lost
-
-
-class SegmentCheck:
+class AiqCheck:
     """The check of one sealed segment, in steps. Blocks; one step at a time."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: AiqSegment) -> None:
         self.segment = segment
         self.faults: list[Fault] = []
         self.unchecked = 0

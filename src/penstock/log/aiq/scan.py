@@ -12,7 +12,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.io.fs import File
-from penstock.log.layout import HEADER_SIZE, HEADER_TYPE, INDEX_TYPE, RECORD_HEADER
+from penstock.log.damage import Hole
+from penstock.log.layout import (
+    BATCHES,
+    HEADER_SIZE,
+    HEADER_TYPE,
+    INDEX_TYPE,
+    RECORD_HEADER,
+    parse_batches,
+)
+from penstock.log.segment import Segment
 
 CHUNK_BYTES = 4 << 20
 ROWS_PER_STEP = 1 << 16
@@ -20,13 +29,6 @@ MAX_SEARCH_BYTES = 16 << 20  # looked through for the next record when nothing e
 CHAIN_RECORDS = 3  # in a row make a position believable
 
 _IN_HEADER = np.arange(HEADER_SIZE)
-
-
-class Hole(NamedTuple):
-    start: int
-    end: int
-    lost_from: int  # offsets that should have been there
-    lost_to: int
 
 
 class Scan(NamedTuple):
@@ -239,3 +241,18 @@ def is_record(
         if position == size:
             return True
     return True
+
+
+def intact_batches(segment: Segment) -> np.ndarray:
+    """The rows of a segment's sidecar that match their checksums."""
+    file = segment.file(BATCHES)
+    rows, good = parse_batches(file.read_at(0, file.size))
+    intact: np.ndarray = rows[good]
+    return intact
+
+
+def anchors_of(batches: np.ndarray) -> np.ndarray:
+    """Where the sidecar says that batches begin."""
+    anchors = np.empty(len(batches), INDEX_TYPE)
+    anchors["offset"], anchors["position"] = batches["first"], batches["start"]
+    return anchors
