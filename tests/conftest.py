@@ -62,6 +62,7 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
+        "celery/test_kills.py",  # workers and brokers in the middle of tasks
         "database/test_embedded*.py",  # PostgreSQL, as the broker starts and stops it
         "e2e/*",  # whole brokers
         "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
@@ -71,6 +72,7 @@ KINDS = {
     # takes as long as a hundred others, also in its short form
     "long": [
         "backup/*",  # whole brokers, dumped and restored
+        "celery/test_workers.py",  # workers, each with a pool of processes
         "client/test_packages.py",  # builds the wheel, installs it into empty environments
         "client/test_testing.py",  # other pytests, each with a broker
         "client/test_types.py",  # mypy and pyright over a program
