@@ -79,6 +79,7 @@ KINDS = {
         "client/test_worker.py",  # processes that are started again
         "database/test_upgrade.py",  # brokers of two releases
         "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
+        "django/*",  # sites and their workers
         "docs/test_links.py",  # the site is built
         "docs/test_pages.py",  # every page does what it says
         "examples/*",  # whole applications

@@ -6,8 +6,6 @@
 The import registers the schemes `penstock://` and `penstocks://` (TLS). Without it, set
 `broker_transport = "penstock.celery:Transport"`.
 
-- `brokers` sends requests to the first of several brokers that answers.
-- `settler` acknowledges messages and renews leases, in a thread.
 - `channel` maps what kombu declares, publishes and consumes to queues, groups and partitions.
 - `kombu_transport` waits for messages: in Celery's event loop, or blocking.
 """

@@ -25,9 +25,9 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 
-from penstock.celery.settler import Taken
 from penstock.client.brokers import understood
 from penstock.client.messages import Popped, Received
+from penstock.client.settler import Taken
 from penstock.errors import Forbidden, Full, NotFound, Unavailable
 from penstock.net.addresses import resource
 from penstock.net.http import HttpAnswer

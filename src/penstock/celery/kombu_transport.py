@@ -22,9 +22,9 @@ from urllib.parse import quote
 from kombu.transport import virtual
 from kombu.utils.url import parse_url
 
-from penstock.celery.brokers import Brokers, Line, check_urls
 from penstock.celery.channel import QueueChannel, Source
-from penstock.celery.settler import Settler
+from penstock.client.blocking import BlockingBrokers, Line, check_urls
+from penstock.client.settler import Settler
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.net.addresses import TOKEN_VARIABLE, Token
 from penstock.net.retry import Backoff
@@ -46,7 +46,7 @@ FULL_WINDOW_SECONDS = 0.02
 class Taker:
     """The pop of one queue that waits at the broker."""
 
-    def __init__(self, channel: QueueChannel, queue: str, brokers: Brokers) -> None:
+    def __init__(self, channel: QueueChannel, queue: str, brokers: BlockingBrokers) -> None:
         self.channel = channel
         self.queue = queue
         self.batch = 0  # what the waiting pop may bring; 0: none waits
@@ -283,7 +283,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._loop.remove_reader(fd)
 
 
-def _brokers(client: Any) -> Brokers:
+def _brokers(client: Any) -> BlockingBrokers:
     """The brokers that kombu's connection names: the one it uses now, then its alternates."""
     hosts = [_address(client.hostname, client.port)]
     token: Token | None = client.transport_options.get("token") or client.password or None
@@ -297,7 +297,7 @@ def _brokers(client: Any) -> Brokers:
     scheme = "https" if secure else "http"
     urls = [f"{scheme}://{host}" for host in dict.fromkeys(hosts)]
     check_urls(urls)
-    return Brokers(
+    return BlockingBrokers(
         urls, token=token, tls=_tls(client.ssl) if secure else None, timeout=client.connect_timeout
     )
 

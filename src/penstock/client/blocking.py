@@ -5,7 +5,7 @@ at another. So a lost broker is not an error of the framework's connection as lo
 answers, or the same one comes back, within the caller's patience.
 """
 
-import logging
+import select
 import ssl
 import time
 from collections.abc import Sequence
@@ -22,13 +22,11 @@ from penstock.net.http import HttpAnswer
 from penstock.net.retry import Backoff
 from penstock.protocol.status import error_from_http
 
-log = logging.getLogger("penstock.celery")
-
 ANSWER_SECONDS = 30.0  # that a request without a long poll may take
 JSON = ("Content-Type", "application/json")
 
 
-class Brokers:
+class BlockingBrokers:
     """The addresses of the brokers, and which of them is used now. Shared by all lines."""
 
     def __init__(
@@ -62,7 +60,7 @@ class Brokers:
 class Line:
     """One connection to the broker that is used now. It carries one request at a time."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: BlockingBrokers) -> None:
         self._brokers = brokers
         self._connection = self._new()
 
@@ -139,6 +137,18 @@ class Line:
         encoded = b"" if body is None else msgspec.json.encode(body)
         answer = self.ask(method, resource(*parts, **query), encoded, patience=patience)
         return understood(msgspec.json.decode, answer.body) if answer.body else None
+
+    def wait(self, timeout: float) -> HttpAnswer | None:
+        """Wait up to `timeout` seconds for the answer, None if it has not arrived by then."""
+        deadline = time.monotonic() + timeout
+        while (answer := self.receive()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLIN)
+            poll.poll(remaining * 1000)
+        return answer
 
     def abandon(self, timeout: float) -> HttpAnswer | None:
         """End a request that waits at the broker. Returns its answer if it was on the way."""

@@ -17,10 +17,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.celery.brokers import Brokers, Line
+from penstock.client.blocking import BlockingBrokers, Line
 from penstock.errors import PenstockError, Unavailable
 
-log = logging.getLogger("penstock.celery")
+log = logging.getLogger("penstock.client")
 
 MAX_ACKS = 1000  # in one request
 PAUSE_SECONDS = 0.5  # between attempts while no broker answers
@@ -45,7 +45,7 @@ class Lease:
 
 
 class Settler:
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: BlockingBrokers) -> None:
         self._line = Line(brokers)
         self._changed = threading.Condition()
         self._outcomes: deque[tuple[Taken, str, str | None]] = deque()  # not yet at a broker
