@@ -38,7 +38,8 @@ DEFAULTS = {
 DEFAULT_URL = "http://127.0.0.1:6632"
 PRIORITY_STEPS = (-100, -50, 0, 1, 51)  # a queue for the priorities from each on
 PUSH_PATIENCE_SECONDS = 5.0
-HAS_OUTBOX = "SELECT to_regclass(%s) IS NOT NULL"
+HAS_OUTBOX = """SELECT EXISTS (SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                WHERE n.nspname = %s AND p.proname = 'outbox_push')"""
 
 
 class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
@@ -127,8 +128,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             self._has_outbox = False
             if connection.vendor == "postgresql":
                 with connection.cursor() as cursor:
-                    schema = self.settings["SCHEMA"].replace('"', '""')
-                    cursor.execute(HAS_OUTBOX, [f'"{schema}".queues'])
+                    cursor.execute(HAS_OUTBOX, [self.settings["SCHEMA"]])
                     self._has_outbox = bool(cursor.fetchone()[0])
         return self._has_outbox
 
