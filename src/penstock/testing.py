@@ -33,7 +33,7 @@ from penstock.client import SyncClient
 
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
-_ADDRESS = re.compile(r"  (HTTP|TCP|WebSocket) +(\S+)")
+_ADDRESS = re.compile(r"  (HTTP|TCP|Kafka|WebSocket) +(\S+)")
 
 
 class ThrowawayBroker:
@@ -61,6 +61,7 @@ class ThrowawayBroker:
         command = [sys.executable, "-m", "penstock", "serve"]
         command += ["--data-dir", str(self._directory / "data")]
         command += ["--http-port", "0", "--tcp-port", "0", "--ws-port", "0"]
+        command += ["--kafka-port", "0"]
         if self._database_url:
             command += ["--database-url", self._database_url]
         for name, value in self._settings.items():

@@ -45,7 +45,7 @@ class BrokerProcess:
         self.addresses: dict[str, str] = {}
         self.output: list[str] = []  # standard output and error, line by line
         # Kept while it does not run: it has the same ports each time.
-        self._reserved = {name: reserve_port() for name in ("HTTP", "TCP", "WebSocket")}
+        self._reserved = {name: reserve_port() for name in ("HTTP", "TCP", "Kafka", "WebSocket")}
         self.ports = {name: one.getsockname()[1] for name, one in self._reserved.items()}
 
     def start(self, *, wait: bool = True) -> "BrokerProcess":
@@ -53,6 +53,7 @@ class BrokerProcess:
         ports = [
             *("--http-port", str(self.ports["HTTP"])),
             *("--tcp-port", str(self.ports["TCP"])),
+            *("--kafka-port", str(self.ports["Kafka"])),
             *("--ws-port", str(self.ports["WebSocket"])),
         ]
         self.addresses = {}
@@ -87,7 +88,7 @@ class BrokerProcess:
             if (
                 line.startswith("  ")
                 and len(words) == 2
-                and words[0] in ("HTTP", "TCP", "WebSocket")
+                and words[0] in ("HTTP", "TCP", "Kafka", "WebSocket")
             ):
                 addresses[words[0]] = words[1]
             elif line.startswith("  data "):
@@ -102,6 +103,11 @@ class BrokerProcess:
     def tcp(self) -> tuple[str, int]:
         host, _, port = self.addresses["TCP"].rpartition("//")[2].rpartition(":")
         return host, int(port)
+
+    @property
+    def kafka(self) -> str:
+        """host:port, as Kafka's clients want it."""
+        return self.addresses["Kafka"]
 
     @property
     def websocket(self) -> str:
