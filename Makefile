@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n $(WORKERS) --d
 SITE   := site
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench screenshots docs soak lock fmt java chromium clean
+.PHONY: run test test-fast check bench screenshots docs soak lock fmt java chromium kcat clean
 .DEFAULT_GOAL := help
 
 help:
@@ -50,7 +50,10 @@ java:
 chromium:
 	@tools/chromium
 
-test: $(VENV)/.dev java chromium
+kcat:
+	@tools/kcat
+
+test: $(VENV)/.dev java chromium kcat
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 # These tests wait for servers more than they compute: more of them than cores.
@@ -58,7 +61,7 @@ test-fast: WORKERS := 4
 test-fast: $(VENV)/.dev
 	@TEST_FORM=short $(PYTEST) -m 'not spark and not browser and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
-soak: $(VENV)/.dev java chromium
+soak: $(VENV)/.dev java chromium kcat
 	@PENSTOCK_SOAK=1 $(PYTEST) --timeout 7200 $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 check: $(VENV)/.dev

@@ -114,9 +114,7 @@ class KafkaWire:
         """The answer for the partition; times in seconds."""
         most = options.pop("partition_max_bytes", 1 << 20)
         wait = timedelta(seconds=options.pop("max_wait", 0))
-        partitions = [
-            {"partition": partition, "fetch_offset": offset, "partition_max_bytes": most}
-        ]
+        partitions = [{"partition": partition, "fetch_offset": offset, "partition_max_bytes": most}]
         topics = [{"topic": topic, "partitions": partitions}]
         asked = {"min_bytes": 1, "max_bytes": 1 << 20, **options}
         answer = await self.ask(1, 11, max_wait=wait, topics=topics, **asked)

@@ -141,8 +141,8 @@ async def serving(  # noqa: PLR0913 - settings of every listener
 
 
 @contextmanager
-def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
-    """As `serving`, in a thread of its own, for code that blocks."""
+def serving_in_thread(directory: Path, *, limit: float = 100, **options: Any) -> Iterator[Served]:
+    """As `serving`, in a thread of its own, for code that blocks; at most `limit` seconds."""
     stop, started = threading.Event(), threading.Event()
     collected: list[Served] = []
 
@@ -153,7 +153,7 @@ def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
                 started.set()
                 await asyncio.get_running_loop().run_in_executor(None, stop.wait)
 
-        run(body, limit=100)
+        run(body, limit=limit)
 
     thread = threading.Thread(target=serve)
     thread.start()
