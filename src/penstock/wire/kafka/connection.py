@@ -11,7 +11,6 @@ from collections.abc import Awaitable
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import PenstockError, TooLarge
-from penstock.io.fs import Bytes
 from penstock.wire.framed import FramedConnection, Listener, Pieces
 from penstock.wire.kafka.codec import LENGTH, Head, Values, encode_answer
 
@@ -23,7 +22,7 @@ WAITING = ("fetch", "join_group", "sync_group")  # for records or for other memb
 class KafkaRequest(NamedTuple):
     head: Head
     client: str  # its id
-    body: Any  # an object of kio
+    body: Any  # its fields are attributes
 
 
 class Requests(Protocol):
@@ -33,7 +32,7 @@ class Requests(Protocol):
     max_frame: int
 
     def run(
-        self, connection: "KafkaConnection", frame: Bytes
+        self, connection: "KafkaConnection", frame: memoryview
     ) -> "Values | Awaitable[Values] | None": ...
 
     def name_of(self, head: Head) -> str: ...
@@ -84,7 +83,7 @@ class KafkaConnection(FramedConnection):
             at = stop
         return at
 
-    def _run(self, frame: Bytes) -> None:
+    def _run(self, frame: memoryview) -> None:
         try:
             head = Head.parse(frame)
             answer = self._requests.run(self, frame)

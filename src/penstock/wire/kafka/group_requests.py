@@ -47,8 +47,8 @@ class GroupRequests:
 
     async def join_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body, version = request.body, request.head.version
-        session = body.session_timeout.total_seconds()
-        rebalance = getattr(body, "rebalance_timeout", body.session_timeout).total_seconds()
+        session = body.session_timeout / 1000
+        rebalance = getattr(body, "rebalance_timeout", body.session_timeout) / 1000
         joining = Joining(
             body.member_id,
             getattr(body, "group_instance_id", None),

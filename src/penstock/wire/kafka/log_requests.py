@@ -285,7 +285,7 @@ class Fetch:
     async def wait(self) -> Values:
         """Read again after each commit, until there is enough or the time is over."""
         changed = asyncio.Event()
-        seconds = min(self._body.max_wait.total_seconds(), MAX_WAIT)
+        seconds = min(self._body.max_wait / 1000, MAX_WAIT)
         cancels = [topic.subscribe(changed.set) for topic in self._sources.values()]
         try:
             enough = await self._read_through()

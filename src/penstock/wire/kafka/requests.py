@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.config.schema import KafkaServer as Settings
-from penstock.io.fs import Bytes
 from penstock.metrics import Metrics
 from penstock.protocol.status import UnknownCommand
 from penstock.topics.groups import Groups
@@ -67,7 +66,7 @@ class KafkaRequests:
     def name_of(self, head: Head) -> str:
         return APIS[head.key].name
 
-    def run(self, connection: KafkaConnection, frame: Bytes) -> Answer:
+    def run(self, connection: KafkaConnection, frame: memoryview) -> Answer:
         head = Head.parse(frame)
         api = APIS.get(head.key)
         if api is None or not max(api.low, api.lowest_read) <= head.version <= api.high:
