@@ -128,6 +128,14 @@ class AssignedGroup:
     def static(self, instance: str) -> Member | None:
         return next((one for one in self.members.values() if one.instance == instance), None)
 
+    @property
+    def rebalance_end(self) -> float:
+        """When a rebalance ends, if nothing happens until then."""
+        everyone = all(one.join is not None for one in self.members.values())
+        if everyone and not self.pending:
+            return self.not_before
+        return max(self.join_deadline, self.not_before)
+
     def common_protocols(self) -> set[str]:
         sets = [set(one.protocols) for one in self.members.values()]
         return set.intersection(*sets) if sets else set()
@@ -415,12 +423,8 @@ class AssignedGroups:
 
     def _go_on(self, group: AssignedGroup) -> None:
         """End the rebalance if it can end, and set the timer for what comes next."""
-        now = self._clock()
-        if group.state is State.PREPARING:
-            everyone = all(one.join is not None for one in group.members.values())
-            over = now >= group.join_deadline
-            if now >= group.not_before and (over or (everyone and not group.pending)):
-                self._begin_generation(group)
+        if group.state is State.PREPARING and self._clock() >= group.rebalance_end:
+            self._begin_generation(group)
         if not (group.members or group.pending):
             self._groups.pop(group.name, None)
         self._watch(group)
@@ -473,9 +477,7 @@ class AssignedGroups:
         moments = [one.deadline for one in group.members.values() if not one.waits]
         moments += group.pending.values()
         if group.state is State.PREPARING:
-            moments.append(max(group.join_deadline, group.not_before))
-            if self._clock() < group.not_before:
-                moments.append(group.not_before)
+            moments.append(group.rebalance_end)
         if moments:
             delay = max(0.0, min(moments) - self._clock())
             group.timer = asyncio.get_running_loop().call_later(delay, self._check, group)

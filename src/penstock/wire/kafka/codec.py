@@ -3,8 +3,9 @@
 The schemas are those of `kio`, which generates them from Kafka's own: a class per message and
 version. Reading and writing is done here, by what the schemas say:
 
-- kio's native reader reserves memory for as many items as an array claims to have. 14 bytes that
-  claim 2^31 of them abort the process. Here an array has at most as many items as bytes follow.
+- kio's native reader reserves memory for as many items as an array claims to have: 42 bytes that
+  claim two thousand million of them abort the process. Here an array has at most as many items as
+  bytes follow.
 - kio's writer wants an object of the version's own class, with `timedelta` and `datetime` in it.
   Here an answer is a mapping: a handler names the fields of every version once, and what a version
   does not have is left out. That takes a third of the time.
