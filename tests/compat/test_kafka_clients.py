@@ -530,11 +530,26 @@ async def test_a_group_is_leased_or_assigned_and_never_both(served: Served, topi
     Confluent().produce(served.kafka_address, topic, numbered(10))
     group = f"g-{topic}"
     member = ConfluentMember(served.kafka_address, group, topic)
-    until(lambda: len(member.poll()) == 2, PATIENCE)
+    until(lambda: len(member.poll()) == 2 and len(member.found) == 10, PATIENCE)
     with pytest.raises(Conflict):
         served.groups.lease(group, topic, "ours", 10)
+    member.consumer.commit(asynchronous=False)
+    (details,) = (one for one in served.groups.details(group) if one.topic == topic)
+    assert details.lag == 0
+    (described,) = details.members
+    assert (described.client, described.partitions) == ("rdkafka", [0, 1])
     member.consumer.close()
     await eventually(lambda: not served.groups.assigned.has_members(group))
+    served.groups.set_committed(group, topic, 0)
+    lease = served.groups.lease(group, topic, "ours", 10)
+    assert lease is not None
+    refused = ConfluentMember(served.kafka_address, group, topic)
+    errors = until(
+        lambda: [one.error().code() for one in refused.consumer.consume(1, 0.2)], PATIENCE
+    )
+    assert errors == [confluent_kafka.KafkaError.INCONSISTENT_GROUP_PROTOCOL]
+    refused.consumer.close()
+    await served.groups.complete(lease.lease_id)
 
 
 # Administration

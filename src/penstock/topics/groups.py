@@ -31,7 +31,8 @@ from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.names import check_name
+from penstock.protocol.kafka_assignment import assigned_partitions
+from penstock.protocol.names import check_name, split_label
 from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal
@@ -93,14 +94,25 @@ class LeaseDetails(msgspec.Struct):
     expires_in: float  # seconds
 
 
+class MemberDetails(msgspec.Struct):
+    """A member of a group of Kafka clients, and the partitions of the topic that it has."""
+
+    member: str
+    client: str
+    host: str
+    partitions: list[int]
+
+
 class GroupDetails(msgspec.Struct):
-    """A group on one topic."""
+    """A group on one topic: its members lease ranges, or divide partitions (Kafka clients)."""
 
     group: str
     topic: str
     committed: int  # the next offset that it reads
     lag: int
     leases: list[LeaseDetails]
+    members: list[MemberDetails]
+    metadata: str  # what a Kafka client keeps with its commit
 
 
 class Groups:
@@ -264,8 +276,20 @@ class Groups:
                     )
                     for lease in cursor.leases.values()
                 ],
+                self._members(group, split_label(cursor.topic)[0]),
+                cursor.note,
             )
             for cursor in sorted(cursors, key=lambda cursor: cursor.topic)
+        ]
+
+    def _members(self, group: str, topic: str) -> list[MemberDetails]:
+        assigned = self.assigned.get(group)
+        if assigned is None:
+            return []
+        return [
+            MemberDetails(one.id, one.client, one.host, partitions)
+            for one in assigned.members.values()
+            if (partitions := assigned_partitions(one.assignment).get(topic))
         ]
 
     async def delete(self, group: str, topic: str | None = None) -> None:
