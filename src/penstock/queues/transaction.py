@@ -10,10 +10,11 @@ from typing import Any
 from penstock.database import UNDONE
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
-from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
+from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
+from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
 MAX_ATTEMPTS = 6
@@ -62,9 +63,10 @@ async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapsho
 
 
 class Transactions:
-    def __init__(self, context: QueueContext, pusher: Pusher, acknowledger: Acknowledger) -> None:
+    def __init__(self, context: QueueContext, pusher: Pusher, deliveries: Deliveries) -> None:
         self._database, self._catalog = context.database, context.catalog
-        self._pusher, self._acknowledger = pusher, acknowledger
+        self._calls = context.calls
+        self._pusher, self._deliveries = pusher, deliveries
         connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
         self._room = asyncio.Semaphore(max(1, connections))
 
@@ -72,12 +74,10 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = self._pusher.named(
-            [operation for operation in operations if isinstance(operation, Item)]
-        )
+        items = prepare(copies([one for one in operations if isinstance(one, Item)]))
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
-            check(ack)
+            check_ack(ack)
             if ack.status not in STATUSES:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
@@ -96,7 +96,7 @@ class Transactions:
         else:
             raise Unavailable("the database is too busy, or these queues keep changing; try again")
         self._pusher.announce(pushed)
-        self._acknowledger.announce(acks, acked)
+        self._deliveries.announce(acks, acked)
         pushes, answers = iter(pushed), iter(acked)
         results: list[Pushed | Acked] = [
             next(pushes) if isinstance(operation, Item) else next(answers)
@@ -131,15 +131,12 @@ class Transactions:
         required_leases: list[str],
     ) -> tuple[list[Pushed], list[Acked]]:
         acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
-        await connection.execute(
-            "SELECT queue_lock($1, $2, $3)",
-            sorted(snapshot.partitions.values()),
-            acked_in,
-            [ack.group for ack in acks],
-        )
+        pushed_to = sorted(snapshot.partitions.values())
+        groups = [ack.group for ack in acks]
+        await self._calls.lock(connection.fetch, pushed_to, acked_in, groups)
         await self._require(connection, required_leases)
         pushed: list[Pushed] = []
-        for answer in await self._pusher.with_catalog(snapshot).store(connection.fetch, items):
+        for answer in await self._pusher.store(items, snapshot, connection.fetch):
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "duplicate":
@@ -149,7 +146,10 @@ class Transactions:
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
             pushed.append(answer)
-        acked = await self._acknowledger.acknowledge(connection.fetch, acks)
+        batch = AckBatch(acks)
+        runs = await batch.arguments(self._catalog)
+        rows = [] if runs is None else await self._calls.settle(runs, connection.fetch)
+        acked = await batch.fill(rows)
         for outcome in acked:
             if not outcome.success:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
@@ -159,14 +159,11 @@ class Transactions:
         if not leases:
             return
         wanted = {lease: uuid_of(lease) for lease in leases}
-        rows = await connection.fetch(
-            """SELECT lease_id FROM leases
-                WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE""",
-            [lease for lease in wanted.values() if lease is not None],
+        live = await self._calls.live_leases(
+            connection.fetch, [lease for lease in wanted.values() if lease is not None]
         )
-        held = {row["lease_id"] for row in rows}
         for text, lease in wanted.items():
-            if lease not in held:
+            if lease not in live:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:
