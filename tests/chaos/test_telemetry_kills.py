@@ -185,7 +185,7 @@ class SamplePusher:
                 self.sent += 1
 
     def _is_taken(self, client: httpx.Client, body: bytes) -> bool:
-        url = f"http://127.0.0.1:{self._broker.ports['HTTP']}/api/v1/write"
+        url = f"{self._broker.url}/api/v1/write"
         try:
             return client.post(url, content=body, headers=HEADERS).status_code == 204
         except httpx.TransportError:

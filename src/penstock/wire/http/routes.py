@@ -91,7 +91,8 @@ class Route:
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
     packed: bool = False  # the handler gets the body as it came, with its Content-Encoding
-    write_error: ErrorWriter | None = None  # of a protocol with errors of its own
+    write_error: ErrorWriter | None = None  # of a protocol with errors of its own,
+    error_types: tuple[str, ...] = ()  # and their types, for the OpenAPI document
     page: bool = False  # shown in a browser: links on other sites may lead here
     # another process serves it, and looks itself where a request comes from and what it brings
     forwards: bool = False

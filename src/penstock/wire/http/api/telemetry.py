@@ -33,6 +33,7 @@ from penstock.wire.http.messages import EMPTY, Head, Headers, Request, Response
 from penstock.wire.http.routes import route
 
 RETRY_SECONDS = 5  # until an exporter that got a 503 tries again
+PLAIN = "text/plain; charset=utf-8"
 _MEDIA = (PROTOBUF, JSON)
 _STATUS_MESSAGE = 2  # field of google.rpc.Status
 _NOT_STORED = "the send queue of route {name} is full"
@@ -49,7 +50,7 @@ def write_otlp_error(head: Head, status: int, text: str, headers: Headers) -> Re
 def write_plain_error(_: Head, status: int, text: str, headers: Headers) -> Response:
     """What senders of remote write put into their log."""
     status, headers = _for_exporters(status, headers)
-    return Response(status, f"{text}\n".encode(), "text/plain; charset=utf-8", headers)
+    return Response(status, f"{text}\n".encode(), PLAIN, headers)
 
 
 def _for_exporters(status: int, headers: Headers) -> tuple[int, Headers]:
@@ -60,8 +61,20 @@ def _for_exporters(status: int, headers: Headers) -> tuple[int, Headers]:
     return 503, (*headers, ("Retry-After", str(RETRY_SECONDS)))
 
 
-OTLP = {"body": bytes, "packed": True, "write_error": write_otlp_error, "answer_type": PROTOBUF}
-REMOTE_WRITE = {"body": bytes, "packed": True, "write_error": write_plain_error, "status": 204}
+OTLP = {
+    "body": bytes,
+    "packed": True,
+    "answer_type": PROTOBUF,
+    "write_error": write_otlp_error,
+    "error_types": (PROTOBUF, JSON),
+}
+REMOTE_WRITE = {
+    "body": bytes,
+    "packed": True,
+    "status": 204,
+    "write_error": write_plain_error,
+    "error_types": (PLAIN,),
+}
 
 
 class TelemetryApi:
