@@ -50,6 +50,7 @@ class Taker:
         self.channel = channel
         self.queue = queue
         self.batch = 0  # what the waiting pop may bring; 0: none waits
+        self.number = 0  # of the pops so far; each may have another socket
         self.line = Line(brokers)
         self._sent_at = 0.0
         self._failing_since: float | None = None
@@ -62,6 +63,7 @@ class Taker:
         try:
             self.line.send("GET", target)
             self.batch = batch
+            self.number += 1
         except Unavailable as error:
             self._failed(error)
 
@@ -136,7 +138,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._takers: dict[tuple[QueueChannel, str], Taker] = {}
         self._loop: Any = None  # Celery's event loop, if it uses one
         self._turning: Any = None  # a timer of the event loop
-        self._watched: dict[int, Taker] = {}  # in the event loop, by file descriptor
+        # the sockets in the event loop: file descriptor and number of the pop that waits there
+        self._watched: dict[Taker, tuple[int, int]] = {}
 
     def driver_version(self) -> str:
         from penstock import __version__
@@ -229,7 +232,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def _unregister(self) -> None:
         if self._loop is not None:
-            for taker in list(self._watched.values()):
+            for taker in list(self._watched):
                 self._unwatch(taker)
             self._loop.on_tick.discard(self._tick)
             if self._turning is not None:
@@ -240,11 +243,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Start pops and watch their sockets, before each turn of the event loop."""
         self._start_pops()
         for taker in self._takers.values():
-            fd = taker.line.fileno()
-            if taker.batch and self._watched.get(fd) is not taker:
-                self._watched[fd] = taker
-                self._loop.add_reader(fd, self._on_readable, taker, fd)
-            elif not taker.batch and taker.not_before > time.monotonic():
+            if taker.batch:
+                self._watch(taker)
+            elif taker.not_before > time.monotonic():
                 self._turn_soon()
         if self.ready:
             self._loop.call_soon(self._deliver_one)
@@ -257,30 +258,34 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def _turned(self) -> None:
         self._turning = None
 
-    def _on_readable(self, taker: Taker, fd: int) -> None:
-        if self._watched.get(fd) is taker and not taker.batch:
-            self._unwatch(taker)  # no pop waits: the broker has closed an idle connection
-            taker.line.close()
-            return
-        taker.receive()
-        if taker.line.fileno() != fd:
-            self._forget(fd)
+    def _watch(self, taker: Taker) -> None:
+        """Watch the socket of the pop that waits. A socket is watched for one pop only: a later one
+        may have another socket with the same file descriptor.
+        """
+        _, number = self._watched.get(taker, (-1, 0))
+        if number != taker.number:
+            self._unwatch(taker)
+            fd = taker.line.fileno()
+            self._watched[taker] = fd, taker.number
+            self._loop.add_reader(fd, self._on_readable, taker)
+
+    def _unwatch(self, taker: Taker) -> None:
+        fd, _ = self._watched.pop(taker, (-1, 0))
+        if fd >= 0 and self._loop is not None:
+            self._loop.remove_reader(fd)
+
+    def _on_readable(self, taker: Taker) -> None:
+        try:
+            taker.receive()
+        finally:
+            if not taker.batch:
+                self._unwatch(taker)
         if self.ready:
             self._deliver_one()
 
     def _deliver_one(self) -> None:
         if self._deliver_ready() and self.ready and self._loop is not None:
             self._loop.call_soon(self._deliver_one)
-
-    def _unwatch(self, taker: Taker) -> None:
-        for fd, watched in list(self._watched.items()):
-            if watched is taker:
-                self._forget(fd)
-
-    def _forget(self, fd: int) -> None:
-        self._watched.pop(fd, None)
-        if self._loop is not None:
-            self._loop.remove_reader(fd)
 
 
 def _brokers(client: Any) -> BlockingBrokers:
