@@ -39,6 +39,7 @@ from penstock.queues.schedules import Schedules
 from penstock.queues.signals import Signals
 from penstock.queues.sinks import Sinks
 from penstock.queues.status import Status
+from penstock.queues.streams import Streams
 from penstock.queues.traces import Traces
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
@@ -56,7 +57,7 @@ from penstock.queues.upkeep import Upkeep
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
+    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `streams`, `later`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -85,6 +86,7 @@ class Queues:
         self._pusher = Pusher(context, self._exchanger, self.later, pushed)
         self._popper = Popper(context, self._exchanger, self.consumers, popped)
         self._transactions = Transactions(context, self._pusher, self._acknowledger)
+        self.streams = Streams(context, self._transactions)
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
         self.schedules = Schedules(context, self._pusher)
