@@ -25,7 +25,7 @@ import msgspec
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
-from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.consumer import Consumer
 from penstock.client.handlers import Handler
 from penstock.client.health import HealthReporter
 from penstock.client.items import Item
@@ -44,6 +44,7 @@ from penstock.client.results import (
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
+from penstock.client.stateful import StatefulConsumer, StateOptions, StateStore
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -176,12 +177,29 @@ class Client(QueueClient):
     # Consumers and buffers
 
     def consumer(
-        self, address: str | Address, **options: Unpack[ConsumerOptions]
+        self, address: str | Address, **options: Unpack[StateOptions]
     ) -> Callable[[Handler], Consumer]:
-        """Decorate a function as a consumer of `address`. `run` starts it."""
+        """Decorate a function as a consumer of `address`. `run` starts it.
+
+        With `state`, the function gets the state of the message's partition as its last argument;
+        changes of it, its pushes and the acknowledgement are committed together.
+        """
+
+        settings: dict[str, Any] = {**options}
+        version, reset = settings.pop("state", None), settings.pop("reset_state", False)
 
         def register(handler: Handler) -> Consumer:
-            consumer = Consumer(self, address, handler, **options)
+            if version is None:
+                consumer = Consumer(self, address, handler, **settings)
+            else:
+                store = StateStore(
+                    self._brokers,
+                    self._leases,
+                    Address.parse(address),
+                    version=version,
+                    reset=reset,
+                )
+                consumer = StatefulConsumer(self, address, handler, store=store, **settings)
             self._consumers.append(consumer)
             return consumer
 
