@@ -25,7 +25,7 @@ import msgspec
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
-from penstock.client.consumer import Consumer
+from penstock.client.consumer import Consumer, ConsumerOptions
 from penstock.client.handlers import Handler
 from penstock.client.health import HealthReporter
 from penstock.client.items import Item
@@ -44,7 +44,7 @@ from penstock.client.results import (
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
-from penstock.client.stateful import StatefulConsumer, StateOptions, StateStore
+from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -177,7 +177,7 @@ class Client(QueueClient):
     # Consumers and buffers
 
     def consumer(
-        self, address: str | Address, **options: Unpack[StateOptions]
+        self, address: str | Address, **options: Unpack[ConsumerOptions]
     ) -> Callable[[Handler], Consumer]:
         """Decorate a function as a consumer of `address`. `run` starts it.
 

@@ -105,6 +105,8 @@ class ConsumerOptions(TypedDict, total=False):
     subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
     name: str | None  # shown in the Console; default: host and process id
     prefetch: bool | None  # fetch while the function works; None: if it pays
+    state: str | None  # the version of the state; the function's last argument is a `State`
+    reset_state: bool  # delete the state of another version; default: refuse to start
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class Consumer:
     `Client.run`.
     """
 
-    stateful: ClassVar[bool] = False  # the function gets a `State` as its last argument
+    _stateful: ClassVar[bool] = False  # the function gets a `State` as its last argument
 
     def __init__(  # noqa: PLR0913 public, by keyword
         self,
@@ -170,7 +172,7 @@ class Consumer:
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
         self._client = client
-        self._handler = BoundHandler(handler, each=each, stateful=self.stateful)
+        self._handler = BoundHandler(handler, each=each, stateful=self._stateful)
         self._each, self._auto_ack, self._retry = each, auto_ack, retry
         self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {  # of every pop

@@ -17,13 +17,13 @@ go back: they are handled after the one that failed.
 import asyncio
 import logging
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers
-from penstock.client.consumer import Consumer, ConsumerOptions, Done, Outcome
+from penstock.client.consumer import Consumer, Done, Outcome
 from penstock.client.handlers import Handler
 from penstock.client.items import Item, PushOptions, new_item
 from penstock.client.leases import LeaseKeeper
@@ -34,13 +34,6 @@ from penstock.net.retry import Backoff
 from penstock.protocol.payload import check_payload
 
 log = logging.getLogger("penstock.client")
-
-
-class StateOptions(ConsumerOptions, total=False):
-    """The options of `Client.consumer`, with state."""
-
-    state: str | None  # the version of the state; the function's last argument is a `State`
-    reset_state: bool  # delete the state of another version; default: refuse to start
 
 
 class State(MutableMapping[str, Any]):
@@ -77,21 +70,11 @@ class State(MutableMapping[str, Any]):
         check_payload(payload)
         self._items.append(tracing.created(new_item(address, payload, **options)))
 
-    def copy(self) -> "State":
+    def copy(self) -> Self:
         """Return the state as it is now."""
-        other = State(dict(self._values))
+        other = type(self)(dict(self._values))
         other._changes, other._items = dict(self._changes), list(self._items)
         return other
-
-    def commit_body(self) -> dict[str, Any]:
-        """Return what has changed, as a cycle takes it."""
-        operations = [
-            {"type": "delete", "key": key}
-            if value is None
-            else {"type": "upsert", "key": key, "value": value}
-            for key, value in self._changes.items()
-        ]
-        return {"state_ops": operations, "push_items": self._items}
 
 
 class _Query(msgspec.Struct):
@@ -154,17 +137,23 @@ class StateStore:
         their lease if `release`.
         """
         last = messages[-1]
+        operations = [
+            {"type": "delete", "key": key}
+            if value is None
+            else {"type": "upsert", "key": key, "value": value}
+            for key, value in state._changes.items()
+        ]
         body = {
             "query_id": self._query,
             "partition_id": last.partition_id,
             "consumer_group": last.consumer_group,
             "config_hash": self._version,
             "release_lease": release,
+            "state_ops": operations,
+            "push_items": state._items,
             "ack": {"transactionId": last.transaction_id, "leaseId": last.lease_id},
         }
-        await self._brokers.json(
-            _Done, "POST", "/streams/v1/cycle", body=body | state.commit_body()
-        )
+        await self._brokers.json(_Done, "POST", "/streams/v1/cycle", body=body)
         self._leases.drop(messages)
 
     def forget(self, messages: Sequence[Received]) -> None:
@@ -175,7 +164,7 @@ class StateStore:
 class StatefulConsumer(Consumer):
     """A consumer whose function gets the state of the partition as its last argument."""
 
-    stateful = True
+    _stateful = True
 
     def __init__(
         self,
