@@ -157,6 +157,21 @@ async def test_a_lease_stays_with_the_messages_that_a_cycle_leaves(database_url:
         assert (await queues.status.queue("in")).counts.dead_letter == 0
 
 
+async def test_a_query_that_takes_nothing_has_its_messages_again(database_url: str) -> None:
+    """A gate that refuses all sends no cycle; its group is named after the query."""
+    async with running(database_url) as queues:
+        await queues.admin.configure("in", QueueOptions(retry_limit=1))
+        await push(queues, "in", 1, 2)
+        await registered(queues)
+        for _ in range(4):
+            assert values(await pop(queues, "in", group=GROUP)) == [1, 2]
+            await expire_leases(queues)
+        for _ in range(2):  # another group of the queue
+            assert values(await pop(queues, "in", group="streams.other")) == [1, 2]
+            await expire_leases(queues)
+        assert (await pop(queues, "in", group="streams.other")).messages == []
+
+
 async def test_what_a_released_lease_did_not_acknowledge_comes_at_once(database_url: str) -> None:
     async with running(database_url) as queues:
         await push(queues, "in", 1, 2, 3)
