@@ -212,6 +212,7 @@ def test_a_page_does_what_it_says(
         "127.0.0.1:6632": broker.url.rpartition("//")[2],
         "127.0.0.1:12345": f"{host}:{port}",
         "127.0.0.1:9090": broker.websocket.rpartition("//")[2].partition("/")[0],
+        "127.0.0.1:4318": f"127.0.0.1:{free_port()}",  # a backend for OpenTelemetry
     }
     runner = PageRunner(scratch, environment, addresses)
     if page.parent.name == "how-to":

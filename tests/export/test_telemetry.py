@@ -1,6 +1,5 @@
 """The metrics that documents, dashboard and alerts name are the ones the broker exposes."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -24,30 +23,24 @@ circuit_breaker_open_total circuit_breaker_rejected_total queue_backoff_seconds 
 """
 
 
-def exposed(directory: Path) -> dict[str, float]:
-    """Every sample of a route that delivered, failed and dropped something."""
-
-    async def body() -> dict[str, float]:
-        metrics = Metrics()
-        async with ScriptedDestination(
-            lambda ids, number: 500 if number == 1 else 200
-        ) as destination:
-            spec = http_route(destination.url, max_size=3, full_behavior="drop_newest")
-            async with exports(directory, {"r": spec}, metrics=metrics) as running:
-                route = running.get("r")
-                await route.pause()
-                for number in range(5):
-                    await route.push([record(number), record(number + 100)])
-                await route.resume()
-                await eventually(lambda: route.queue.count == 0)
-                collected = {}
-                for line in metrics.text().decode().splitlines():
-                    if not line.startswith("#"):
-                        name, _, value = line.rpartition(" ")
-                        collected[name] = float(value)
-                return collected
-
-    return asyncio.run(body())
+async def exposed(directory: Path) -> dict[str, float]:
+    """Return every sample of a route that delivered, failed and dropped something."""
+    metrics = Metrics()
+    async with ScriptedDestination(lambda ids, number: 500 if number == 1 else 200) as destination:
+        spec = http_route(destination.url, max_size=3, full_behavior="drop_newest")
+        async with exports(directory, {"r": spec}, metrics=metrics) as running:
+            route = running.get("r")
+            await route.pause()
+            for number in range(5):
+                await route.push([record(number), record(number + 100)])
+            await route.resume()
+            await eventually(lambda: route.queue.count == 0)
+            collected = {}
+            for line in metrics.text().decode().splitlines():
+                if not line.startswith("#"):
+                    name, _, value = line.rpartition(" ")
+                    collected[name] = float(value)
+            return collected
 
 
 def _expressions(dashboard: str) -> str:
@@ -55,8 +48,8 @@ def _expressions(dashboard: str) -> str:
     return "\n".join(target["expr"] for panel in panels for target in panel.get("targets", []))
 
 
-def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
-    samples = exposed(tmp_path)
+async def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
+    samples = await exposed(tmp_path)
     names = {name.partition("{")[0] for name in samples}
     dropped = 'penstock_export_queue_dropped_total{reason="damaged",route="r"}'
     assert samples[dropped] == 0, "an increase shows only from a value that was there before"
@@ -91,8 +84,8 @@ def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Path):
     assert ours <= named(documents), f"not documented: {sorted(ours - named(documents))}"
 
 
-def test_the_counters_tell_what_happened(tmp_path: Path):
-    samples = exposed(tmp_path)
+async def test_the_counters_tell_what_happened(tmp_path: Path):
+    samples = await exposed(tmp_path)
     assert samples['penstock_export_queue_dropped_total{reason="newest",route="r"}'] == 2
     assert samples['penstock_export_queue_dropped_records_total{reason="newest",route="r"}'] == 4
     assert samples['penstock_export_data_loss_total{route="r"}'] == 0, "the policy dropped it"

@@ -12,11 +12,11 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.headers import encode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues import cron as times
-from penstock.queues.cron import Cron, due_until
-from penstock.queues.schedules import Definition
+from penstock.queues.background import cron as times
+from penstock.queues.background.cron import Cron, due_until
+from penstock.queues.background.schedules import Definition
 from penstock.queues.types import Item
-from tests.queues.support import answer, pop, run, running, values
+from tests.queues.support import answer, pop, running, values
 from tests.support.wait import eventually
 
 EVERY_SECOND = "* * * * * *"
@@ -93,99 +93,86 @@ async def make_due(queues: Queues, name: str, ago: str) -> None:
     queues.schedules.look()
 
 
-def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
-    async def main() -> None:
-        async with running(database_url) as one, running(database_url) as two:
-            wanted = Definition(
-                "* * * * *", "reports", "Europe/Rome", "p", b'{"a":1}', encode({"h": "v"}), "all"
-            )
-            await one.schedules.put("minutely", wanted)
-            await make_due(one, "minutely", "30 minutes")
-            two.schedules.look()
-            await asyncio.gather(
-                *(queues.schedules.fire() for queues in (one, two) for _ in range(4))
-            )
-
-            async def pushed() -> list[Any]:
-                rows = await one.database.fetch(
-                    "SELECT transaction_id FROM messages ORDER BY partition_id, seq"
-                )
-                return [row[0] for row in rows]
-
-            await eventually(
-                lambda: one.database.fetch("SELECT 1 FROM schedules WHERE next_at > now()")
-            )
-            ids = await pushed()
-            assert len(ids) == len(set(ids)) >= 31
-            assert ids == sorted(ids)
-            assert all(text.startswith("schedule:minutely:2") for text in ids)
-            (message,) = (await pop(two, "reports", 1)).messages
-            assert (message.payload, message.partition) == (b'{"a":1}', "p")
-            assert message.headers == b'{"h":"v"}'
-            shown = await two.schedules.get("minutely")
-            assert [run.transaction_id for run in shown.last_runs] == ids[:-11:-1]
-            assert {run.result for run in shown.last_runs} == {"queued"}
-            assert len(shown.next_runs) == 5
-
-    asyncio.run(main())
-
-
-def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
-    async def main() -> None:
-        async with running(database_url) as one, running(database_url) as two:
-            one.schedules._task.cancel()  # the other broker hears of it and does it
-            await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=b'"tick"'))
-            for _ in range(2):
-                popped = await pop(one, "ticks", 1, wait=True, timeout=30)
-                assert values(popped) == ["tick"]
-                (message,) = popped.messages
-                due = at(
-                    message.transaction_id.removeprefix("schedule:ticker:").replace("Z", "+00:00")
-                )
-                assert message.created_at >= due  # never early
-                await answer(one, popped.messages)
-            await two.schedules.pause("ticker")
-            shown = await one.schedules.get("ticker")
-            assert (shown.definition.paused, shown.next_runs) == (True, [])
-
-    asyncio.run(main())
-
-
-def test_schedules_are_paused_run_replaced_and_deleted(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        schedules = queues.schedules
-        with pytest.raises(NotFound, match="nightly"):
-            await schedules.run("nightly")
-        made = await schedules.put("nightly", Definition("0 3 * * *", "reports", "Europe/Rome"))
-        assert {due.minute for due in made.next_runs} == {0}
-        run = await schedules.run("nightly")
-        assert (run.manual, run.result) == (True, "queued")
-        assert len((await pop(queues, "reports")).messages) == 1
-        # to say the same again while it is due loses nothing
-        await queues.schedules.stop()
-        await make_due(queues, "nightly", "1 minute")
-        due = (await schedules.get("nightly")).next_runs[0]
-        again = await schedules.put(
-            "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=b"2")
+async def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
+    async with running(database_url) as one, running(database_url) as two:
+        wanted = Definition(
+            "* * * * *", "reports", "Europe/Rome", "p", b'{"a":1}', encode({"h": "v"}), "all"
         )
-        assert again.next_runs[0] == due
-        await schedules.pause("nightly")
-        assert await schedules.fire() is None
-        resumed = await schedules.pause("nightly", paused=False)
-        assert resumed.next_runs == made.next_runs
-        assert await schedules.fire() > 0
+        await one.schedules.put("minutely", wanted)
+        await make_due(one, "minutely", "30 minutes")
+        two.schedules.look()
+        await asyncio.gather(*(queues.schedules.fire() for queues in (one, two) for _ in range(4)))
+
+        async def pushed() -> list[Any]:
+            rows = await one.database.fetch(
+                "SELECT transaction_id FROM messages ORDER BY partition_id, seq"
+            )
+            return [row[0] for row in rows]
+
+        await eventually(
+            lambda: one.database.fetch("SELECT 1 FROM schedules WHERE next_at > now()")
+        )
+        ids = await pushed()
+        assert len(ids) == len(set(ids)) >= 31
+        assert ids == sorted(ids)
+        assert all(text.startswith("schedule:minutely:2") for text in ids)
+        (message,) = (await pop(two, "reports", 1)).messages
+        assert (message.payload, message.partition) == (b'{"a":1}', "p")
+        assert message.headers == b'{"h":"v"}'
+        shown = await two.schedules.get("minutely")
+        assert [run.transaction_id for run in shown.last_runs] == ids[:-11:-1]
+        assert {run.result for run in shown.last_runs} == {"queued"}
+        assert len(shown.next_runs) == 5
+
+
+async def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
+    async with running(database_url) as one, running(database_url) as two:
+        one.schedules._task.cancel()  # the other broker hears of it and does it
+        await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=b'"tick"'))
+        for _ in range(2):
+            popped = await pop(one, "ticks", 1, wait=True, timeout=30)
+            assert values(popped) == ["tick"]
+            (message,) = popped.messages
+            due = at(message.transaction_id.removeprefix("schedule:ticker:").replace("Z", "+00:00"))
+            assert message.created_at >= due  # never early
+            await answer(one, popped.messages)
+        await two.schedules.pause("ticker")
+        shown = await one.schedules.get("ticker")
+        assert (shown.definition.paused, shown.next_runs) == (True, [])
+
+
+async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> None:
+    schedules = queues.schedules
+    with pytest.raises(NotFound, match="nightly"):
+        await schedules.run("nightly")
+    made = await schedules.put("nightly", Definition("0 3 * * *", "reports", "Europe/Rome"))
+    assert {due.minute for due in made.next_runs} == {0}
+    run = await schedules.run("nightly")
+    assert (run.manual, run.result) == (True, "queued")
+    assert len((await pop(queues, "reports")).messages) == 1
+    # to say the same again while it is due loses nothing
+    await queues.schedules.stop()
+    await make_due(queues, "nightly", "1 minute")
+    due = (await schedules.get("nightly")).next_runs[0]
+    again = await schedules.put(
+        "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=b"2")
+    )
+    assert again.next_runs[0] == due
+    await schedules.pause("nightly")
+    assert await schedules.fire() is None
+    resumed = await schedules.pause("nightly", paused=False)
+    assert resumed.next_runs == made.next_runs
+    assert await schedules.fire() > 0
+    await schedules.delete("nightly")
+    with pytest.raises(NotFound):
         await schedules.delete("nightly")
-        with pytest.raises(NotFound):
-            await schedules.delete("nightly")
-        assert await schedules.listing() == []
-
-    run(database_url, body)
+    assert await schedules.listing() == []
 
 
-def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.queues.schedules.RETRY_SECONDS", 0.05)
+async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.queues.background.schedules.RETRY_SECONDS", 0.05)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure("small", QueueOptions(max_size=1))
         await queues.admin.configure("secret", QueueOptions(encryption_enabled=True))
         for queue in ("small", "secret"):
@@ -208,8 +195,6 @@ def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: A
         assert b"clear" not in row["payload"]
         assert values(await pop(queues, "secret")) == ["clear"]
         assert (await queues.schedules.get("secret")).definition.payload == b'"clear"'
-
-    run(database_url, body, encryption_key="00" * 32)
 
 
 async def runs_of(queues: Queues, name: str) -> list[datetime]:

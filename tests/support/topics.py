@@ -1,7 +1,7 @@
 """A topic store in a test: real files, a pool, a clock that the test moves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +14,14 @@ from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
+
+FORMATS = ("aiq", "kafka")
+chosen_format = "aiq"  # of the topics that tests make; the fixture `form` changes it
+
+
+def log_directory(root: Path, name: str, form: str) -> Path:
+    """Where a topic of this format has its files."""
+    return root / name if form == "aiq" else root / ".penstock" / "logs" / name / "0"
 
 
 class Clock:
@@ -31,6 +39,7 @@ async def running(
     """A started store, stopped at the end."""
     settings.setdefault("free_space_reserve", 0)
     settings.setdefault("scrub_interval", 0)
+    settings.setdefault("format", chosen_format)
     with ThreadPoolExecutor(2) as pool:
         given = {} if clock is None else {"clock": clock}
         store = TopicStore(
@@ -41,10 +50,6 @@ async def running(
             yield store
         finally:
             await store.stop()
-
-
-def run(body: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(body)
 
 
 Arrays = tuple[np.ndarray, memoryview]  # lengths of records, and their bytes
@@ -64,7 +69,7 @@ def append(
                 else:
                     await topic.append(batch)
 
-    run(body())
+    asyncio.run(body())
 
 
 def random_records(count: int, size: int, step: int = 100_000) -> Iterator[Arrays]:

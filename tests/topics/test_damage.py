@@ -2,6 +2,7 @@
 the rest reported.
 """
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from penstock.log.verify import verify
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
 from tests.support.form import pick
-from tests.support.topics import run, running
+from tests.support.topics import log_directory, running
+
+pytestmark = pytest.mark.usefixtures("form")
 
 PAYLOADS = [b"record %03d " % i + b"x" * (i % 40) for i in range(60)]
 ROOT = Path("/data")
@@ -27,7 +30,7 @@ FIRST = "00000000000000000000"
 
 
 @pytest.fixture(scope="module")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pristine(tmp_path_factory: pytest.TempPathFactory, form: str) -> Path:
     """A topic with two sealed segments and an active one, stopped cleanly."""
     directory = tmp_path_factory.mktemp("pristine") / "data"
 
@@ -41,8 +44,8 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await topic.mark_archived(5)
             assert [segment.base for segment in topic.segments] == [0, 25, 45]
 
-    run(body())
-    assert verify(directory / "t").sound
+    asyncio.run(body())
+    assert verify(log_directory(directory, "t", form)).sound
     return directory
 
 
@@ -83,9 +86,11 @@ def readable(topic: Topic) -> dict[int, bytes]:
     return collected
 
 
-def damaged(data: Path, directory: Path, name: str, harm: Callable[[Path], None]) -> Path:
+def damaged(
+    data: Path, directory: Path, form: str, name: str, harm: Callable[[Path], None]
+) -> Path:
     shutil.copytree(data, directory)
-    harm(directory / "t" / name)
+    harm(log_directory(directory, "t", form) / name)
     return directory
 
 
@@ -139,50 +144,70 @@ MATRIX = [
     ("archived", truncate, 60, "opening"),
     ("archived", zero, 60, "opening"),
 ]
+# The same for record batches, of which each has 5 records and its checksum.
+BATCH_MATRIX = [
+    (f"data-{FIRST}.log", flip, 60 - 5, "reading"),
+    (f"data-{FIRST}.log", truncate, 60 - 10, "opening"),
+    (f"data-{FIRST}.log", delete, 60 - 25, "opening"),
+    (f"data-{FIRST}.log", zero, 60 - 25, "opening"),
+    ("data.log", flip, 60 - 5, "reading"),
+    ("data.log", truncate, 60 - 10, "opening"),
+    ("data.log", delete, 60 - 15, "opening"),
+    ("data.log", zero, 60 - 15, "opening"),
+    *(
+        (name, harm, 60, "opening")
+        for name in (f"index-{FIRST}.idx", "index.idx")
+        for harm in (flip, truncate, delete, zero)
+    ),
+    *(row for row in MATRIX if row[0] in ("checkpoint", "incarnation", "archived")),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "served", "seen_by"), MATRIX, ids=lambda v: getattr(v, "__name__", str(v))
+    ("form", "cell"),
+    [
+        *(("aiq", row) for row in MATRIX),
+        *(("kafka", row) for row in BATCH_MATRIX),
+    ],
+    ids=lambda v: v if isinstance(v, str) else f"{v[0]}-{v[1].__name__}",
+    indirect=["form"],
+    scope="module",
 )
-def test_damage_is_never_silent(
+async def test_damage_is_never_silent(
     pristine: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    name: str,
-    harm: Callable[[Path], None],
-    served: int,
-    seen_by: str,
+    form: str,
+    cell: tuple[str, Callable[[Path], None], int, str],
 ) -> None:
-    data = damaged(pristine, tmp_path / "data", name, harm)
-    report = verify(data / "t")
+    name, harm, served, seen_by = cell
+    data = damaged(pristine, tmp_path / "data", form, name, harm)
+    report = verify(log_directory(data, "t", form))
     assert not report.sound
     assert name in {finding.file for finding in report.findings}
 
-    async def body() -> None:
-        async with running(data, fsync="never") as store:
-            opening = store._context.instruments.damage.values
-            assert bool(opening) == (seen_by == "opening"), opening
-            topic = store.require("t")
-            result = readable(topic)
-            right = [offset for offset, payload in result.items() if payload == PAYLOADS[offset]]
-            assert len(right) >= served
-            if seen_by != "verify":
-                assert len(right) == len(result), "something wrong was served"
-            if seen_by == "reading":
-                assert opening == {("walked",): 1}
-            if seen_by == "opening":
-                assert any(
-                    name.split("-")[0].split(".")[0] in message for message in caplog.messages
-                ), caplog.messages
-            appended = await topic.append([b"still working"])
-            assert topic.read(appended.first_offset).payloads() == [b"still working"]
-        before = dict(result)
-        async with running(data, fsync="never") as store:
-            result = readable(store.require("t"))
-            assert result.pop(appended.first_offset) == b"still working"
-            assert result == before, "a second start changed what is served"
-
-    run(body())
+    async with running(data, fsync="never") as store:
+        opening = store._context.instruments.damage.values
+        assert bool(opening) == (seen_by == "opening"), opening
+        topic = store.require("t")
+        result = readable(topic)
+        right = [offset for offset, payload in result.items() if payload == PAYLOADS[offset]]
+        assert len(right) >= served
+        if seen_by != "verify":
+            assert len(right) == len(result), "something wrong was served"
+        if seen_by == "reading" and form == "aiq":
+            assert opening == {("walked",): 1}
+        if seen_by == "opening":
+            assert any(
+                name.split("-")[0].split(".")[0] in message for message in caplog.messages
+            ), caplog.messages
+        appended = await topic.append([b"still working"])
+        assert topic.read(appended.first_offset).payloads() == [b"still working"]
+    before = dict(result)
+    async with running(data, fsync="never") as store:
+        result = readable(store.require("t"))
+        assert result.pop(appended.first_offset) == b"still working"
+        assert result == before, "a second start changed what is served"
 
 
 def far_away(path: Path) -> None:
@@ -191,33 +216,29 @@ def far_away(path: Path) -> None:
     path.write_bytes(data[:15] + b"\x80" + data[16:])
 
 
-def test_an_index_that_points_behind_any_file_is_rebuilt(pristine: Path, tmp_path: Path) -> None:
-    data = damaged(pristine, tmp_path / "data", f"index-{0:020d}.idx", far_away)
-
-    async def body() -> None:
-        async with running(data) as store:
-            assert list(readable(store.require("t")).values()) == PAYLOADS
-
-    run(body())
-
-
-def test_the_archived_mark_that_cannot_be_read_protects_everything(
-    pristine: Path, tmp_path: Path
+async def test_an_index_that_points_behind_any_file_is_rebuilt(
+    pristine: Path, tmp_path: Path, form: str
 ) -> None:
-    data = damaged(pristine, tmp_path / "data", "archived", zero)
+    data = damaged(pristine, tmp_path / "data", form, f"index-{0:020d}.idx", far_away)
 
-    async def body() -> None:
-        async with running(data, retention_bytes=1) as store:
-            await store.maintain()
-            assert store.require("t").archived_offset == 0
-            assert store.require("t").first_offset == 0
-
-    run(body())
+    async with running(data) as store:
+        assert list(readable(store.require("t")).values()) == PAYLOADS
 
 
-def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path) -> None:
+async def test_the_archived_mark_that_cannot_be_read_protects_everything(
+    pristine: Path, tmp_path: Path, form: str
+) -> None:
+    data = damaged(pristine, tmp_path / "data", form, "archived", zero)
+
+    async with running(data, retention_bytes=1) as store:
+        await store.maintain()
+        assert store.require("t").archived_offset == 0
+        assert store.require("t").first_offset == 0
+
+
+def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path, form: str) -> None:
     shutil.copytree(pristine, tmp_path / "data")
-    topic = tmp_path / "data" / "t"
+    topic = log_directory(tmp_path / "data", "t", form)
     missed = []
     for path in sorted(topic.iterdir()):
         data = path.read_bytes()
@@ -237,53 +258,47 @@ def test_verify_counts_records_that_no_checksum_covers(tmp_path: Path) -> None:
     assert (report.records, report.unchecked, report.findings) == (25, 25, [])
 
 
-def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with running(tmp_path) as store:
+async def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path, form: str) -> None:
+    async with running(tmp_path) as store:
+        topic = await store.create("t")
+        await topic.append(PAYLOADS)
+        until = topic.next_offset
+        await topic.append(PAYLOADS)
+        report = verify(log_directory(tmp_path, "t", form), until=until)
+        assert (report.records, report.findings) == (60, [])
+
+
+async def test_a_roll_that_was_interrupted_is_no_damage(form: str) -> None:
+    seen = set()
+    for n in count(1):
+        fs = FaultyFs()
+        async with running(ROOT, fs=fs) as store:
             topic = await store.create("t")
             await topic.append(PAYLOADS)
-            until = topic.next_offset
-            await topic.append(PAYLOADS)
-            report = verify(tmp_path / "t", until=until)
-            assert (report.records, report.findings) == (60, [])
-
-    run(body())
-
-
-def test_a_roll_that_was_interrupted_is_no_damage() -> None:
-    async def body() -> None:
-        seen = set()
-        for n in count(1):
-            fs = FaultyFs()
-            async with running(ROOT, fs=fs) as store:
-                topic = await store.create("t")
-                await topic.append(PAYLOADS)
-                fs.fail(n, forever=True, only={"rename"})
-                with contextlib.suppress(StorageFailed):
-                    await topic.seal()
-                after, over = (
-                    fs.crash(Random(n), "keep"),
-                    fs.failed == 0,
-                )  # as a killed process leaves it
-                fs.heal()
-            report = verify(ROOT / "t", fs=after)
-            assert (report.records, report.findings) == (60, []), n
-            seen.add(tuple(after.list_dir(ROOT / "t")))
-            if over:
-                break
-        assert len(seen) > 6  # three names given away, three taken
-
-    run(body())
+            fs.fail(n, forever=True, only={"rename"})
+            with contextlib.suppress(StorageFailed):
+                await topic.seal()
+            after, over = (
+                fs.crash(Random(n), "keep"),
+                fs.failed == 0,
+            )  # as a killed process leaves it
+            fs.heal()
+        report = verify(log_directory(ROOT, "t", form), fs=after)
+        assert (report.records, report.findings) == (60, []), n
+        seen.add(tuple(after.list_dir(log_directory(ROOT, "t", form))))
+        if over:
+            break
+    assert len(seen) > (6 if form == "aiq" else 4)  # names given away, and taken
 
 
 @settings(max_examples=pick(short=10, usual=30, soak=400), deadline=None)
 @given(data=st.data())
-def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
-    pristine: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+async def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
+    pristine: Path, tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("harm") / "data"
     shutil.copytree(pristine, directory)
-    topic = directory / "t"
+    topic = log_directory(directory, "t", form)
     names = sorted(path.name for path in topic.iterdir())
     harmed_data = False
     for _ in range(data.draw(st.integers(1, 3))):
@@ -303,15 +318,12 @@ def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
                 content[at : at + len(piece)] = piece
         (topic / name).write_bytes(content)
 
-    async def body() -> None:
-        async with running(directory, fsync="never") as store:
-            opened = store.require("t")
-            result = readable(opened)
-            if not harmed_data:
-                # only hints were harmed: no wrong payload, and the index errors that are met leave
-                # the data intact
-                assert all(PAYLOADS[offset] == payload for offset, payload in result.items())
-            appended = await opened.append([b"still working"])
-            assert opened.read(appended.first_offset).payloads() == [b"still working"]
-
-    run(body())
+    async with running(directory, fsync="never") as store:
+        opened = store.require("t")
+        result = readable(opened)
+        if not harmed_data:
+            # only hints were harmed: no wrong payload, and the index errors that are met leave
+            # the data intact
+            assert all(PAYLOADS[offset] == payload for offset, payload in result.items())
+        appended = await opened.append([b"still working"])
+        assert opened.read(appended.first_offset).payloads() == [b"still working"]

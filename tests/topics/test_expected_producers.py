@@ -11,6 +11,8 @@ from penstock.protocol.frames import SPARSE
 from tests.support.faults import FaultyFs
 from tests.support.topics import Clock, everything, running
 
+pytestmark = pytest.mark.usefixtures("form")
+
 ME = b"producer-of-test"
 DATA = Path("/data")
 

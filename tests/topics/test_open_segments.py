@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.io.fs import DISK
+from penstock.log.aiq.segment import AiqSegment
 from penstock.log.context import OpenFiles
 from penstock.log.layout import DATA
 from penstock.log.segment import Segment
@@ -17,7 +18,7 @@ def segments(tmp_path: Path) -> list[Segment]:
     made = []
     for number in range(25):
         (tmp_path / f"{number}").mkdir()
-        made.append(Segment(DISK, tmp_path / f"{number}", 0, sealed=False))
+        made.append(AiqSegment(DISK, tmp_path / f"{number}", 0, sealed=False))
     return made
 
 

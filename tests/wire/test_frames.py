@@ -14,7 +14,6 @@ from penstock.protocol import frames
 from penstock.protocol.frames import Body, Command
 from penstock.protocol.record_batch import HEADER_SIZE, RECORD_HEADER, Batch, walk
 from penstock.protocol.status import Malformed, TcpStatus
-from tests.support.http import run
 from tests.support.served import Wire, serving
 
 ID = bytes(range(16))
@@ -91,7 +90,7 @@ RECORDS = (
 THREE = "00000003 00000001 00000000 00000002 78 797a"
 INFO = "00000001 0000000000000004 ffffffffffffffff 00 00000000"
 CLAIM = b'{"target":"t","app":"a","batch":0,"task":0,"checksum":"c","run":"r"}'
-CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[]}'
+CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[],"rows":0}'
 COMMIT = b'{"target":"t","app":"a","batch":0}'
 CONVERSATION = [
     ("10 00000005 746f6b656e", "90 00 00000000"),
@@ -138,21 +137,18 @@ CONVERSATION = [
 ]
 
 
-def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
-    async def talk() -> None:
-        async with serving(tmp_path) as served:
-            wire = await Wire.connect(served.tcp.port)
-            chosen: dict[str, str] = {}
-            for request, expected in CONVERSATION:
-                wire.writer.write(hexed(request.format(**chosen)))
-                command, status, body = await wire.answer()
-                answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
-                match = re.fullmatch(pattern(expected, chosen), answer)
-                assert match, f"{request}: {answer}"
-                chosen |= match.groupdict()
-            wire.close()
-
-    run(talk)
+async def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        wire = await Wire.connect(served.tcp.port)
+        chosen: dict[str, str] = {}
+        for request, expected in CONVERSATION:
+            wire.writer.write(hexed(request.format(**chosen)))
+            command, status, body = await wire.answer()
+            answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
+            match = re.fullmatch(pattern(expected, chosen), answer)
+            assert match, f"{request}: {answer}"
+            chosen |= match.groupdict()
+        wire.close()
 
 
 def pattern(expected: str, chosen: dict[str, str]) -> str:
@@ -189,6 +185,7 @@ def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
     assert [*TcpStatus] == [*range(11)]  # the last two are ours
 
 
+@settings(deadline=None)
 @given(
     st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1)
 )
@@ -204,6 +201,7 @@ def test_a_batch_reads_back_as_it_was_written(
     assert bytes(request.payloads) == b"".join(payloads)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_no_bytes_make_the_batch_parser_fail_in_another_way_than_refusing(body: bytes) -> None:
     try:

@@ -18,15 +18,18 @@ from penstock.config.load import Loaded, show
 from penstock.errors import Conflict
 from penstock.export.sendqueue import JOURNAL, META
 from penstock.io.fs import raise_file_limit
-from penstock.log.layout import DATA, KINDS, TIER, sealed_name
+from penstock.log.layout import DATA, LOGS, TIER, find_logs, has_batches, sealed_name
 from penstock.log.tier.manifest import Manifest as Stored
 from penstock.log.tier.manifest import StoredObject
 from penstock.object_store import ObjectStore
-from penstock.protocol.names import is_topic_name
+from penstock.topics.store import TRASH, UNFINISHED
 from penstock.topics.tier.tier import CACHE as TIER_CACHE
 from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # files at a time
+
+
+OF_TOPICS = (LOGS, TRASH, UNFINISHED)  # copied topic by topic, or not at all
 
 
 def create(
@@ -63,7 +66,9 @@ class _Backup:
     def run(self) -> Manifest:
         config = self._config
         private = config.private_directory
-        elsewhere = frozenset({EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE})
+        elsewhere = frozenset(
+            {EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE, *OF_TOPICS}
+        )
         with ExitStack() as stack:
             self._copy("buffers", stack.enter_context(OpenFiles(config.buffers_directory)).files)
             # without the metadata of send queues, which are only hints
@@ -84,9 +89,8 @@ class _Backup:
             )
             self._copy("private", stack.enter_context(OpenFiles(private, elsewhere)).files)
         if config.topics.enabled and config.data_directory.exists():
-            for directory in sorted(config.data_directory.iterdir()):
-                if directory.is_dir() and is_topic_name(directory.name):
-                    self._copy_topic(directory)
+            for label, directory in find_logs(config.data_directory).items():
+                self._copy_topic(label, directory)
         self._write("configuration.json", [msgspec.json.encode(_shown(self._loaded))])
         self._place.sync()
         self._manifest.ended_at = _now()
@@ -95,18 +99,21 @@ class _Backup:
         self._place.sync()
         return self._manifest
 
-    def _copy_topic(self, directory: Path) -> None:
+    def _copy_topic(self, label: str, directory: Path) -> None:
         snapshot = open_topic(directory)
         if snapshot is None:
             return
+        target = f"topics/{label}"
+        if has_batches(directory):
+            target = "/".join(("private", LOGS, directory.parent.name, directory.name))
         with snapshot:
-            self._copy_tiered(snapshot)
+            self._copy_tiered(snapshot, target)
             for name, content in snapshot.small.items():
-                self._write(f"topics/{snapshot.name}/{name}", [content])
-            self._copy(f"topics/{snapshot.name}", snapshot.files)
-            self._manifest.topics[snapshot.name] = snapshot.next_offset
+                self._write(f"{target}/{name}", [content])
+            self._copy(target, snapshot.files)
+            self._manifest.topics[label] = snapshot.next_offset
 
-    def _copy_tiered(self, snapshot: TopicSnapshot) -> None:
+    def _copy_tiered(self, snapshot: TopicSnapshot, target: str) -> None:
         """What lies in the tier only: as the segments that they were on disk, or left there."""
         if TIER not in snapshot.small:
             return
@@ -121,9 +128,9 @@ class _Backup:
                 self._manifest.tier = self._config.topics.tier
             return
         for one in absent:
-            for kind in KINDS:
+            for kind in one.files:
                 blocks = StoredObject.of(stored.incarnation, one, kind).blocks(self.tier)
-                self._write(f"topics/{snapshot.name}/{sealed_name(kind, one.base)}", blocks)
+                self._write(f"{target}/{sealed_name(kind, one.base)}", blocks)
         del snapshot.small[TIER]  # it has everything itself
 
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:

@@ -16,9 +16,10 @@ from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.io.fs import DISK
+from penstock.log.layout import LOGS
 from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
-from penstock.protocol.names import LOST_FOUND
+from penstock.protocol.names import LOST_FOUND, split_label
 
 
 def read_manifest(place: ObjectStore) -> Manifest:
@@ -72,7 +73,7 @@ def restore(
                 out.flush()
                 os.fsync(out.fileno())
     for topic, next_offset in listed.topics.items():
-        _check_topic(staging / "topics" / topic, next_offset)
+        _check_topic(_staged(staging, topic), next_offset)
     if listed.database_schema:
         _load(config, staging, reader.read("queues.dump"), programs)
     for staged, target in targets.values():
@@ -142,6 +143,12 @@ def _load(config: Config, staging: Path, parts: Iterator[bytes], programs: Path 
         dump.load(server.url, parts, programs)
     finally:
         server.stop()
+
+
+def _staged(staging: Path, label: str) -> Path:
+    topic, partition = split_label(label)
+    batches = staging / "private" / LOGS / topic / str(partition)
+    return batches if batches.exists() else staging / "topics" / topic
 
 
 def _check_topic(directory: Path, next_offset: int) -> None:

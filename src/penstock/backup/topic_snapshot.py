@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Unavailable
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.walk import whole_batches
 from penstock.log.layout import (
     ARCHIVED,
     BATCH_SIZE,
@@ -31,6 +33,9 @@ from penstock.log.layout import (
     RECORD_HEADER,
     SWAP_PREFIX,
     TIER,
+    Checkpoint,
+    has_batches,
+    label_of,
     pack_metadata,
     parse_metadata,
     parse_sealed,
@@ -45,6 +50,9 @@ SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE, TIER)
 class OpenFile:
     fd: int
     size: int  # how much of it belongs to the snapshot
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return os.pread(self.fd, length, position)
 
     def parts(self) -> Iterator[bytes]:
         position = 0
@@ -77,7 +85,7 @@ class TopicSnapshot:
 def open_topic(directory: Path) -> TopicSnapshot | None:
     """The topic as it is now; None when there is none in this directory (any more)."""
     for _ in range(MAX_ATTEMPTS):
-        snapshot = TopicSnapshot(directory.name)
+        snapshot = TopicSnapshot(label_of(directory))
         try:
             before = _shape(directory)
             if before is None:
@@ -87,12 +95,17 @@ def open_topic(directory: Path) -> TopicSnapshot | None:
             for name in SMALL:  # before the segments: what they say is then in those
                 if (directory / name).exists():
                     snapshot.small[name] = (directory / name).read_bytes()
-            metadata = parse_metadata((directory / METADATA).read_bytes()) or 0
+            metadata = 0
+            if not has_batches(directory):
+                metadata = parse_metadata((directory / METADATA).read_bytes()) or 0
             for name in before:
                 fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
                 snapshot.files[name] = OpenFile(fd, os.fstat(fd).st_size)
             if _shape(directory) == before:
-                _cut(snapshot, metadata)
+                if has_batches(directory):
+                    _cut_batches(snapshot)
+                else:
+                    _cut(snapshot, metadata)
                 return snapshot
         except FileNotFoundError:
             if not directory.exists():
@@ -136,9 +149,37 @@ def _cut(snapshot: TopicSnapshot, metadata: int) -> None:
         data.size = int(rows["position"][-1]) + _length(data, rows[-1])
         snapshot.next_offset = int(rows["offset"][-1]) + 1
     else:
+        # The segment was just rolled, and the metadata may still be from before.
         data.size = 0
-        snapshot.next_offset = metadata
+        snapshot.next_offset = max(metadata, _sealed_end(snapshot))
     snapshot.small[METADATA] = pack_metadata(snapshot.next_offset)
+
+
+def _sealed_end(snapshot: TopicSnapshot) -> int:
+    """The offset after the last record of the sealed segments; 0 when there are none."""
+    for name in sorted(snapshot.files, reverse=True):
+        if name == INDEX or not name.endswith(".idx"):
+            continue
+        content = _all_of(snapshot.files[name])
+        sparse = SparseIndex.parse(content)
+        if sparse is not None:
+            return sparse.end
+        rows = np.frombuffer(content, INDEX_TYPE, len(content) // INDEX_SIZE)
+        if rows.size:
+            return int(rows["offset"][-1]) + 1
+    return 0
+
+
+def _cut_batches(snapshot: TopicSnapshot) -> None:
+    """Cut the active data after the last batch that is whole. Its index describes a part of it."""
+    data, index = snapshot.files[DATA], SparseIndex.parse(_all_of(snapshot.files[INDEX]))
+    if index is None:  # rolled since the last checkpoint, which may be of the segment before
+        checkpoint = Checkpoint.parse(snapshot.small.get(CHECKPOINT, b""))
+        base = checkpoint.base if checkpoint is not None else 0
+        index = SparseIndex(max(base, _sealed_end(snapshot)))
+    for batch in whole_batches(data, index.size, data.size, index.end):
+        index.add(batch.stored())
+    data.size, snapshot.next_offset = index.size, index.end
 
 
 def _all_of(file: OpenFile) -> bytes:

@@ -12,7 +12,6 @@ from penstock.cli.tables import Facts, View, fact, print_json
 from penstock.cli.topic import Broker, commands, progress_bar
 from penstock.cli.topic_tier import configured
 from penstock.errors import PenstockError
-from penstock.protocol.names import is_topic_name
 
 if TYPE_CHECKING:
     from penstock.log.verify import Report
@@ -63,19 +62,18 @@ def verify(
             )
         _show_tier(reports, set(topics or ()), json)
         return
+    from penstock.log.layout import find_logs
     from penstock.log.verify import verify as check_topic
 
     try:
-        names = sorted(
-            path.name for path in data_dir.iterdir() if path.is_dir() and is_topic_name(path.name)
-        )
+        logs = find_logs(data_dir)
     except OSError as error:
         raise PenstockError(f"{data_dir}: {error.strerror}") from None
-    if missing := sorted(set(topics or ()) - set(names)):
+    if missing := sorted(set(topics or ()) - logs.keys()):
         raise PenstockError(f"no such topic in {data_dir}: {', '.join(missing)}")
     sound = True
     with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
-        for name in topics or names:
+        for name in topics or logs:
             end = client.info(name).next_offset if live else None
             done = 0
 
@@ -84,7 +82,7 @@ def verify(
                 advance(read - done, 0)
                 done = read
 
-            report = check_topic(data_dir / name, until=end, progress=progress)
+            report = check_topic(logs[name], until=end, progress=progress)
             sound = sound and report.sound
             rest = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
             _print(report, name, "", rest, json)

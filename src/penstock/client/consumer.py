@@ -301,7 +301,7 @@ class Consumer:
             return last
         finally:
             if begun < len(messages) and not self._auto_ack:
-                await asyncio.shield(self._client.give_back(messages[begun:]))
+                await self._release(messages[begun:])
 
     def _poll(self, last: Done | None) -> "asyncio.Future[list[Message]]":
         """Ask for the next messages, with the answer to the one before them."""
@@ -398,7 +398,16 @@ class Consumer:
         except asyncio.CancelledError:
             self.released += len(messages)
             if not self._auto_ack:
-                await asyncio.shield(self._client.give_back(messages))
+                await self._release(messages)
+            raise
+
+    async def _release(self, messages: Sequence[Message]) -> None:
+        """Return the messages to the queue, even if the caller is cancelled meanwhile."""
+        releasing = asyncio.ensure_future(self._client.give_back(messages))
+        try:
+            await asyncio.shield(releasing)
+        except asyncio.CancelledError:
+            await releasing
             raise
 
     async def _attempt(
@@ -438,8 +447,10 @@ class Consumer:
         async def wait() -> None:
             async with self._released_if_cancelled(messages):
                 stopped = await self._pause(delay)
+                if stopped:  # a fetch that has not ended yet would take the messages again
+                    await asyncio.wait(self._workers)
             if stopped:
-                await self._client.give_back(messages)
+                await self._release(messages)
             else:
                 await self._handle(messages, attempt + 1)
 

@@ -12,12 +12,15 @@ the fsync policy, never before.
     never      answered after the write; the kernel decides (checkpoints and rolls still sync,
                in the background)
 
-A commit that needs no preparation costs no task and no future on its way: what waits for no fsync
-is written on the loop; what does is one call of the pool, which calls back on the loop, and the
-callback answers everyone and starts the next commit (decision 0240).
+One step runs at a time, and nothing else writes to the segments. A step is either
 
-One commit runs at a time, and nothing else writes to the segments: who wants them sealed, or
-repaired, has that done between two commits. How what was written becomes durable is in
+    a preparation    a task: the segments are repaired, rolled, synced, or sealed and brought to
+                     rest for a caller that asked for it between two commits
+    a write          no task and no future on its way: what waits for no fsync is written on the
+                     loop; what does is one call of the pool, which calls back on the loop, and the
+                     callback answers everyone (decision 0240)
+
+and the end of a step starts the next one. How what was written becomes durable is in
 `penstock.log.segment_store`.
 """
 
@@ -42,8 +45,17 @@ from penstock.errors import (
 from penstock.io.fs import Bytes
 from penstock.log.commit import Appended, Commit, Entry, Promise
 from penstock.log.context import Context
-from penstock.log.producers import Producer
+from penstock.log.format import Arrays, Content, InvalidRecord, ReadyBatch, Records
+from penstock.log.layout import HEADER_SIZE
+from penstock.log.producers import AnyProducer, KafkaProducer, Producer
 from penstock.log.segment_store import SegmentStore
+from penstock.protocol.kafka_batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    BatchHead,
+    NewRecord,
+    decode_batch,
+)
 
 log = logging.getLogger("penstock.topics")
 
@@ -62,12 +74,13 @@ class Appender:
         self._context = context
         self._segments = segments
         self._on_commit = on_commit
+        self._format = segments.format
         self._policy = context.settings.fsync
         self._pending: list[Entry] = []
         self.pending_bytes = 0  # of the appends in `_pending`
         self._scheduled = False  # `_flush` will run at the end of this tick
-        # Done when the commit, or the commit loop, that runs now has ended.
-        self._committing: asyncio.Future[None] | None = None
+        # Done when the step that runs now has ended: a preparation, or a write in the pool.
+        self._running: asyncio.Future[None] | None = None
         # Who waits for a moment between two commits, and whether to roll then.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
         self._rescuing = False  # the next commit, if an empty one, repairs a broken segment
@@ -93,14 +106,34 @@ class Appender:
         self.schedule()
         return future
 
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append records with keys, headers and timestamps, where the format has room for them."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_records(records, future, producer)
+        self.schedule()
+        return future
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
+        where the format can hold it. Its producer's sequence is checked.
+        """
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_batch(head, data, future)
+        self.schedule()
+        return future
+
     # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
 
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
     ) -> None:
         lengths = list(map(len, payloads))
-        entry = Entry(payloads, None, len(lengths), sum(lengths), producer, promise)
-        self._enqueue(entry, max(lengths, default=0))
+        content = payloads if type(payloads) is list else list(payloads)
+        self._enqueue(
+            content, len(lengths), sum(lengths), max(lengths, default=0), promise, producer
+        )
 
     def enqueue_arrays(
         self,
@@ -115,17 +148,63 @@ class Appender:
             raise InvalidRequest(
                 f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
             )
-        entry = Entry((payloads,), wide, len(wide), len(payloads), producer, promise)
-        self._enqueue(entry, int(wide.max(initial=0)))
+        size, largest = len(payloads), int(wide.max(initial=0))
+        self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
         """The same for payloads of one length: an item of `table` each, wherever they lie."""
-        entry = Entry(table, None, len(table), table.itemsize * len(table), None, promise)
-        self._enqueue(entry, table.itemsize)
+        self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
 
-    def _enqueue(self, entry: Entry, largest: int) -> None:
-        """`largest`: bytes of its largest payload."""
-        if not entry.count:
+    def enqueue_records(
+        self,
+        records: Sequence[NewRecord],
+        promise: Promise,
+        producer: AnyProducer | None = None,
+    ) -> None:
+        """The same for records with keys, headers and timestamps."""
+        sizes = [_size_of(record) for record in records]
+        plain = [one.value for one in records if not (one.key is not None or one.headers)]
+        values = [value for value in plain if value is not None]
+        content: Content = Records(records)
+        if len(values) == len(records) and not (
+            self._format.keyed and any(one.timestamp is not None for one in records)
+        ):
+            content = values
+        elif not self._format.keyed:
+            raise InvalidRecord(
+                f"topic {self._name!r} has the format {self._format.name!r}: its records have no "
+                "keys, no headers and no null values"
+            )
+        self._enqueue(content, len(sizes), sum(sizes), max(sizes, default=0), promise, producer)
+
+    def enqueue_batch(self, head: BatchHead, data: memoryview, promise: Promise) -> None:
+        """The same for a record batch that a Kafka client built."""
+        if head.attributes & (CONTROL | TRANSACTIONAL):
+            raise InvalidRequest("transactions are not supported")
+        producer = None
+        if head.producer_id >= 0:
+            producer = KafkaProducer(
+                head.producer_id, head.producer_epoch, head.base_sequence, head.records
+            )
+        if self._format.keyed:
+            batch, size = ReadyBatch(head, data), len(data)
+            self._enqueue(batch, head.records, size, size, promise, producer)
+            return
+        records = [
+            NewRecord(one.value, one.key, one.headers, one.timestamp) for one in decode_batch(data)
+        ]
+        self.enqueue_records(records, promise, producer)
+
+    def _enqueue(
+        self,
+        content: Content,
+        count: int,
+        size: int,  # of all payloads
+        largest: int,  # bytes of the largest
+        promise: Promise,
+        producer: AnyProducer | None,
+    ) -> None:
+        if not count:
             raise InvalidRequest("a batch has at least one record")
         most = self._context.settings.max_record
         if largest > most:
@@ -134,15 +213,15 @@ class Appender:
             raise self.gone()
         if self.closed:
             raise Unavailable("the broker is stopping")
-        producer = entry.producer
         if producer is not None and len(producer.id) != 16:
             raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
-        if self.pending_bytes and self.pending_bytes + entry.size > MAX_PENDING_BYTES:
+        size += HEADER_SIZE * count
+        if self.pending_bytes and self.pending_bytes + size > MAX_PENDING_BYTES:
             raise Unavailable(
                 f"topic {self._name!r} has {self.pending_bytes} bytes waiting for the disk"
             )
-        self._pending.append(entry)
-        self.pending_bytes += entry.size
+        self._pending.append(Entry(content, count, size, producer, promise))
+        self.pending_bytes += size
 
     def gone(self) -> NotFound:
         return NotFound(f"topic {self._name!r} was deleted")
@@ -156,27 +235,49 @@ class Appender:
             asyncio.get_running_loop().call_soon(self.commit)
 
     def commit(self) -> None:
-        """Commit what is queued, now or right after the commit that runs."""
+        """Take the next step now, or right after the one that runs: prepare the segments if they
+        must be, otherwise write what is queued.
+        """
         self._scheduled = False
-        special = self._between or self._rescuing
-        if self._committing is not None or not (self._pending or special):
+        special = bool(self._between) or self._rescuing
+        if self._running is not None or not (self._pending or special):
             return
-        direct = not (special or self.deleted)
-        if direct and self._segments.is_prepared(self.pending_bytes):
-            self._commit_directly(self._take())
-        else:
+        if special or self.deleted or not self._segments.is_prepared(self.pending_bytes):
             self._segments.writing = True
-            self._committing = asyncio.get_running_loop().create_task(self._commit_all())
+            self._running = asyncio.get_running_loop().create_task(self._prepare())
+        else:
+            self._write(self._take())
 
-    def _commit_directly(self, entries: list[Entry]) -> None:
-        """Nothing has to be prepared: no task is needed."""
+    async def _prepare(self) -> None:
+        """Rest, repair, roll, sync or mark the segments as being written; refuse what is queued
+        when that fails, or when the topic was deleted.
+        """
+        try:
+            if self._between:
+                await self._rest()
+                return
+            self._rescuing = False
+            try:
+                await self._segments.prepare(self.pending_bytes)
+                if self.deleted:
+                    raise self.gone()
+            except (StorageError, NotFound) as error:
+                self._fail(self._take(), error)
+            except BaseException:
+                self._fail(self._take(), self._unexpected())
+                raise
+        finally:
+            self._end_step()
+
+    def _write(self, entries: list[Entry]) -> None:
+        """Write a commit: in the pool when it waits for an fsync or is large, otherwise here."""
         try:
             commit = self._put_together(entries)
             write = commit.write
             if write.count and (self._context.strict or write.size > INLINE_BYTES):
                 self._segments.writing = True
                 self._segments.start_write(write, partial(self._written, commit))
-                self._committing = asyncio.get_running_loop().create_future()
+                self._running = asyncio.get_running_loop().create_future()
                 return
             if write.count:
                 self._segments.write(write)
@@ -193,10 +294,10 @@ class Appender:
 
     def _written(self, commit: Commit, error: BaseException | None) -> None:
         """The pool has written, or could not."""
-        waiting, self._committing = self._committing, None
-        self._segments.writing = False
+        waiting = self._running
         try:
             if error is None:
+                self._segments.writing = False
                 self._publish(commit)
             elif isinstance(error, StorageError):
                 self._fail(list(commit.entries), error)
@@ -204,24 +305,15 @@ class Appender:
                 self._fail(list(commit.entries), self._unexpected())
                 raise error
         finally:
-            if waiting is not None and not waiting.done():
+            if isinstance(waiting, asyncio.Future) and not waiting.done():
                 waiting.set_result(None)
-            self.commit()
+            self._end_step()
 
-    async def _commit_all(self) -> None:
-        try:
-            while self._pending or self._between or self._rescuing:
-                self._rescuing = False
-                if self._between:
-                    await self._rest()
-                else:
-                    await self._commit(self._take())
-        finally:
-            self._committing = None
-            self._segments.writing = False
-            self._segments.release()
-            if self._pending:  # only after an unexpected error: the next ones get a new chance
-                self.schedule()
+    def _end_step(self) -> None:
+        self._running = None
+        self._segments.writing = False
+        self._segments.release()
+        self.commit()
 
     def _take(self) -> list[Entry]:
         """The next commit's appends: one under `always`, otherwise all that wait."""
@@ -239,27 +331,12 @@ class Appender:
         self.pending_bytes -= size
         return taken
 
-    async def _commit(self, entries: list[Entry]) -> None:
-        try:
-            await self._segments.prepare(sum(entry.size for entry in entries))
-            if self.deleted:
-                raise self.gone()
-            commit = self._put_together(entries)
-            if commit.write.count:
-                await self._segments.write_in_pool(commit.write)
-        except (StorageError, NotFound) as error:
-            self._fail(entries, error)
-        except BaseException:
-            self._fail(entries, self._unexpected())
-            raise
-        else:
-            self._publish(commit)
-
     def _put_together(self, entries: list[Entry]) -> Commit:
         segments = self._segments
         self._context.space.take(sum(entry.size for entry in entries))
         end, position = segments.active.end, segments.active.data_size
-        return Commit(entries, end, position, segments.next_time(), segments.producers)
+        time = segments.next_time()
+        return Commit(self._format, entries, end, position, time, segments.producers)
 
     def _publish(self, commit: Commit) -> None:
         """The commit satisfied the policy: it is visible and answered from here on."""
@@ -327,7 +404,7 @@ class Appender:
 
     @property
     def busy(self) -> bool:
-        return bool(self._pending or self._committing)
+        return bool(self._pending or self._running)
 
     def idle_for(self, seconds: float) -> bool:
         return time.monotonic() - self._last_used > seconds
@@ -340,7 +417,7 @@ class Appender:
     async def drain(self) -> None:
         """Until everything queued is answered and nothing runs in the pool."""
         while True:
-            tasks = (self._committing, self._segments.background)
+            tasks = (self._running, self._segments.background)
             running = [task for task in tasks if task is not None]
             if running:
                 await asyncio.wait(running)
@@ -349,3 +426,8 @@ class Appender:
                 await asyncio.sleep(0)
             else:
                 return
+
+
+def _size_of(record: NewRecord) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + headers

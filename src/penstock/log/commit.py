@@ -1,8 +1,7 @@
-"""Putting a commit together: offsets, positions, checksums and sidecar rows for everything that
-waits.
+"""Putting a commit together: offsets, positions and frames for everything that waits.
 
-Neighbouring appends without a producer share one sidecar row; an append with a producer has its
-own, since the row is what recognises it when it is sent again. Repeated and out-of-order batches
+Neighbouring appends of payloads without a producer share one frame; an append with a producer has
+its own, since that is what recognises it when it is sent again. Repeated and out-of-order batches
 drop out here and cost no write.
 """
 
@@ -10,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from crc32c import crc32c
-
 from penstock.errors import Conflict, PenstockError
 from penstock.io.fs import Bytes
-from penstock.log.encode import Frame, frame_arrays, frame_payloads, frame_table
-from penstock.log.layout import HAS_PRODUCER, HEADER_SIZE, NO_PRODUCER, BatchRow
-from penstock.log.producers import Producer, Producers
-from penstock.log.writer import Write
+from penstock.log.format import Content, SegmentFormat
+from penstock.log.producers import AnyProducer, Producers
+from penstock.log.segment import Write
+
+MAX_SHARED_BYTES = 1 << 20  # of a frame that several appends share: Kafka reads whole frames
 
 
 @dataclass(slots=True)
@@ -42,44 +39,23 @@ class Promise(Protocol):
 class Entry:
     """One append on its way."""
 
-    __slots__ = (
-        "count",
-        "first",
-        "is_list",
-        "lengths",
-        "payloads",
-        "producer",
-        "promise",
-        "size",
-        "twin",
-    )
+    __slots__ = ("content", "count", "first", "producer", "promise", "size", "twin")
 
     def __init__(
         self,
-        payloads: Sequence[Bytes] | np.ndarray,
-        lengths: np.ndarray | None,
+        content: Content,
         count: int,
         size: int,
-        producer: Producer | None,
+        producer: AnyProducer | None,
         promise: Promise,
     ) -> None:
-        # with `lengths`: a single buffer that holds them all; an array: payloads of one length
-        self.payloads = payloads
-        self.lengths = lengths
-        self.is_list = lengths is None and not isinstance(payloads, np.ndarray)
+        self.content = content
         self.count = count
-        self.size = size + HEADER_SIZE * count  # as records
+        self.size = size  # about: as records
         self.producer = producer
         self.promise = promise
         self.first = -1  # its first offset, once it is part of a commit
         self.twin: Entry | None = None  # the same batch, earlier in the same commit
-
-    def frame(self, position: int) -> Frame:
-        if isinstance(self.payloads, np.ndarray):
-            return frame_table(self.payloads, self.first, position)
-        if self.lengths is None:
-            return frame_payloads(self.payloads, self.first, position)
-        return frame_arrays(self.lengths, memoryview(self.payloads[0]), self.first, position)
 
     def answer(self, appended: Appended) -> None:
         if not self.promise.done():
@@ -91,51 +67,72 @@ class Entry:
 
 
 class Commit:
-    """What one write holds: the appends, and the bytes they become."""
+    """A commit: the appends it contains and their encoded bytes."""
 
-    __slots__ = ("_offset", "_position", "_producers", "_seen", "duplicates", "entries", "write")
+    __slots__ = (
+        "_format",
+        "_latest",
+        "_producers",
+        "_seen",
+        "duplicates",
+        "entries",
+        "write",
+    )
 
     def __init__(
-        self, entries: Sequence[Entry], first: int, position: int, time: int, producers: Producers
+        self,
+        format: SegmentFormat,
+        entries: Sequence[Entry],
+        first: int,
+        position: int,
+        time: int,
+        producers: Producers,
     ) -> None:
         self.entries = entries
-        self.write = Write(first, time=time)
+        self.write = Write(first, position, time)
         self.duplicates = 0
-        self._offset, self._position = first, position  # of what comes next in the active segment
+        self._format = format
         self._producers = producers
-        self._seen: dict[Producer, Entry] = {}  # batches of producers in this very commit
+        self._seen: dict[AnyProducer, Entry] = {}  # batches of producers in this very commit
+        self._latest: dict[bytes, AnyProducer] = {}  # the last of each producer, by key
         alike: list[Entry] = []
+        shared = 0
         for entry in entries:
-            if entry.producer is None and entry.is_list:
+            if entry.producer is None and type(entry.content) is list:
+                if shared and shared + entry.size > MAX_SHARED_BYTES:
+                    self._add_alike(alike)
+                    alike, shared = [], 0
                 alike.append(entry)
+                shared += entry.size
                 continue
             if entry.producer is not None and self._is_old(entry, entry.producer):
                 continue
             self._add_alike(alike)
-            alike = []
-            entry.first = self._offset
-            self._add(entry.frame(self._position), entry.producer)
+            alike, shared = [], 0
+            entry.first = self.write.first + self.write.count
+            format.add(self.write, entry.content, entry.producer)
         self._add_alike(alike)
 
     def _add_alike(self, alike: list[Entry]) -> None:
         if not alike:
             return
-        payloads: Sequence[Bytes] = alike[0].payloads  # type: ignore[assignment]
-        alike[0].first = self._offset
+        payloads: list[Bytes] = alike[0].content  # type: ignore[assignment]
+        first = alike[0].first = self.write.first + self.write.count
         if len(alike) > 1:
             payloads = list(payloads)
             for entry in alike[1:]:
-                entry.first = self._offset + len(payloads)
-                payloads.extend(entry.payloads)
-        self._add(frame_payloads(payloads, self._offset, self._position), None)
+                entry.first = first + len(payloads)
+                payloads.extend(entry.content)  # type: ignore[arg-type]
+        self._format.add(self.write, payloads, None)
 
-    def _is_old(self, entry: Entry, producer: Producer) -> bool:
+    def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
         """Whether this append needs no write: stored already, twice in here, or out of order."""
         twin = self._seen.get(producer)
         if twin is not None:
             entry.twin = twin
             return True
-        if Producer(producer.id, producer.sequence - 1) not in self._seen:  # not the next one
+        latest = self._latest.get(producer.key)
+        if latest is None or not producer.follows(latest):
             try:
                 earlier = self._producers.earlier(producer)
             except Conflict as error:
@@ -146,29 +143,8 @@ class Commit:
                 entry.answer(Appended(*earlier, True))
                 return True
         self._seen[producer] = entry
+        self._latest[producer.key] = producer
         return False
-
-    def _add(self, frame: Frame, producer: Producer | None) -> None:
-        write, size, start = self.write, len(frame.data), self._position
-        write.batches.append(
-            BatchRow(
-                first=self._offset,
-                records=frame.count,
-                flags=0 if producer is None else HAS_PRODUCER,
-                start=start,
-                end=start + size,
-                time=write.time,
-                producer=NO_PRODUCER if producer is None else producer.id,
-                sequence=0 if producer is None else producer.sequence,
-                crc=crc32c(frame.data),
-            ).pack()
-        )
-        write.data.append(frame.data)
-        write.index.append(frame.index)
-        write.count += frame.count
-        write.size += size
-        self._offset += frame.count
-        self._position += size
 
     def succeed(self) -> None:
         """Answer everything; producers are remembered from here on."""

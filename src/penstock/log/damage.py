@@ -11,15 +11,23 @@ import json
 import logging
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.io.fs import Fs
-from penstock.log.layout import DAMAGE, DATA
-from penstock.log.scan import Hole
+from penstock.log.layout import DAMAGE, DATA, label_of
 from penstock.log.segment import Segment
 from penstock.metrics import Counter
 
 log = logging.getLogger("penstock.topics")
+
+
+class Hole(NamedTuple):
+    """Bytes of a data file that are damaged."""
+
+    start: int
+    end: int
+    lost_from: int  # offsets that should have been there
+    lost_to: int
 
 
 class DamageReport:
@@ -47,7 +55,7 @@ class DamageReport:
 
     def report(self, outcome: str, text: str, **lost: Any) -> None:
         """Log and count it; with `lost`, note it too."""
-        log.warning("topic %s: %s: %s", self._directory.name, outcome, text)
+        log.warning("topic %s: %s: %s", label_of(self._directory), outcome, text)
         self._counter.add(1, outcome)
         if lost:
             self.places.append({"outcome": outcome, "what": text, **lost})

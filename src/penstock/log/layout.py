@@ -48,11 +48,13 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
 import re
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
+from penstock.protocol.names import is_topic_name, partition_label, split_label
 from penstock.protocol.record_batch import HEADER_SIZE as HEADER_SIZE
 from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 
@@ -62,6 +64,8 @@ POLICY, TIER = "policy", "tier.json"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"
+PRIVATE = ".penstock"  # of the data directory, what is not aiq's
+LOGS = "logs"  # where topics have their record batches, by name and partition
 _SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
 INDEX_SIZE = 16
@@ -94,6 +98,33 @@ _PRODUCER = struct.Struct("<16sQI")
 _ENTRY = struct.Struct("<QQI")
 _MAGIC = b"PENSTCK1"
 NO_PRODUCER = bytes(16)
+
+
+def label_of(directory: Path) -> str:
+    """The label of the partition whose log is in this directory."""
+    if has_batches(directory):
+        return partition_label(directory.parent.name, int(directory.name))
+    return directory.name
+
+
+def has_batches(directory: Path) -> bool:
+    """Whether a log in this directory has record batches: those are in `.penstock/logs`."""
+    return directory.parent.parent.name == LOGS and directory.name.isdigit()
+
+
+def log_path(data: Path, label: str) -> Path:
+    """Where a data directory has the log of this partition, or would have it in aiq's layout."""
+    topic, partition = split_label(label)
+    batches = data / PRIVATE / LOGS / topic / str(partition)
+    return data / topic if partition == 0 and not batches.exists() else batches
+
+
+def find_logs(data: Path) -> dict[str, Path]:
+    """The logs of a data directory, by label."""
+    plain = {path.name: path for path in data.iterdir() if is_topic_name(path.name)}
+    batches = {label_of(path): path for path in data.glob(f"{PRIVATE}/{LOGS}/*/*")}
+    found = {**batches, **{name: path for name, path in plain.items() if path.is_dir()}}
+    return dict(sorted(found.items()))
 
 
 def sealed_name(kind: str, base: int) -> str:
@@ -171,6 +202,7 @@ class ProducerEntry:
     # sequence -> first offset, records; in order
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
     last: int = -1  # the last sequence taken; the next one must follow it
+    id: bytes = b""  # as it is on disk, when that is not its key
 
 
 @dataclass(slots=True)
@@ -183,7 +215,7 @@ class Checkpoint:
     batches_size: int = 0
     last_time: int = 0
     state: int = STRICT
-    producers: dict[bytes, ProducerEntry] = field(default_factory=dict)
+    producers: dict[bytes, ProducerEntry] = field(default_factory=dict)  # by id
 
     def pack(self) -> bytes:
         parts = [
@@ -202,7 +234,7 @@ class Checkpoint:
         ]
         for key, producer in self.producers.items():
             batches = producer.batches or ({producer.last: (0, 0)} if producer.last >= 0 else {})
-            parts.append(_PRODUCER.pack(key, producer.time, len(batches)))
+            parts.append(_PRODUCER.pack(producer.id or key, producer.time, len(batches)))
             parts.extend(_ENTRY.pack(sequence, *at) for sequence, at in batches.items())
         body = b"".join(parts)
         return body + _CHECK.pack(crc32c(body))
@@ -221,11 +253,11 @@ class Checkpoint:
         for _ in range(count):
             key, time, entries = _PRODUCER.unpack_from(data, at)
             at += _PRODUCER.size
-            producer = checkpoint.producers[key] = ProducerEntry(time)
+            producer = checkpoint.producers[key] = ProducerEntry(time, id=key)
             for _ in range(entries):
                 sequence, first, records = _ENTRY.unpack_from(data, at)
                 at += _ENTRY.size
-                producer.last = max(producer.last, sequence)
+                producer.last = sequence
                 if records:
                     producer.batches[sequence] = (first, records)
         return checkpoint

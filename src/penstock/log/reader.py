@@ -47,13 +47,11 @@ class Reader:
         )
         return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
-    def raw(
-        self, offset: int, max_bytes: int, max_records: int | None = None, *, strict: bool = False
-    ) -> Raw:
+    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
         """The same as bytes of the log: where they lie in which file."""
         raw = self._retrying(
             lambda segments: self._first_of(
-                segments, offset, strict, lambda one, at: one.raw(at, max_bytes, max_records)
+                segments, offset, strict, lambda one, at: one.raw(at, max_bytes)
             )
         )
         end = max(offset, self._segments.active.end)
@@ -65,9 +63,7 @@ class Reader:
 
     def records_from(self, offset: int) -> int:
         """How many records lie at and after `offset`; after compaction fewer than offsets."""
-        return self._retrying(
-            lambda segments: sum(one.rows - one.row_of(offset) for one in segments)
-        )
+        return self._retrying(lambda segments: sum(one.records_from(offset) for one in segments))
 
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:

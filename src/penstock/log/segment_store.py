@@ -18,10 +18,10 @@ from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.log.context import Context
-from penstock.log.layout import BATCH_SIZE, CLEAN, INDEX_SIZE, KINDS, Checkpoint
+from penstock.log.layout import BATCHES, CLEAN, INDEX, Checkpoint
 from penstock.log.recovery import Recovered
-from penstock.log.segment import Segment
-from penstock.log.writer import Mark, Write, Writer
+from penstock.log.segment import Segment, Write
+from penstock.log.writer import Writer
 
 log = logging.getLogger("penstock.topics")
 
@@ -47,6 +47,7 @@ class SegmentStore:
     ) -> None:
         self._name = name
         self._context = context
+        self.format = recovered.format
         self._incarnation = bytes.fromhex(recovered.incarnation)
         self._on_broken = on_broken
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
@@ -59,11 +60,9 @@ class SegmentStore:
         self._abandoned = False  # the topic is deleted: nothing needs to become durable
         for segment in self.all:
             self._adopt(segment)
-        self._writer = Writer(context.fs, directory, self.active)
+        self._writer = Writer(self.format, context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
-        self._synced = Mark.at_end_of(
-            self.active
-        )  # under `interval` everything before it is durable
+        self._synced = self.active.mark()  # under `interval` everything before it is durable
         # Answered and not covered by an fsync: kept in memory under `interval`.
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
@@ -158,20 +157,9 @@ class SegmentStore:
             error = caught
         loop.call_soon_threadsafe(done, error)
 
-    async def write_in_pool(self, write: Write) -> None:
-        """The same for a task that waits. A cancelled one does not interrupt the disk work."""
-        self.active.pinned = True
-        write.started = time.perf_counter()
-        await self._context.run(self._writer.write, write, self._context.strict)
-
     def publish(self, write: Write) -> None:
         """It satisfied the fsync policy: readers see it from here on."""
-        active = self.active
-        active.data_size += write.size
-        active.rows += write.count
-        active.batches_size += BATCH_SIZE * len(write.batches)
-        active.newest = write.time
-        active.end = write.first + write.count
+        self.active.extend(write)
         if self._context.settings.fsync == "interval":
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
@@ -222,7 +210,7 @@ class SegmentStore:
 
     async def _sync(self) -> None:
         """One fsync over everything visible; what a failed one should cover stays in memory."""
-        mark = Mark.at_end_of(self.active)
+        mark = self.active.mark()
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
         try:
@@ -271,7 +259,7 @@ class SegmentStore:
         reason = self.active.broken
         carried = self._unsynced
         relaxed = self._context.settings.fsync == "interval"
-        durable = self._synced if relaxed else Mark.at_end_of(self.active)
+        durable = self._synced if relaxed else self.active.mark()
         base = carried[0].first if carried else self.active.end
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
@@ -298,7 +286,7 @@ class SegmentStore:
         self.all, self.active = (*self.all[:-1], *added), fresh
         for segment in added:
             self._adopt(segment)
-        self._synced = Mark.at_end_of(self.active)
+        self._synced = self.active.mark()
         self._state = UNKNOWN  # the checkpoint still speaks of the segment before
 
     async def rest(self, *, roll: bool) -> None:
@@ -325,7 +313,7 @@ class SegmentStore:
             self._rescue()
             raise
         self._clear_unsynced()
-        self._synced = Mark.at_end_of(active)
+        self._synced = active.mark()
         sealed, fresh = await self._context.run(self._writer.switch, active.end, self._synced, [])
         self._install(sealed, fresh)
         await self._write_checkpoint()
@@ -334,7 +322,7 @@ class SegmentStore:
         """Let the active segment, which is empty, begin here."""
         active = self.active
         active.base = active.end = offset
-        self._synced = Mark.at_end_of(active)
+        self._synced = active.mark()
         await self._write_checkpoint()
 
     async def drop(self, segments: Sequence[Segment]) -> None:
@@ -414,21 +402,22 @@ class SegmentStore:
             if self._state != wanted:
                 self._state = UNKNOWN
             self.producers.forget_before(self._context.now())
-            mark = Mark.at_end_of(self.active)
+            mark = self.active.mark()
             checkpoint = Checkpoint(
                 incarnation=self._incarnation,
                 next_offset=mark.end,
                 base=self.active.base,
                 data_size=mark.data_size,
-                index_size=mark.rows * INDEX_SIZE,
-                batches_size=mark.batches_size,
+                index_size=mark.sizes[INDEX],
+                batches_size=mark.sizes.get(BATCHES, 0),
                 last_time=self.last_time,
                 state=wanted,
                 producers=self.producers.entries,
             )
             self._checkpointed_bytes, self._checkpointed_rows = mark.data_size, mark.rows
             try:
-                await self._context.run(self._writer.checkpoint, checkpoint.pack(), mark.end)
+                companions = self.format.companions(self.active, mark)
+                await self._context.run(self._writer.checkpoint, checkpoint.pack(), companions)
             except StorageError:
                 self._state = UNKNOWN
                 raise
@@ -463,7 +452,7 @@ class SegmentStore:
 
 def remove_files(segment: Segment) -> None:
     """The data last: its absence beside an index is damage, never an interrupted removal."""
-    for kind in KINDS:
+    for kind in segment.kinds:
         segment.fs.remove(segment.path(kind))
     # here in the pool: the last close of a removed file gives its blocks back
     segment.forget_files()

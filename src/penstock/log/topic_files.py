@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
-from penstock.io.fs import DISK
+from penstock.io.fs import DISK, Bytes
+from penstock.log.aiq.encode import frame_payloads
+from penstock.log.aiq.scan import record_at
+from penstock.log.aiq.segment import AiqSegment
+from penstock.log.batches.format import BATCHES as BATCHES_FORMAT
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.segment import BatchSegment
+from penstock.log.batches.walk import whole_batches
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
@@ -31,15 +38,16 @@ from penstock.log.layout import (
     INCARNATION,
     INDEX,
     INDEX_SIZE,
+    INDEX_TYPE,
     KINDS,
     METADATA,
     SWAP_PREFIX,
     TIER,
+    has_batches,
     parse_metadata,
     parse_sealed,
 )
-from penstock.log.scan import record_at
-from penstock.log.segment import Segment
+from penstock.log.segment import Batch, Segment
 
 T = TypeVar("T")
 
@@ -60,7 +68,39 @@ class Slice(NamedTuple):
     times: npt.NDArray[np.int64]  # append times, microseconds since 1970
 
 
-class OpenSegment(Segment):
+class OpenBatchSegment(BatchSegment):
+    """The same for record batches. The index of the active one describes what it was at the last
+    checkpoint: the rest is walked."""
+
+    __slots__ = ("_modified", "timed")
+
+    def __init__(self, directory: Path, base: int | None) -> None:
+        super().__init__(DISK, directory, base or 0, sealed=base is not None)
+        self.timed = True
+        self.adopt(DATA, DISK.open(self.path(DATA), write=False))
+        status = os.fstat(self.file(DATA).fileno())
+        if self.path(DATA).stat().st_ino != status.st_ino:
+            raise FileNotFoundError(self.path(DATA))  # rolled or swapped meanwhile
+        self._modified = status.st_mtime_ns // 1000
+        index = SparseIndex.parse(self.path(INDEX).read_bytes())
+        if index is None or (base is not None and index.size != status.st_size):
+            index = SparseIndex(base if base is not None else self._first_offset())
+        if index.size > status.st_size:
+            raise FileNotFoundError(self.path(DATA))  # the index is of the one before
+        limit = None if base is None else 1 << 62
+        file = self.file(DATA)
+        for batch in whole_batches(file, index.size, status.st_size, index.end, limit=limit):
+            index.add(batch.stored())
+        self.take_index(index)
+
+    def _first_offset(self) -> int:
+        return max(0, BATCHES_FORMAT.first_offset(self.file(DATA)))
+
+    def modified(self) -> int:
+        return self._modified
+
+
+class OpenSegment(AiqSegment):
     """A segment whose files were opened together: they belong together, whatever their names mean
     by now."""
 
@@ -110,9 +150,21 @@ def slices(segment: Segment, start: int, end: int) -> Iterator[Slice]:
         if not keep:
             return
         offsets = batch.offsets[:keep]
-        starts = np.append(batch.starts[:keep] - HEADER_SIZE, batch.ends[keep - 1])
-        yield Slice(memoryview(batch.buffer), starts, offsets, segment.times(offsets))
+        raw: Bytes = batch.buffer
+        starts = batch.starts[:keep]
+        if batch.keyed:
+            raw, starts = _framed(batch, keep)
+        starts = np.append(starts - HEADER_SIZE, starts[-1] + batch.length(keep - 1))
+        yield Slice(memoryview(raw), starts, offsets, segment.times(offsets))
         at = batch.next_offset
+
+
+def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
+    """The values of record batches as aiq's layout has them: each behind a header."""
+    values = batch.payloads()[:keep]
+    data, index, _ = frame_payloads(values, 0, 0)
+    rows = np.frombuffer(index, INDEX_TYPE)
+    return data, rows["position"].astype(np.int64) + HEADER_SIZE
 
 
 def _back_off(attempt: int) -> None:
@@ -151,7 +203,8 @@ class TopicFiles:
             if segment.rows:
                 bounds.append((segment.base, segment.end))
             elif not segment.sealed:
-                bounds.append((self._metadata(),) * 2)
+                end = segment.end if has_batches(self.directory) else self._metadata()
+                bounds.append((end, end))
         return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
 
     def _retrying(self, look: Callable[[], T]) -> T:
@@ -232,7 +285,7 @@ class TopicFiles:
 
     def _segments(
         self, listed: list[int | None], bases: list[int | None] | None = None
-    ) -> Iterator[OpenSegment]:
+    ) -> Iterator[OpenSegment | OpenBatchSegment]:
         """Those that are `listed`, or only these of them. FileNotFoundError when the topic was
         rolled since: what was active is sealed, and is not the one that is active now.
         """
@@ -242,15 +295,16 @@ class TopicFiles:
                 raise FileNotFoundError(segment.path(DATA))
             yield segment
 
-    def _open(self, base: int | None) -> OpenSegment:
-        segment = OpenSegment(self.directory, base)
+    def _open(self, base: int | None) -> OpenSegment | OpenBatchSegment:
+        opened = OpenBatchSegment if has_batches(self.directory) else OpenSegment
+        segment = opened(self.directory, base)
         for pause in SIDECAR_RETRY_SECONDS if (self.directory / INCARNATION).exists() else ():
             if segment.timed:
                 break
             # A sidecar is the first to be renamed or removed: not to see it is no reason to guess
             # the times.
             time.sleep(pause)
-            segment = OpenSegment(self.directory, base)
+            segment = opened(self.directory, base)
         if base is not None and _swap_marker(os.listdir(self.directory)) is not None:
             # perhaps this one: its files may be of before and after
             raise FileNotFoundError(segment.path(DATA))

@@ -19,7 +19,7 @@ they are counted as `unchecked`, and only their framing is known to be right.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +27,14 @@ import numpy as np
 
 from penstock.errors import Unavailable
 from penstock.io.fs import DISK, File, Fs
-from penstock.log.checksums import failing, runs
+from penstock.log.aiq.checksums import failing, runs
+from penstock.log.aiq.format import AIQ
+from penstock.log.aiq.scan import agreeing, record_at
+from penstock.log.batches.format import BATCHES as BATCHES_FORMAT
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.walk import Located, next_whole, whole_batches
 from penstock.log.damage import read_places
+from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
     ARCHIVED,
     BATCH_SIZE,
@@ -44,12 +50,13 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
-    KINDS,
     METADATA,
     POLICY,
     RECORD_HEADER,
     SWAP_PREFIX,
     Checkpoint,
+    has_batches,
+    label_of,
     parse_batches,
     parse_checked,
     parse_metadata,
@@ -57,7 +64,7 @@ from penstock.log.layout import (
     sealed_name,
 )
 from penstock.log.recovery.interrupted import unfinished_roll
-from penstock.log.scan import agreeing, record_at
+from penstock.log.topic_directory import MAX_OFFSET
 
 INDEX_ROWS_PER_STEP = 1 << 20
 CHUNK_BYTES = 16 << 20
@@ -95,12 +102,13 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
+    kind = _BatchVerifier if has_batches(directory) else _Verifier
     if until is None:
-        return _Verifier(directory, fs, until, progress).run()
+        return kind(directory, fs, until, progress).run()
     for _ in range(MAX_ATTEMPTS):
         shape = _shape(fs, directory)
         with contextlib.suppress(FileNotFoundError):
-            report = _Verifier(directory, fs, until, progress).run()
+            report = kind(directory, fs, until, progress).run()
             if report.sound or _shape(fs, directory) == shape:
                 return report
     raise Unavailable(f"the segments of {directory.name} change faster than they can be checked")
@@ -118,6 +126,8 @@ def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
 
 
 class _Verifier:
+    form: SegmentFormat = AIQ
+
     def __init__(
         self,
         directory: Path,
@@ -129,7 +139,7 @@ class _Verifier:
         self.directory = directory
         self.until = until
         self.progress = progress
-        self.report = Report(directory.name)
+        self.report = Report(label_of(directory))
         self._add = self.report.add
         self.total = 0
         self.open_state = False  # the broker did not stop cleanly, or runs
@@ -177,13 +187,13 @@ class _Verifier:
                 self._add(marker, 0, "does not match its checksum")
                 continue
             base, *others = (int(part) for part in bases.split(","))
-            for kind in KINDS:
+            for kind in self.form.kinds:
                 name = sealed_name(kind, base)
                 if f"{name}.swap" in names:
                     self.renamed[name] = f"{name}.swap"
                     names.add(name)
                 names.difference_update(sealed_name(kind, other) for other in others)
-        unrolled = unfinished_roll(self.fs, self.directory, names)
+        unrolled = unfinished_roll(self.form, self.fs, self.directory, names)
         self.renamed.update(unrolled)
         return (names | unrolled.keys()) - set(unrolled.values())
 
@@ -363,6 +373,10 @@ class _Verifier:
         next_offset = noted if end is None else end
         if noted > next_offset and self.until is None:
             self._add(DATA, 0, f"ends before offset {noted}, up to which it was durable")
+        self._companions(checkpoint, noted, next_offset)
+
+    def _companions(self, checkpoint: Checkpoint | None, noted: int, next_offset: int) -> None:
+        """Sidecar and metadata of the active segment."""
         if checkpoint is not None and BATCHES in self._names and self.until is None:
             size, durable = self.fs.size(self._path(BATCHES)), checkpoint.batches_size
             if size < durable and sealed_name(DATA, checkpoint.base) not in self._names:
@@ -376,3 +390,80 @@ class _Verifier:
         elif not min(noted, next_offset) <= metadata <= next_offset:
             what = f"says that the next offset is {metadata}, the records say {next_offset}"
             self._add(METADATA, 0, what)
+
+
+class _BatchVerifier(_Verifier):
+    """The same for record batches."""
+
+    form = BATCHES_FORMAT
+
+    def _segment(self, name: str, base: int | None, _: bool) -> tuple[int | None, int | None, bool]:
+        with contextlib.closing(self.fs.open(self._path(name), write=False)) as data:
+            index = SparseIndex(self._first_offset(data) if base is None else base)
+            for batch in self._batches_of(name, data, index, None if base is None else MAX_OFFSET):
+                index.compacted |= (
+                    batch.head.base_offset != index.end
+                    or batch.head.records != batch.head.last_offset_delta + 1
+                )
+                if batch.head.leader_epoch not in (0, 1):
+                    self._add(name, batch.position + 12, "the leader epoch here is not 0 or 1")
+                index.add(batch.stored())
+                if self.progress is not None:
+                    self.progress(self.report.bytes + index.size, self.total)
+        self._count(index.records, index.size)
+        self._check_index(INDEX if base is None else sealed_name(INDEX, base), name, index)
+        begin = index.base if index.records or base is not None else None
+        return begin, index.end if index.records else base, index.compacted
+
+    def _first_offset(self, data: File) -> int:
+        return max(0, self.form.first_offset(data))
+
+    def _batches_of(
+        self, name: str, data: File, index: SparseIndex, limit: int | None
+    ) -> Iterator[Located]:
+        """Whole batches; what is none is a finding, behind which it goes on."""
+        size = data.size
+        while True:
+            for batch in whole_batches(data, index.size, size, index.end, limit=limit):
+                if self.until is not None and limit is None and index.end >= self.until:
+                    return
+                yield batch
+            at = index.size
+            if at >= size or (self.until is not None and limit is None and index.end >= self.until):
+                return
+            following = next_whole(data, at, size, index.end, limit)
+            end = size if following is None else following.position
+            self._add(name, at, f"bytes {at} to {end} (offsets from {index.end}) fail their CRC32C")
+            if following is None:
+                return
+            index.skip(end, following.head.base_offset)
+
+    def _check_index(self, name: str, data_name: str, found: SparseIndex) -> None:
+        """An index describes its data from the beginning; a sealed one describes all of it."""
+        if name not in self._names:
+            self._add(name, 0, "is missing")
+            return
+        content = self.fs.read(self._path(name))
+        if name == INDEX and not content and not found.records:
+            return
+        stored = SparseIndex.parse(content)
+        if stored is None:
+            self._add(name, 0, "does not match its checksum")
+            return
+        if self.until is not None and name == INDEX:
+            return  # it may describe more than was visible
+        if any(finding.file == data_name for finding in self.report.findings):
+            return  # it is the data that is wrong
+        if name == INDEX:
+            rows = found.rows[: stored.row_count]
+            same = np.array_equal(stored.rows, rows) and stored.size <= found.size
+            same &= not found.size or (stored.base == found.base and stored.end <= found.end)
+        else:
+            found.compacted |= stored.compacted  # what is gone cannot be seen
+            same = stored.pack() == found.pack()
+        if not same:
+            self._add(name, 0, f"does not match {data_name}")
+            self._add(data_name, 0, f"does not match {name}")
+
+    def _companions(self, *_: object) -> None:
+        """There are none: the index is checked with its segment."""

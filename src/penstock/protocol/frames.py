@@ -21,10 +21,13 @@ bytes]`.
     0x07 FETCH          [topic name][start offset u64][max bytes u32][wait ms u32],
                         optionally [flags u8]
          0x87           [incarnation 16][first offset u64][next offset u64][log end u64][count u32]
+                        flags bit 2: [format u8], 0 = raw log, 1 = record batches;
                         flags bit 0: [lengths u32 x count];
                         flags bit 1: [runs u32][records u32 x runs][append time i64 x runs],
                         in microseconds since 1970;
-                        raw log, little-endian: count x ([offset u64][length u32][payload])
+                        raw log, little-endian: count x ([offset u64][length u32][payload]);
+                        or with flags bit 2, of a topic that has them: Kafka's record batches
+                        (`penstock.protocol.kafka_batch`), whole, without lengths and times
     0x08 OFFSET_AT      [topic name][milliseconds since 1970 i64]
          0x88           [offset u64]
     0x09 TOPIC_INFO     [topic name]
@@ -107,7 +110,8 @@ LEASE_ANSWER = Struct(">16sQQI")
 FETCHED_ANSWER = Struct(">QQ")
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
-LENGTHS, TIMES = 0x01, 0x02  # flags of FETCH
+LENGTHS, TIMES, FORMAT = 0x01, 0x02, 0x04  # flags of FETCH
+RAW_LOG, RECORD_BATCHES = 0, 1  # formats of its answer
 POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
 NO_OFFSET = (1 << 64) - 1
 SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow

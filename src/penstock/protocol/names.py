@@ -50,3 +50,14 @@ def is_incarnation(text: str) -> bool:
 def is_relative_path(path: str) -> bool:
     """Check that a path with `/`, joined to a directory, stays below that directory."""
     return "\0" not in path and not {"", ".", ".."}.intersection(path.split("/"))
+
+
+def partition_label(topic: str, partition: int) -> str:
+    """The name of a partition's log: the topic's, and `/number` for all but partition 0."""
+    return f"{topic}/{partition}" if partition else topic
+
+
+def split_label(label: str) -> tuple[str, int]:
+    """The topic and the number of the partition with this label."""
+    topic, _, number = label.partition("/")
+    return topic, int(number or 0)

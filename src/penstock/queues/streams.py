@@ -19,10 +19,10 @@ import msgspec
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.ack import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
+from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import Snapshot, Transactions
 from penstock.queues.types import Ack, Acked, Item, Pushed
 

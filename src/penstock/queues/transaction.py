@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from penstock.database import UNDONE
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
-from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
+from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
+from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
 MAX_ATTEMPTS = 6
@@ -64,9 +65,10 @@ async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapsho
 
 
 class Transactions:
-    def __init__(self, context: QueueContext, pusher: Pusher, acknowledger: Acknowledger) -> None:
+    def __init__(self, context: QueueContext, pusher: Pusher, deliveries: Deliveries) -> None:
         self._database, self._catalog = context.database, context.catalog
-        self._pusher, self._acknowledger = pusher, acknowledger
+        self._calls = context.calls
+        self._pusher, self._deliveries = pusher, deliveries
         connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
         self._room = asyncio.Semaphore(max(1, connections))
 
@@ -77,7 +79,7 @@ class Transactions:
         items = self.prepare([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
-            check(ack)
+            check_ack(ack)
             if ack.status not in STATUSES:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
@@ -108,7 +110,7 @@ class Transactions:
 
     def prepare(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id."""
-        return self._pusher.named(items)
+        return prepare(copies(items))
 
     async def attempt(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
         """Run `work(connection, snapshot)` in a database transaction, again from the start when the
@@ -144,8 +146,8 @@ class Transactions:
         """Lock everything that a transaction will change: the partitions of its pushes, and the
         cursors of what it acknowledges, as pairs of a partition's id and a group.
         """
-        await connection.execute(
-            "SELECT queue_lock($1, $2, $3)",
+        await self._calls.lock(
+            connection.fetch,
             sorted(snapshot.partitions.values()),
             [self._catalog.partition_id(partition) for partition, _ in acked],
             [group for _, group in acked],
@@ -154,7 +156,7 @@ class Transactions:
     async def store(self, connection: Any, snapshot: Snapshot, items: list[Item]) -> list[Pushed]:
         """Push the items, which have their ids. Raises when one of them cannot be stored."""
         pushed: list[Pushed] = []
-        for answer in await self._pusher.with_catalog(snapshot).store(connection.fetch, items):
+        for answer in await self._pusher.store(items, snapshot, connection.fetch):
             if not isinstance(answer, Pushed):
                 raise answer
             if answer.status == "full":
@@ -164,7 +166,10 @@ class Transactions:
 
     async def settle(self, connection: Any, acks: list[Ack]) -> list[Acked]:
         """Record the outcomes. Raises when one of them is refused."""
-        acked = await self._acknowledger.acknowledge(connection.fetch, acks)
+        batch = AckBatch(acks)
+        runs = await batch.arguments(self._catalog)
+        rows = [] if runs is None else await self._calls.settle(runs, connection.fetch)
+        acked = await batch.fill(rows)
         for outcome in acked:
             if not outcome.success:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
@@ -173,20 +178,17 @@ class Transactions:
     def announce(self, pushed: list[Pushed], acks: list[Ack], acked: list[Acked]) -> None:
         """Count what was committed, and wake the pops that it is for."""
         self._pusher.announce(pushed)
-        self._acknowledger.announce(acks, acked)
+        self._deliveries.announce(acks, acked)
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:
             return
         wanted = {lease: uuid_of(lease) for lease in leases}
-        rows = await connection.fetch(
-            """SELECT lease_id FROM leases
-                WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE""",
-            [lease for lease in wanted.values() if lease is not None],
+        live = await self._calls.live_leases(
+            connection.fetch, [lease for lease in wanted.values() if lease is not None]
         )
-        held = {row["lease_id"] for row in rows}
         for text, lease in wanted.items():
-            if lease not in held:
+            if lease not in live:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:

@@ -44,7 +44,9 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import File, Fs
-from penstock.log.checksums import failing, runs, sidecar
+from penstock.log.aiq.checksums import failing, runs, sidecar
+from penstock.log.aiq.format import AIQ
+from penstock.log.aiq.segment import AiqSegment
 from penstock.log.context import Context
 from penstock.log.layout import (
     BATCHES,
@@ -120,7 +122,7 @@ async def compact(
             await context.run(_discard, context.fs, topic, old[0].base)
             return _summary(old, old[0])
         _refuse_ended(topic)
-        await _swap(topic, context, old, fresh)
+        await swap_in(topic, context, old, fresh)
         context.instruments.compacted.add(done.records_before - done.records)
         log.info(
             "topic %s: %d segments from offset %d on were compacted to %d of %d records",
@@ -139,7 +141,7 @@ async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
     if swap is None:
         return
     if swap.fresh is not None:
-        await context.run(finish_swap, context.fs, topic.directory, swap.marker)
+        await context.run(finish_swap, topic.format, context.fs, topic.directory, swap.marker)
         swap.fresh.pinned = False
     else:
         await context.run(_take_back, context.fs, topic, swap.marker)
@@ -154,7 +156,7 @@ def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awai
 
 
 def _refuse_ended(topic: Topic) -> None:
-    if topic.appends.deleted:
+    if topic.deleted:
         raise Conflict(f"topic {topic.name!r} was deleted")
     if topic.ending:
         raise Unavailable("the broker is stopping")
@@ -162,6 +164,11 @@ def _refuse_ended(topic: Topic) -> None:
 
 def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
     """The segments meant, if they may be compacted."""
+    if topic.format is not AIQ:
+        raise Conflict(
+            f"topic {topic.name!r} has the format {topic.format.name!r}: the broker compacts it "
+            "itself"
+        )
     if topic.policy != COMPACT:
         raise Conflict(
             f"the policy of topic {topic.name!r} is {topic.policy!r}: set it to {COMPACT!r} first"
@@ -211,7 +218,10 @@ def _summary(old: Sequence[Segment], fresh: Segment) -> Swapped:
 # The swap
 
 
-async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
+async def swap_in(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
+    """Let `fresh`, whose files are beside those of `old`, take their place. The caller holds
+    `topic.maintenance`.
+    """
     marker = f"{SWAP_PREFIX}{fresh.base:020d}"
     bases = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
     try:
@@ -252,11 +262,11 @@ def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
 
 
 def _discard(fs: Fs, topic: Topic, base: int) -> None:
-    for kind in KINDS:
+    for kind in topic.format.kinds:
         fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
 
 
-def _beside(segment: Segment, kind: str) -> Path:
+def beside(segment: Segment, kind: str) -> Path:
     return segment.directory / f"{sealed_name(kind, segment.base)}.swap"
 
 
@@ -280,14 +290,14 @@ def _build(
         copy.close()
     fresh = copy.fresh
     for kind in KINDS:
-        fresh.adopt(kind, fresh.fs.open(_beside(fresh, kind), write=False))
+        fresh.adopt(kind, fresh.fs.open(beside(fresh, kind), write=False))
     return fresh
 
 
 def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
     """Everything in the segment must match the checksums that it has."""
     data = segment.file(DATA)
-    for _, rows, good in sidecar(segment.file(BATCHES), segment.batches_size):
+    for _, rows, good in sidecar(segment.file(BATCHES), segment.sizes()[BATCHES]):
         if not bool(good.all()):
             raise Damaged(
                 f"{segment.path(BATCHES).name}: a row is damaged: its records are not compacted",
@@ -313,15 +323,15 @@ class _Copy:
     """The files of the segment to be."""
 
     def __init__(self, first: Segment, wanted: np.ndarray, reserve: int) -> None:
-        self.fresh = Segment(first.fs, first.directory, first.base, sealed=True)
+        self.fresh = AiqSegment(first.fs, first.directory, first.base, sealed=True)
         self.fresh.compacted = True
         self._wanted, self._reserve = wanted, reserve
         self._unsynced = 0
         self._files: dict[str, File] = {}
         try:
             for kind in KINDS:
-                first.fs.remove(_beside(first, kind))
-                self._files[kind] = first.fs.open(_beside(first, kind), create=True)
+                first.fs.remove(beside(first, kind))
+                self._files[kind] = first.fs.open(beside(first, kind), create=True)
         except BaseException:
             self.close()
             raise

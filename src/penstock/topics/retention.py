@@ -26,11 +26,12 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
     if topic.ending:
         return 0
     active = topic.segments[-1]
-    if settings.segment_age and active.rows:
-        first = active.batch_rows(0, 1)
-        begun = int(first["time"][0]) if len(first) else active.newest
-        if context.now() - begun >= settings.segment_age * 1e6:
-            await topic.seal()
+    if (
+        settings.segment_age
+        and active.rows
+        and context.now() - active.oldest() >= settings.segment_age * 1e6
+    ):
+        await topic.seal()
     if topic.maintenance.locked():
         return 0  # segments are being compacted: the other topics need not wait for that
     if topic.ending or not (

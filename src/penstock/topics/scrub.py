@@ -29,10 +29,9 @@ import msgspec
 
 from penstock.errors import Damaged, StorageError, StorageFailed
 from penstock.io.tasks import cancelled, supervised
-from penstock.log.checksums import Fault, SegmentCheck
 from penstock.log.context import Context
 from penstock.log.layout import DATA
-from penstock.log.segment import Segment
+from penstock.log.segment import Fault, Segment
 from penstock.metrics import Metrics
 from penstock.topics.topic import Topic
 
@@ -205,7 +204,7 @@ class Scrub:
     # A segment
 
     async def _segment(self, topic: Topic, segment: Segment, current: Pass) -> None:
-        check = SegmentCheck(segment)
+        check = topic.format.check(segment)
         cold = not segment.open_files
         steps = check.steps()
         try:

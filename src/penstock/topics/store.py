@@ -5,6 +5,12 @@ and a few rows of its indexes (in the pool, some 0.2 ms), so that damage is repo
 sizes are known; files are only held open while they are used. A topic that cannot be read at all is
 left out, logged and counted: the others are served.
 
+A topic has a log per partition, each a `Topic`. The log of partition 0 has the topic's name, the
+others `name/number`. Logs in aiq's layout are directories of the data directory (aiq takes every
+directory there for a topic), and such a topic has one partition. Record batches are in
+`.penstock/logs/<topic>/<partition>/`; they are made elsewhere and renamed into place, all
+partitions at once.
+
 A topic is deleted by renaming its directory away, which is atomic, and removing it after. Its name
 is taken until then: a `create` that did not wait would recover the old files and lose what is
 appended to the rename.
@@ -21,6 +27,8 @@ from typing import NamedTuple
 from penstock.config.schema import Topics
 from penstock.errors import (
     Conflict,
+    Damaged,
+    InvalidRequest,
     NotFound,
     PenstockError,
     StorageError,
@@ -29,12 +37,18 @@ from penstock.errors import (
 )
 from penstock.io.fs import DISK, Fs
 from penstock.io.tasks import cancelled, supervised
+from penstock.log.aiq.format import AIQ
+from penstock.log.batches.format import BATCHES
 from penstock.log.context import Context
+from penstock.log.format import SegmentFormat
+from penstock.log.formats import FORMATS
+from penstock.log.layout import LOGS, PRIVATE
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.names import check_name, is_topic_name
+from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
+from penstock.topics.key_compaction import compact_by_key
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.tier.tier import Tier
@@ -42,8 +56,8 @@ from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
 
-PRIVATE = ".penstock"
-TRASH = "deleted-topics"
+TRASH, UNFINISHED = "deleted-topics", "new-topics"
+MAX_PARTITIONS = 1024
 IDLE_SECONDS = 30.0
 TOPICS_PER_STEP = 256
 # Whatever a topic's files may do to the code that reads them: the topic is left out, the others are
@@ -54,8 +68,16 @@ CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
 class Deletion(NamedTuple):
     """A topic that is being deleted, or whose deletion failed."""
 
-    topic: Topic
+    partitions: list[Topic]
     task: asyncio.Task[None]
+
+
+class LogDirectory(NamedTuple):
+    """A partition's log on disk."""
+
+    label: str
+    path: Path
+    form: SegmentFormat
 
 
 class TopicStore:
@@ -73,8 +95,8 @@ class TopicStore:
         self.settings = settings
         self._fs = fs
         self._context = Context(directory, settings, fs, pool, metrics, clock)
-        self._topics: dict[str, Topic] = {}
-        self.get = self._topics.get  # the topic of a name, or None
+        self._topics: dict[str, Topic] = {}  # partitions, by label
+        self._partitions: dict[str, int] = {}  # how many each topic has
         self._creating: dict[str, asyncio.Task[Topic]] = {}  # names that are not in `_topics`
         self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
@@ -88,7 +110,7 @@ class TopicStore:
         self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
         self._deletions: list[Callable[[Topic], None]] = []
-        metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._topics))
+        metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
         metrics.gauge(
             "penstock_topics_unreadable",
             "Topics that could not be opened",
@@ -112,44 +134,66 @@ class TopicStore:
         await self._context.run(self._prepare)
         if self.tier is not None:
             await self.tier.prepare()
-        names = await self._context.run(self._topic_names)
-        for i in range(0, len(names), TOPICS_PER_STEP):
-            opened = await self._context.run(self._open_many, names[i : i + TOPICS_PER_STEP])
-            for name, recovered in opened:
-                self._topics[name] = Topic(name, self.directory / name, self._context, recovered)
+        logs = await self._context.run(self._find_logs)
+        for i in range(0, len(logs), TOPICS_PER_STEP):
+            step = logs[i : i + TOPICS_PER_STEP]
+            for found, recovered in await self._context.run(self._open_many, step):
+                self._add(found, recovered)
         self._running = True
         self._maintenance = supervised("topic maintenance", self._maintain, self._context.metrics)
         await self.scrub.start()
-        if names:
-            log.info("opened %d topics in %s", len(self._topics), self.directory)
+        if logs:
+            log.info("opened %d topics in %s", len(self._partitions), self.directory)
+
+    def _add(self, found: LogDirectory, recovered: Recovered) -> Topic:
+        topic = self._topics[found.label] = Topic(found.label, found.path, self._context, recovered)
+        self._partitions[topic.topic] = max(
+            self._partitions.get(topic.topic, 0), topic.partition + 1
+        )
+        return topic
 
     def _prepare(self) -> None:
-        self._fs.make_dir(self.directory / PRIVATE / TRASH)
-        for name in self._fs.list_dir(self.directory / PRIVATE / TRASH):
-            self._fs.remove_tree(self.directory / PRIVATE / TRASH / name)
+        private = self.directory / PRIVATE
+        self._fs.make_dir(private / TRASH)
+        for place in (TRASH, UNFINISHED):
+            for name in self._fs.list_dir(private / place):
+                self._fs.remove_tree(private / place / name)
 
-    def _topic_names(self) -> list[str]:
-        return [
-            name
+    def _find_logs(self) -> list[LogDirectory]:
+        found = {
+            name: [LogDirectory(name, self.directory / name, AIQ)]
             for name in self._fs.list_dir(self.directory)
             if is_topic_name(name) and self._fs.is_dir(self.directory / name)
-        ]
+        }
+        logs = self.directory / PRIVATE / LOGS
+        for name in filter(is_topic_name, self._fs.list_dir(logs)):
+            if name in found:
+                self._refuse(f"{name}/0", f"{self.directory / name} has the same name")
+                continue
+            numbers = sorted(int(one) for one in self._fs.list_dir(logs / name) if one.isdigit())
+            found[name] = [
+                LogDirectory(partition_label(name, number), logs / name / str(number), BATCHES)
+                for number in numbers
+            ]
+            for number in sorted(set(range(max(numbers, default=-1))) - set(numbers)):
+                path = logs / name / str(number)
+                self._refuse(partition_label(name, number), f"{path} is missing")
+        return [one for partitions in found.values() for one in partitions]
 
-    def _open_many(self, names: list[str]) -> list[tuple[str, Recovered]]:
+    def _open_many(self, logs: list[LogDirectory]) -> list[tuple[LogDirectory, Recovered]]:
         opened = []
-        for name in names:
+        for found in logs:
             try:
-                opened.append((name, recover(self._context, self.directory / name)))
+                opened.append((found, recover(found.form, self._context, found.path)))
             except CANNOT_OPEN as error:
-                self.unreadable[name] = str(error)
-                self._context.instruments.damage.add(1, "refused")
-                log.error(
-                    "topic %s cannot be opened: %s",
-                    name,
-                    error,
-                    exc_info=not isinstance(error, PenstockError),
-                )
+                self._refuse(found.label, error)
         return opened
+
+    def _refuse(self, label: str, why: Exception | str) -> None:
+        self.unreadable[label] = str(why)
+        self._context.instruments.damage.add(1, "refused")
+        unexpected = isinstance(why, Exception) and not isinstance(why, PenstockError)
+        log.error("topic %s cannot be opened: %s", label, why, exc_info=unexpected)
 
     async def stop(self) -> None:
         self._running = False
@@ -165,12 +209,28 @@ class TopicStore:
     # Topics by name
 
     def names(self) -> list[str]:
-        return sorted(self._topics)
+        return sorted(self._partitions)
+
+    def partitions(self, name: str) -> int:
+        """How many partitions the topic has; 0 when there is no such topic."""
+        return self._partitions.get(name, 0)
+
+    def partition(self, name: str, number: int) -> Topic:
+        """The log of a partition."""
+        count = self.partitions(name)
+        if not 0 <= number < count:
+            what = f"has {count} partitions, not {number}" if count else "does not exist"
+            raise NotFound(f"topic {name!r} {what}")
+        return self.require(partition_label(name, number))
 
     @property
     def disk_full(self) -> str | None:
         """Why appends are refused for want of room, if they are."""
         return self._context.space.full
+
+    def get(self, name: str) -> Topic | None:
+        """The topic of this name (its partition 0), or the partition with this label, if any."""
+        return self._topics.get(name)
 
     def find(self, name: str) -> Topic | None:
         """The topic if there is one. A name that is not allowed is refused, and so is a topic that
@@ -194,7 +254,7 @@ class TopicStore:
 
     async def wait_for(self, name: str) -> Topic:
         """Return the topic of this name as soon as there is one."""
-        check_name(name)
+        check_name(split_label(name)[0])
         while (topic := self._topics.get(name)) is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._awaited.setdefault(name, set()).add(waiter)
@@ -206,8 +266,10 @@ class TopicStore:
                     del self._awaited[name]
         return topic
 
-    async def create(self, name: str) -> Topic:
-        """The topic of this name, made if need be."""
+    async def create(self, name: str, *, form: str | None = None, partitions: int = 1) -> Topic:
+        """The topic of this name (its partition 0), made if need be: in the format of the settings
+        unless `form` names one. More than one partition need record batches.
+        """
         topic = self._topics.get(name)
         if topic is not None:
             return topic
@@ -215,23 +277,50 @@ class TopicStore:
         if not self._running:
             raise Unavailable("topics are not running")
         self._refuse_unreadable(name)
+        chosen = _format_of(form or self.settings.format, partitions)
         making = self._creating.get(name)
         if making is None:
-            making = asyncio.get_running_loop().create_task(self._create(name))
-            self._creating[name] = making
+            work = self._create(name, chosen, partitions)
+            making = self._creating[name] = asyncio.get_running_loop().create_task(work)
         return await asyncio.shield(making)
 
-    async def _create(self, name: str) -> Topic:
+    async def _create(self, name: str, form: SegmentFormat, partitions: int) -> Topic:
         try:
             await self._wait_for_deletion(name)
-            directory = self.directory / name
             self._context.space.take(0)
-            recovered = await self._context.run(self._make, directory)
-            topic = self._topics[name] = Topic(name, directory, self._context, recovered)
+            made = await self._context.run(self._make, name, form, range(partitions))
+            for found, recovered in made:
+                self._add(found, recovered)
             for waiter in self._awaited.get(name, ()):
                 if not waiter.done():
                     waiter.set_result(None)
-            return topic
+            return self._topics[name]
+        finally:
+            del self._creating[name]
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        """Let the topic have `count` partitions, which are more than it has."""
+        before = self.require(name)
+        if before.format is AIQ:
+            raise Conflict(f"topic {name!r} has aiq's layout, which has one partition")
+        _format_of(BATCHES.name, count)
+        if name in self._creating:
+            await asyncio.wait([self._creating[name]])
+        work = self._add_partitions(name, count)
+        making = self._creating[name] = asyncio.get_running_loop().create_task(work)
+        await asyncio.shield(making)
+
+    async def _add_partitions(self, name: str, count: int) -> Topic:
+        try:
+            numbers = range(self.partitions(name), count)
+            if not numbers:
+                raise InvalidRequest(
+                    f"topic {name!r} has {self.partitions(name)} partitions: partitions are not "
+                    "removed"
+                )
+            for found, recovered in await self._context.run(self._make, name, BATCHES, numbers):
+                self._add(found, recovered)
+            return self._topics[name]
         finally:
             del self._creating[name]
 
@@ -244,13 +333,42 @@ class TopicStore:
                     f"topic {name!r} could not be deleted: {deletion.task.exception()}"
                 )
 
-    def _make(self, directory: Path) -> Recovered:
+    def _make(
+        self, name: str, form: SegmentFormat, numbers: range
+    ) -> list[tuple[LogDirectory, Recovered]]:
+        """The empty logs of these partitions."""
+        if form is AIQ:
+            found = LogDirectory(name, self.directory / name, AIQ)
+            self._make_empty(AIQ, found.path, found.path)
+            return [(found, recover(AIQ, self._context, found.path))]
+        private = self.directory / PRIVATE
+        logs, unfinished = private / LOGS / name, private / UNFINISHED / uuid7().hex
+        for number in numbers:
+            self._make_empty(form, unfinished / str(number), unfinished)
+        self._fs.make_dir(logs.parent)
+        if numbers[0]:
+            for number in numbers:
+                self._fs.rename(unfinished / str(number), logs / str(number))
+            self._fs.sync_dir(logs)
+            self._fs.remove_tree(unfinished)
+        else:
+            self._fs.rename(unfinished, logs)
+            for changed in (logs.parent, private, self.directory):
+                self._fs.sync_dir(changed)
+        made = [
+            LogDirectory(partition_label(name, number), logs / str(number), form)
+            for number in numbers
+        ]
+        return [(found, recover(form, self._context, found.path)) for found in made]
+
+    def _make_empty(self, form: SegmentFormat, directory: Path, whole: Path) -> None:
+        """Files of an empty log; when that fails, `whole` is removed."""
+        context = self._context
         try:
-            create_files(self._fs, directory, self._context.open_state, sync=self._context.durable)
+            create_files(form, self._fs, directory, context.open_state, sync=context.durable)
         except StorageError:
-            self._fs.remove_tree(directory)
+            self._fs.remove_tree(whole)
             raise
-        return recover(self._context, directory)
 
     async def delete(self, name: str) -> None:
         """Delete the topic. A caller that goes away does not interrupt it. After a failure the name
@@ -258,32 +376,35 @@ class TopicStore:
         """
         failed = self._deleting.get(name)
         if failed is not None and failed.task.done():
-            topic = failed.topic
+            partitions = failed.partitions
         else:
-            topic = self.require(name)
-            del self._topics[name]
-        task = asyncio.get_running_loop().create_task(self._delete(topic))
-        self._deleting[name] = Deletion(topic, task)
+            self.require(name)
+            labels = [partition_label(name, n) for n in range(self._partitions.pop(name, 0))]
+            partitions = [self._topics.pop(label) for label in labels if label in self._topics]
+        task = asyncio.get_running_loop().create_task(self._delete(name, partitions))
+        self._deleting[name] = Deletion(partitions, task)
         await asyncio.shield(task)
 
-    async def _delete(self, topic: Topic) -> None:
+    async def _delete(self, name: str, partitions: list[Topic]) -> None:
         try:
-            await topic.mark_deleted()
-            for forget in self._deletions:
-                forget(topic)
-            if self.tier is not None:
-                await self.tier.note_deletion(topic)
-            await self._context.run(self._remove, topic)
+            for topic in partitions:
+                await topic.mark_deleted()
+                for forget in self._deletions:
+                    forget(topic)
+                if self.tier is not None:
+                    await self.tier.note_deletion(topic)
+            await self._context.run(self._remove, partitions[0])
         except StorageError as error:
-            log.error("topic %s could not be deleted: %s", topic.name, error)
+            log.error("topic %s could not be deleted: %s", name, error)
             raise
-        del self._deleting[topic.name]
+        del self._deleting[name]
 
     def _remove(self, topic: Topic) -> None:
         trash = self.directory / PRIVATE / TRASH / f"{topic.incarnation}-{uuid7().hex}"
-        if self._fs.exists(topic.directory):
-            self._fs.rename(topic.directory, trash)
-            self._fs.sync_dir(self.directory)
+        directory = topic.directory if topic.format is AIQ else topic.directory.parent
+        if self._fs.exists(directory):
+            self._fs.rename(directory, trash)
+            self._fs.sync_dir(directory.parent)
         try:
             self._fs.remove_tree(trash)
         except StorageError as error:
@@ -322,6 +443,18 @@ class TopicStore:
                 continue
             try:
                 await retain(topic, self._context, self.tier)
+                await compact_by_key(topic, self._context)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageError, Conflict, NotFound) as error:
+            except (StorageError, Conflict, NotFound, Damaged, Unavailable) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)
+
+
+def _format_of(name: str, partitions: int) -> SegmentFormat:
+    form = FORMATS.get(name)
+    if form is None:
+        raise InvalidRequest(f"a topic's format is one of {', '.join(FORMATS)}, not {name!r}")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
+    if form is AIQ and partitions > 1:
+        raise InvalidRequest(f"more than one partition need the format {BATCHES.name!r}")
+    return form

@@ -19,16 +19,20 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
+from penstock.io.fs import Bytes
 from penstock.log.appender import Appender
+from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
 from penstock.log.producers import Producer
 from penstock.log.reader import Reader
 from penstock.log.recovery import Recovered
-from penstock.log.segment import Batch, Raw, Segment
+from penstock.log.segment import Batch, FetchedBatches, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.log.tier.cache import NotCached
+from penstock.protocol.kafka_batch import BatchHead, NewRecord
+from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
 __all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
@@ -36,6 +40,8 @@ __all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
 log = logging.getLogger("penstock.topics")
 
 T = TypeVar("T")
+
+MAX_BUILT_RECORDS = 10_000  # of record batches that are built while someone waits
 
 
 class UnfinishedSwap(NamedTuple):
@@ -61,8 +67,10 @@ def condemned(
 
 class Topic:
     def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
-        self.name = name
+        self.name = name  # its label: the topic's name, and `/number` for all but partition 0
+        self.topic, self.partition = split_label(name)
         self.directory = directory
+        self.format = recovered.format  # of its segments
         self.incarnation = recovered.incarnation
         self.incarnation_lost = recovered.incarnation_lost  # a new one, for the same records
         self.archived_offset = recovered.archived
@@ -76,14 +84,9 @@ class Topic:
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self._subscriptions = Subscriptions()
-        self.subscribe = self._subscriptions.add
         self._segments = SegmentStore(
             name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
-        # Segments of the past: those that retention lets go, or that lie in the tier.
-        self.drop = self._segments.drop
-        self.replace_local = self._segments.replace_local
-        self.attach = self._segments.attach
         # Public for callers that queue many appends and then have them committed (TCP), or that ask
         # whether the topic was deleted.
         self.appends = Appender(
@@ -92,16 +95,33 @@ class Topic:
             self._segments,
             on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
-        self.append = self.appends.append
-        self.append_arrays = self.appends.append_arrays
-        self._reader = reader = Reader(self._segments, recovered.damage)
-        # What lies in the tier only is `NotCached` to a caller on the event loop, who then waits
-        # for it with `read_or_wait`.
-        self.read = reader.read
-        self.raw = reader.raw
-        self.timestamps = reader.timestamps
-        self.records_from = reader.records_from
-        self.lost_at = reader.lost_at
+        self._reader = Reader(self._segments, recovered.damage)
+
+    # Appending
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        return self.appends.append(payloads, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        return self.appends.append_arrays(lengths, payloads, producer)
+
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
+        topic's format has no room for them.
+        """
+        return self.appends.append_records(records, producer)
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
+        return self.appends.append_batch(head, data)
 
     # What it holds
 
@@ -162,7 +182,50 @@ class Topic:
         """Why appends are refused until the topic is repaired; None: they are not."""
         return self._segments.active.broken
 
-    # Reading
+    # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
+    # waits for it with `read_or_wait`
+
+    def read(
+        self,
+        offset: int,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        *,
+        strict: bool = False,
+    ) -> Batch:
+        """Visible records from `offset` on, of one segment; at least one when there is one.
+
+        With `strict` an offset outside the log is `InvalidOffset`.
+        """
+        return self._reader.read(offset, max_records, max_bytes, strict=strict)
+
+    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
+        """The same as bytes of the log: where they lie in which file."""
+        return self._reader.raw(offset, max_bytes, strict=strict)
+
+    def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
+        """The same as Kafka's record batches, whole and at least one: as they lie in the file, or
+        built from aiq's layout. `InvalidOffset` outside the log.
+        """
+        if self.format.keyed:
+            raw = self.raw(offset, max_bytes, strict=True)
+            return FetchedBatches(raw.read(), raw.next_offset)
+        batch = self.read(offset, MAX_BUILT_RECORDS, max_bytes, strict=True)
+        if not batch.count:
+            return FetchedBatches(b"", batch.next_offset)
+        return FetchedBatches(encode_read(batch, self.timestamps(batch.offsets)), batch.next_offset)
+
+    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
+        """The times of these records, microseconds since 1970."""
+        return self._reader.timestamps(offsets)
+
+    def records_from(self, offset: int) -> int:
+        """How many records lie at and after `offset`; after compaction fewer than offsets."""
+        return self._reader.records_from(offset)
+
+    def lost_at(self, offset: int) -> dict[str, Any] | None:
+        """The damage that cost the record of this offset, if one did."""
+        return self._reader.lost_at(offset)
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
         """What `read`, which reads, returns; a coroutine of it when some of it
@@ -201,6 +264,12 @@ class Topic:
 
     # Waiting for more
 
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each commit that became visible, and when the topic is deleted;
+        until what is returned is called.
+        """
+        return self._subscriptions.add(callback)
+
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
         if self.appends.deleted:
@@ -220,6 +289,18 @@ class Topic:
         longer asked.
         """
         await self.appends.between_commits(roll=False)
+
+    async def drop(self, segments: Sequence[Segment]) -> None:
+        """Forget the oldest segments and remove their files."""
+        await self._segments.drop(segments)
+
+    async def replace_local(self, segment: Segment, tiered: Segment) -> None:
+        """From here on it is read from the tier, and its files go."""
+        await self._segments.replace_local(segment, tiered)
+
+    def attach(self, tiered: Sequence[Segment]) -> None:
+        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        self._segments.attach(tiered)
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
         """A compacted segment takes the place of these."""
@@ -267,6 +348,10 @@ class Topic:
             )
 
     # Ending
+
+    @property
+    def deleted(self) -> bool:
+        return self.appends.deleted
 
     @property
     def ending(self) -> bool:

@@ -8,7 +8,7 @@ comment every fifteen seconds.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from penstock.topics.topic import Topic
+from penstock.topics.topic_log import TopicLog
 from penstock.wire.feed import Chunk, Feeds
 from penstock.wire.http.messages import Stream, StreamResponse
 
@@ -16,7 +16,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
-Begin = Callable[[], Awaitable[tuple[Topic, int]]]  # waits for the topic; and the first offset
+Begin = Callable[[], Awaitable[tuple[TopicLog, int]]]  # waits for the topic; and the first offset
 
 
 class EventStream:
@@ -36,7 +36,7 @@ class EventStream:
         finally:
             stop()
 
-    async def _follow(self, feeds: Feeds, topic: Topic, position: int) -> None:
+    async def _follow(self, feeds: Feeds, topic: TopicLog, position: int) -> None:
         subscription = feeds.subscribe(topic, self, position)
         try:
             while True:

@@ -17,6 +17,7 @@ from tests.support.object_stores import (
     faulty_proxy,
     s3_server,
 )
+from tests.topics.tier.support import unique
 
 
 @pytest.fixture(scope="package")
@@ -55,11 +56,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "az":
         for name, value in request.getfixturevalue("azure").items():
             monkeypatch.setenv(name, value)
-        return f"az://{BUCKET}/{tmp_path.name}"
+        return f"az://{BUCKET}/{unique(tmp_path)}"
     request.getfixturevalue("faults")
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    return f"s3://{BUCKET}/{unique(tmp_path)}"
 
 
 @pytest.fixture
 def s3_address(faults: Faults, tmp_path: Path) -> str:
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    return f"s3://{BUCKET}/{unique(tmp_path)}"

@@ -8,6 +8,7 @@ from penstock.errors import Damaged
 from penstock.io.fs import Fs
 from penstock.log.context import Context
 from penstock.log.damage import DamageReport
+from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
     ARCHIVED,
     BATCHES,
@@ -18,25 +19,20 @@ from penstock.log.layout import (
     DATA,
     DELETE,
     INCARNATION,
-    KINDS,
-    METADATA,
     POLICY,
     TIER,
     Checkpoint,
+    label_of,
     pack_checked,
-    pack_metadata,
-    parse_batches,
     parse_checked,
     sealed_name,
 )
 from penstock.log.producers import Producers
-from penstock.log.recovery.active import ActiveSegment, proven_base
-from penstock.log.recovery.directory import TopicDirectory
 from penstock.log.recovery.interrupted import finish_interrupted
-from penstock.log.recovery.sealed import open_sealed
 from penstock.log.segment import Segment
 from penstock.log.tier.manifest import Manifest
-from penstock.log.tier.segment import TieredSegment, not_local
+from penstock.log.tier.segment import not_local, put_in_tier
+from penstock.log.topic_directory import TopicDirectory
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import is_incarnation
 
@@ -46,6 +42,7 @@ log = logging.getLogger("penstock.topics")
 class Recovered(NamedTuple):
     """A topic as it was on disk, after what recovery did to it."""
 
+    format: SegmentFormat
     incarnation: str
     incarnation_lost: bool  # it is a new one, for a topic that had one
     segments: tuple[Segment, ...]  # in order of offsets, the active one last
@@ -58,13 +55,15 @@ class Recovered(NamedTuple):
     tier: Manifest | None  # what of it lies in the tier
 
 
-def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
+def create_files(form: SegmentFormat, fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
     """An empty topic. Its incarnation makes it another one than any that had this name before."""
     fs.make_dir(directory)
     incarnation = uuid7()
-    for kind in KINDS:
+    for kind in form.kinds:
         fs.open(directory / kind, create=True).close()
-    fs.replace(directory / METADATA, pack_metadata(0), sync=False)
+    empty = form.new_segment(fs, directory, 0, sealed=False)
+    for name, data in form.companions(empty, empty.mark()).items():
+        fs.replace(directory / name, data, sync=False)
     fs.replace(directory / INCARNATION, pack_checked(incarnation.hex), sync=sync)
     fs.replace(
         directory / CHECKPOINT,
@@ -76,30 +75,30 @@ def create_files(fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
         fs.sync_dir(directory.parent)
 
 
-def recover(context: Context, path: Path) -> Recovered:
+def recover(form: SegmentFormat, context: Context, path: Path) -> Recovered:
     directory = TopicDirectory(context, path)
     damage = directory.damage
     if DAMAGE in directory.names:
         damage.read()
-    finish_interrupted(directory)
-    tier = _read_tier(directory)
+    finish_interrupted(form, directory)
+    tier = _read_tier(form, directory)
     checkpoint = _read_checkpoint(directory)
     incarnation, incarnation_lost = _read_incarnation(directory, checkpoint)
     bases = sorted(base for kind, base in directory.sealed_files() if kind == DATA)
-    proven = proven_base(directory, bases, checkpoint)
+    proven = form.proven_base(directory, bases, checkpoint)
     limits: list[int | None] = [*bases[1:], proven]
     segments = [
-        open_sealed(directory, base, limit) for base, limit in zip(bases, limits, strict=False)
+        form.open_sealed(directory, base, limit) for base, limit in zip(bases, limits, strict=False)
     ]
-    last = ActiveSegment(directory, segments, checkpoint, proven)
+    last = form.open_active(directory, segments, checkpoint, proven)
     scanned = last.open()
     segments += last.skip_lost()
     active = segments[-1]
     _report_orphans(directory, segments)
     damage.note_gaps(segments)
-    producers = _producers(directory, segments, checkpoint)
+    producers = _producers(form, directory, segments, checkpoint)
     if tier is not None:
-        segments = _with_tiered(directory, tier, segments, incarnation)
+        segments = _with_tiered(form, directory, tier, segments, incarnation)
     same = checkpoint is not None and checkpoint.base == active.base and not scanned
     damage.write()
     for orphan in directory.orphans.values():
@@ -108,6 +107,7 @@ def recover(context: Context, path: Path) -> Recovered:
     for segment in segments:
         segment.forget_files()
     return Recovered(
+        format=form,
         incarnation=incarnation,
         incarnation_lost=incarnation_lost,
         segments=tuple(segments),
@@ -121,7 +121,7 @@ def recover(context: Context, path: Path) -> Recovered:
     )
 
 
-def _read_tier(directory: TopicDirectory) -> Manifest | None:
+def _read_tier(form: SegmentFormat, directory: TopicDirectory) -> Manifest | None:
     if (data := directory.read(TIER)) is None:
         return None
     try:
@@ -132,7 +132,7 @@ def _read_tier(directory: TopicDirectory) -> Manifest | None:
     # Files are removed one after another: what is left of a segment that the tier has is
     # removed too, not repaired.
     for segment in tier.segments:
-        names = {sealed_name(kind, segment.base) for kind in KINDS}
+        names = {sealed_name(kind, segment.base) for kind in form.kinds}
         if not names <= directory.names and sealed_name(DATA, segment.base) in directory.names:
             for name in names:
                 directory.fs.remove(directory.path / name)
@@ -141,7 +141,11 @@ def _read_tier(directory: TopicDirectory) -> Manifest | None:
 
 
 def _with_tiered(
-    directory: TopicDirectory, tier: Manifest, segments: list[Segment], incarnation: str
+    form: SegmentFormat,
+    directory: TopicDirectory,
+    tier: Manifest,
+    segments: list[Segment],
+    incarnation: str,
 ) -> list[Segment]:
     cache = directory.context.cache
     absent = not_local(tier, segments)
@@ -149,7 +153,7 @@ def _with_tiered(
         log.warning(
             "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
             "be read",
-            directory.path.name,
+            label_of(directory.path),
             absent[0].base,
             absent[-1].end - 1,
         )
@@ -158,7 +162,8 @@ def _with_tiered(
     *sealed, active = segments
     for one in absent:
         holes = directory.damage.holes_of(one.base)
-        sealed.append(TieredSegment(directory.fs, directory.path, incarnation, one, cache, holes))
+        blank = form.new_segment(directory.fs, directory.path, one.base, sealed=True)
+        sealed.append(put_in_tier(blank, incarnation, one, cache, holes))
     return [*sorted(sealed, key=lambda segment: segment.base), active]
 
 
@@ -231,21 +236,19 @@ def _read_policy(directory: TopicDirectory) -> str:
 
 
 def _producers(
-    directory: TopicDirectory, segments: list[Segment], checkpoint: Checkpoint | None
+    form: SegmentFormat,
+    directory: TopicDirectory,
+    segments: list[Segment],
+    checkpoint: Checkpoint | None,
 ) -> Producers:
     producers = Producers(
         checkpoint.producers if checkpoint is not None else {},
         directory.context.settings.producer_expiry,
     )
     for segment in segments:
-        start = 0
-        if checkpoint is not None:
-            if segment.base < checkpoint.base:
-                continue
-            if segment.base == checkpoint.base:
-                start = min(checkpoint.batches_size, segment.batches_size)
-        file = segment.file(BATCHES)
-        rows, good = parse_batches(file.read_at(start, segment.batches_size - start))
-        producers.replay(rows[good])
+        if checkpoint is not None and segment.base < checkpoint.base:
+            continue
+        here = checkpoint is not None and segment.base == checkpoint.base
+        form.replay(producers, segment, checkpoint if here else None)
     producers.forget_before(directory.context.now())
     return producers

@@ -54,6 +54,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     broker: str = ""  # who wrote it
     version: int = 0  # counts its writes
     policy: str
+    layout: str = "aiq"  # the format of its segments
     archived: int | None = None
     segments: list[StoredSegment] = []  # in order of offsets
     checkpoint: bytes = b""  # the file `checkpoint` of a topic that ends where these end

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.io.fs import Bytes, File, Fs
-from penstock.log.layout import BATCHES, DATA, KINDS
-from penstock.log.segment import Segment
+from penstock.io.fs import Bytes, File
+from penstock.log.segment import Mark, Segment
 from penstock.log.tier.cache import MAX_BLOCKS_AHEAD, BlockCache
 from penstock.log.tier.manifest import Manifest, StoredObject, StoredSegment
 
@@ -47,48 +46,41 @@ class StoredSegmentFile:
         raise NotImplementedError
 
 
-class TieredSegment(Segment):
-    __slots__ = ("_stored_files", "stored")
+class TieredFiles:
+    """The files of a segment in the tier."""
 
-    local = False
-
-    def __init__(
-        self,
-        fs: Fs,
-        directory: Path,
-        incarnation: str,
-        stored: StoredSegment,
-        cache: BlockCache,
-        holes: tuple[tuple[int, int], ...],
-    ) -> None:
-        super().__init__(fs, directory, stored.base, sealed=True)
-        self.stored = stored
-        self.end = stored.end
-        self.rows = stored.rows
-        self.data_size = stored.files[DATA].size
-        self.batches_size = stored.files[BATCHES].size
-        self.newest = stored.newest
-        self.compacted = stored.compacted
-        self.holes = holes
-        self._stored_files = {
+    def __init__(self, incarnation: str, stored: StoredSegment, cache: BlockCache) -> None:
+        self._read_ahead = MAX_BLOCKS_AHEAD * stored.block_bytes
+        self._files = {
             kind: StoredSegmentFile(cache, StoredObject.of(incarnation, stored, kind))
-            for kind in KINDS
+            for kind in stored.files
         }
 
     def file(self, kind: str) -> File:
-        return self._stored_files[kind]
-
-    def modified(self) -> int:
-        return self.newest
-
-    def lead_to(self, following: Segment, next_offset: int) -> None:
-        remaining = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
-        if remaining < MAX_BLOCKS_AHEAD * self.stored.block_bytes:
-            following.warm()
+        return self._files[kind]
 
     def warm(self) -> None:
-        for file in self._stored_files.values():
+        for file in self._files.values():
             file.warm()
+
+    def is_near_end(self, remaining: int) -> bool:
+        return remaining < self._read_ahead
+
+
+def put_in_tier(
+    segment: Segment,
+    incarnation: str,
+    stored: StoredSegment,
+    cache: BlockCache,
+    holes: tuple[tuple[int, int], ...],
+) -> Segment:
+    """Let a blank segment be the one that lies in the tier."""
+    sizes = {kind: file.size for kind, file in stored.files.items()}
+    segment.elsewhere = TieredFiles(incarnation, stored, cache)
+    segment.take(Mark(stored.end, stored.rows, stored.newest, sizes))
+    segment.compacted = stored.compacted
+    segment.holes = holes
+    return segment
 
 
 def not_local(tier: Manifest, segments: Sequence[Segment]) -> list[StoredSegment]:

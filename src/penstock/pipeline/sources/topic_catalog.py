@@ -9,7 +9,6 @@ the records come as `Slice`s. With an archive, topics begin where their tables b
 log no longer has is read from there (`penstock.pipeline.sources.archived_topics`).
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
-from penstock.log.layout import HEADER_SIZE
-from penstock.log.tier.reader import TierReader
+from penstock.log.layout import DATA, HEADER_SIZE, find_logs, log_path
+from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
@@ -87,10 +86,8 @@ class Topics:
     def names(self) -> list[str]:
         if self.broker:
             return self.link.names()
-        directory = Path(self.directory or "")
-        return sorted(
-            name for name in os.listdir(directory) if (directory / name / "data.log").exists()
-        )
+        logs = find_logs(Path(self.directory or ""))
+        return [label for label, path in logs.items() if (path / DATA).exists()]
 
     def state(self, topic: str, start: int = -1) -> TopicState:
         """A topic as it is now. The archive is not asked when the log has all from `start` on."""
@@ -186,7 +183,7 @@ class Topics:
             start = fetched.next_offset
 
     def _files(self, topic: str) -> TopicFiles:
-        directory = Path(self.directory or "") / topic
+        directory = log_path(Path(self.directory or ""), topic)
         if not directory.is_dir():
             raise NotFound(f"there is no topic {topic!r} in {self.directory}")
         return TopicFiles(directory)

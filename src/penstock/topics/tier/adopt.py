@@ -27,6 +27,7 @@ import msgspec
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.io.fs import DISK
 from penstock.io.journal import line
+from penstock.log.formats import FORMATS
 from penstock.log.layout import (
     ARCHIVED,
     CHECKPOINT,
@@ -35,17 +36,16 @@ from penstock.log.layout import (
     DATA,
     DELETE,
     INCARNATION,
-    KINDS,
-    METADATA,
+    LOGS,
     POLICY,
+    PRIVATE,
     TIER,
     Checkpoint,
     pack_checked,
-    pack_metadata,
 )
 from penstock.log.tier.manifest import MANIFEST, Manifest, manifest_name
 from penstock.object_store import ObjectStore
-from penstock.protocol.names import is_topic_name
+from penstock.protocol.names import is_topic_name, split_label
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
 from penstock.topics.tier.owner import OWNER, Ownership
 from penstock.topics.tier.state import STATE, State
@@ -234,7 +234,12 @@ class Adoption:
         )
 
     def _write_topic(self, manifest: Manifest, given: int, following: int) -> None:
+        form = FORMATS[manifest.layout]
         target = self._data / manifest.name
+        if form.keyed:
+            topic, partition = split_label(manifest.name)
+            target = self._data / PRIVATE / LOGS / topic / str(partition)
+            DISK.make_dir(target.parent)
         if DISK.exists(target / INCARNATION):  # before the adoption was interrupted
             if manifest.segments:
                 DISK.replace(target / TIER, manifest.pack())
@@ -261,9 +266,10 @@ class Adoption:
         if given < following:
             text = f"offsets {given} to {following - 1} were left out: readers may have seen others"
             damage.append({"outcome": "skipped", "what": text, "skipped": following - given})
+        empty = form.new_segment(DISK, staged, following, sealed=False)
         files = {
-            **dict.fromkeys(KINDS, b""),
-            METADATA: pack_metadata(following),
+            **dict.fromkeys(form.kinds, b""),
+            **form.companions(empty, empty.mark()),
             INCARNATION: pack_checked(manifest.incarnation),
             CHECKPOINT: checkpoint.pack(),
             POLICY: pack_checked(manifest.policy),
@@ -278,7 +284,7 @@ class Adoption:
             DISK.replace(staged / name, content)
         DISK.sync_dir(staged)
         DISK.rename(staged, target)
-        DISK.sync_dir(self._data)
+        DISK.sync_dir(target.parent)
 
     def _write_groups(self, state: State) -> None:
         directory = self._directory.parent / "groups"

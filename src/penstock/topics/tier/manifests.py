@@ -8,11 +8,11 @@ from concurrent.futures import Executor
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.io.tasks import in_pool
 from penstock.log.context import Context
-from penstock.log.layout import KINDS, TIER
+from penstock.log.layout import TIER
 from penstock.log.segment import Segment
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name, object_name
-from penstock.log.tier.segment import TieredSegment, not_local
+from penstock.log.tier.segment import not_local, put_in_tier
 from penstock.object_store import ObjectStore, Version
 from penstock.protocol.names import is_incarnation
 from penstock.topics.tier.owner import Ownership
@@ -70,7 +70,8 @@ class Manifests:
     def tiered(self, topic: Topic, stored: StoredSegment) -> Segment:
         """A segment that lies in the tier, as the topic has it."""
         fs, holes = self._context.fs, topic.damage_report.holes_of(stored.base)
-        return TieredSegment(fs, topic.directory, topic.incarnation, stored, self._cache, holes)
+        blank = topic.format.new_segment(fs, topic.directory, stored.base, sealed=True)
+        return put_in_tier(blank, topic.incarnation, stored, self._cache, holes)
 
     async def commit(
         self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None
@@ -84,6 +85,7 @@ class Manifests:
             broker=self._ownership.broker,
             version=before.version + 1 if before is not None else 1,
             policy=topic.policy,
+            layout=topic.format.name,
             archived=topic.archived_offset,
             segments=segments,
             checkpoint=checkpoint or (before.checkpoint if before is not None else b""),
@@ -128,7 +130,7 @@ class Manifests:
                 named = {
                     object_name(incarnation, one.stem, kind)
                     for one in topic.tier.segments
-                    for kind in KINDS
+                    for kind in one.files
                 }
                 unnamed += [name for name in names if name != manifest and name not in named]
             elif topic is None and manifest not in names:

@@ -21,7 +21,7 @@ import msgspec
 from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
 from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
-from penstock.log.layout import INCARNATION, parse_checked
+from penstock.log.layout import INCARNATION, log_path, parse_checked
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
@@ -337,6 +337,7 @@ class Tier:
                 with contextlib.suppress(FileNotFoundError):
                     checkpoint = await self._run_blocking(
                         checkpoint_after,
+                        topic.format,
                         checkpoint,
                         topic.incarnation,
                         segment,
@@ -421,7 +422,8 @@ class Tier:
 
     def _is_gone(self, note: Path) -> bool:
         fs = self._context.fs
-        path = self._context.directory / fs.read(note).decode() / INCARNATION
+        label = fs.read(note).decode()
+        path = log_path(self._context.directory, label) / INCARNATION
         try:
             return parse_checked(fs.read(path)) not in (note.name, None)
         except FileNotFoundError:

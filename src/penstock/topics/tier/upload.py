@@ -11,17 +11,8 @@ from crc32c import crc32c
 
 from penstock.errors import Damaged, NotFound, StorageFailed
 from penstock.io.fs import File
-from penstock.log.layout import (
-    BATCH_SIZE,
-    BATCHES,
-    CLEAN,
-    DATA,
-    INDEX,
-    INDEX_SIZE,
-    KINDS,
-    Checkpoint,
-    parse_batches,
-)
+from penstock.log.format import SegmentFormat
+from penstock.log.layout import CLEAN, DATA, Checkpoint
 from penstock.log.producers import Producers
 from penstock.log.segment import Segment
 from penstock.log.tier.manifest import (
@@ -39,12 +30,9 @@ Ending = Callable[[], bool]  # the broker stops, or the topic was deleted: an up
 
 def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Ending) -> StoredSegment:
     """Blocks, for as long as the store takes. `FileNotFoundError` when the segment is gone."""
-    files = {kind: segment.file(kind) for kind in KINDS}  # they stay open whatever happens to it
-    sizes = {
-        DATA: segment.data_size,
-        INDEX: segment.rows * INDEX_SIZE,
-        BATCHES: segment.batches_size,
-    }
+    sizes = segment.sizes()
+    # they stay open whatever happens to it
+    files = {kind: segment.file(kind) for kind in segment.kinds}
     stored, crc = _checksums(files, sizes, ending)
     entry = StoredSegment(
         stem=f"{segment.base:020d}-{stored[DATA].size:x}-{crc:08x}",
@@ -55,7 +43,7 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Endin
         compacted=segment.compacted,
         files=stored,
     )
-    targets = {kind: StoredObject.of(incarnation, entry, kind) for kind in KINDS}
+    targets = {kind: StoredObject.of(incarnation, entry, kind) for kind in segment.kinds}
     missing = {kind: one for kind, one in targets.items() if not _is_stored(store, one, ending)}
     for kind, target in missing.items():
         store.write(target.name, _parts(files[kind], stored[kind].size, ending, READ_BYTES))
@@ -121,15 +109,18 @@ def _check(store: ObjectStore, targets: Collection[StoredObject], ending: Ending
 
 
 def checkpoint_after(
-    before: bytes, incarnation: str, segment: Segment, expiry: float, now: int
+    form: SegmentFormat,
+    before: bytes,
+    incarnation: str,
+    segment: Segment,
+    expiry: float,
+    now: int,
 ) -> bytes:
     """The checkpoint of a topic that ends with this segment, whose producers are those of the
     checkpoint before and what the segment adds."""
     earlier = Checkpoint.parse(before) if before else None
     producers = Producers(earlier.producers if earlier is not None else {}, expiry)
-    data = segment.file(BATCHES).read_at(0, segment.batches_size // BATCH_SIZE * BATCH_SIZE)
-    rows, good = parse_batches(data)
-    producers.replay(rows[good])
+    form.replay(producers, segment, None)
     producers.forget_before(now)
     return Checkpoint(
         bytes.fromhex(incarnation),

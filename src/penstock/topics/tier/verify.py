@@ -10,7 +10,6 @@ from itertools import pairwise
 import msgspec
 
 from penstock.errors import Damaged, NotFound
-from penstock.log.layout import KINDS
 from penstock.log.tier.manifest import (
     MANIFEST,
     Manifest,
@@ -96,7 +95,7 @@ def _check_manifest(
         segments=len(segments),
         records=sum(segment.rows for segment in segments),
         bytes=manifest.size,
-        unnamed=-1 - len(KINDS) * len(segments),
+        unnamed=-1 - sum(len(segment.files) for segment in segments),
     )
     for one, other in pairwise(segments):
         if other.base < one.end:
@@ -114,7 +113,7 @@ def _check_segment(
     report: TierReport,
     progress: Callable[[int], None],
 ) -> None:
-    for kind in KINDS:
+    for kind in segment.files:
         stored = StoredObject.of(incarnation, segment, kind)
         name = object_name(incarnation, segment.stem, kind)
         size = store.size_of(name)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
-from penstock.log.encode import MAX_STRUCT_RECORDS
+from penstock.log.aiq.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.monitor.audit import Record
@@ -39,6 +39,7 @@ from penstock.protocol.frames import (
     Bytes,
     Command,
 )
+from penstock.protocol.record_batch import RECORD_HEADER
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
@@ -55,6 +56,8 @@ Handler = Callable[[Connection, Body], Answer]
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 # A FETCH answer likewise; it is read from the page cache on the event loop, so it stays small.
 FETCH_BYTES = 1 << 20
+FETCH_FLAGS = frames.LENGTHS | frames.TIMES | frames.FORMAT
+MAX_FETCHED_RECORDS = 1 << 16  # of record batches that are asked for as a raw log
 MAX_WAIT = 60.0  # seconds a request may wait for records
 MIN_TABLE = MAX_STRUCT_RECORDS + 1  # so many PRODUCEs of one shape are treated as a table
 EMPTY = bytes(16)
@@ -277,7 +280,7 @@ class Commands:
         topic = self._topics.require(body.name())
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
-        if len(flags) > 1 or (flags and flags[0] & ~(frames.LENGTHS | frames.TIMES)):
+        if len(flags) > 1 or (flags and flags[0] & ~FETCH_FLAGS):
             raise Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
         extras = flags[0] if flags else 0
         if start < topic.next_offset or not wait_ms:
@@ -455,21 +458,40 @@ def _consumed(topic: Topic, start: int, most: int) -> Pieces:
 
 
 def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
-    records = topic.raw(start, min(most, FETCH_BYTES), strict=True)
-    raw, columns = records.read(), b""
-    if extras:
-        offsets, lengths = records.columns()
-        columns = lengths.astype(">u4").tobytes() if extras & frames.LENGTHS else b""
-        if extras & frames.TIMES:
-            columns += frames.times(topic.timestamps(offsets))
+    most, columns = min(most, FETCH_BYTES), b""
+    if topic.format.keyed and extras & frames.FORMAT:
+        records = topic.raw(start, most, strict=True)
+        raw: Bytes = records.read()
+        first, following, count = records.first_offset, records.next_offset, records.count
+        return _fetch_answer(topic, (first, following, count), bytes([frames.RECORD_BATCHES]), raw)
+    if topic.format.keyed:
+        batch = topic.read(start, MAX_FETCHED_RECORDS, most, strict=True)
+        offsets, lengths = batch.offsets, batch.ends - batch.starts
+        raw = b"".join(
+            part
+            for offset, payload in batch
+            for part in (RECORD_HEADER.pack(offset, len(payload)), payload)
+        )
+        first, following = batch.first_offset, batch.next_offset
+    else:
+        records = topic.raw(start, most, strict=True)
+        offsets, lengths, raw = records.offsets, records.lengths, records.read()
+        first, following = records.first_offset, records.next_offset
+    if extras & frames.FORMAT:
+        columns = bytes([frames.RAW_LOG])
+    if extras & frames.LENGTHS:
+        columns += lengths.astype(">u4").tobytes()
+    if extras & frames.TIMES:
+        columns += frames.times(topic.timestamps(offsets))
+    return _fetch_answer(topic, (first, following, len(offsets)), columns, raw)
+
+
+def _fetch_answer(topic: Topic, bounds: tuple[int, int, int], columns: bytes, raw: Bytes) -> Pieces:
+    first, following, count = bounds
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(
-        bytes.fromhex(topic.incarnation),
-        records.first_offset,
-        records.next_offset,
-        topic.next_offset,
-        records.count,
+        bytes.fromhex(topic.incarnation), first, following, topic.next_offset, count
     )
     return [head + fixed, columns, raw]
 

@@ -20,7 +20,7 @@ from msgspec.structs import astuple
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
-from penstock.protocol.records import payload_bytes
+from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.status import NOT_JSON, details_of, is_expected
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
@@ -231,15 +231,15 @@ class Session(WSListener):
             self._check(self._identity, request)
         match request:
             case Produce():
-                payload = payload_bytes(request.message_payload, request.encoding)
+                record = request.record()
                 topic = topics.get(request.topic)
                 if topic is None:
-                    self._hold_for(self._create_and_produce(request, payload), request)
+                    self._hold_for(self._create_and_produce(request, record), request)
                 else:
-                    future = topic.append([payload])
-                    self._in_flight += len(payload)
+                    future, size = topic.append_records([record]), len(record.value or b"")
+                    self._in_flight += size
                     self._pending += 1
-                    future.add_done_callback(partial(self._appended, request, len(payload)))
+                    future.add_done_callback(partial(self._appended, request, size))
             case Subscribe():
                 self._subscribe(request)
             case Unsubscribe():
@@ -288,9 +288,9 @@ class Session(WSListener):
         await self._server.topics.create(request.topic)
         self._answer(TopicDone("create_topic_response", request.req_id, request.topic))
 
-    async def _create_and_produce(self, request: Produce, payload: bytes) -> None:
+    async def _create_and_produce(self, request: Produce, record: NewRecord) -> None:
         topic = await self._server.topics.create(request.topic)
-        appended = await topic.append([payload])
+        appended = await topic.append_records([record])
         self._answer(
             Produced("produce_response", request.req_id, request.topic, appended.first_offset)
         )

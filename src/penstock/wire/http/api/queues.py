@@ -39,6 +39,6 @@ def queue_apis(broker: Broker) -> list[Api]:
         ScheduledApi(queues.scheduled),
         AnalyticsApi(queues),
         ClusterApi(queues, presence),
-        SinksApi(queues.sinks),
+        SinksApi(queues.sinks, buffer, queues.settings.max_items),
         SchedulesApi(queues.schedules),
     ]

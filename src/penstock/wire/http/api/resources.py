@@ -20,9 +20,9 @@ from penstock.protocol.answers import (
 )
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.status import NOT_JSON
+from penstock.queues.admin.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
 from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
-from penstock.queues.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import each, of, plain
 from penstock.wire.http.api.queries import Limit, Paged

@@ -179,7 +179,7 @@ class StreamsApi:
                 release=body.release_lease is not False,
             )
         )
-        results: Any = push_answers(done.pushed)
+        results: Any = push_answers(items, done.pushed)
         acked = StreamAckResult(True, done.acked, done.released, done.dead)
         return CycleAnswer(
             True,

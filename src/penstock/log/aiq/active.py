@@ -1,0 +1,425 @@
+"""Opening the active segment: believed up to its checkpoint, scanned from there, cut at a commit
+that did not end.
+"""
+
+import contextlib
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import StorageError
+from penstock.log.aiq.checksums import checksum
+from penstock.log.aiq.scan import (
+    CHAIN_RECORDS,
+    Scan,
+    anchors_of,
+    drop_untiled,
+    intact_batches,
+    is_record,
+    record_at,
+    scan,
+    walk,
+)
+from penstock.log.aiq.segment import AiqSegment
+from penstock.log.damage import Hole
+from penstock.log.format import SegmentFormat
+from penstock.log.layout import (
+    BATCH_SIZE,
+    BATCHES,
+    CHECKPOINT,
+    CLEAN,
+    DATA,
+    HEADER_SIZE,
+    INCARNATION,
+    INDEX,
+    INDEX_ROW,
+    INDEX_SIZE,
+    INDEX_TYPE,
+    KINDS,
+    METADATA,
+    RELAXED,
+    Checkpoint,
+    label_of,
+    pack_metadata,
+    parse_batches,
+)
+from penstock.log.segment import Segment
+from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
+from penstock.log.writer import skip_to
+
+log = logging.getLogger("penstock.topics")
+
+
+UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
+
+
+class Claim(NamedTuple):
+    """What a file says about where the records end."""
+
+    end: int  # the offset after the last one
+    file: str
+
+
+def proven_base(
+    directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
+) -> int | None:
+    """The first offset of data.log as something with a checksum tells it: its checkpoint or its
+    sidecar.
+
+    Only this bounds the segment before it: the header of a torn first record must not cost that
+    one its records.
+    """
+    floor = sealed[-1] + 1 if sealed else 0
+    if checkpoint is not None and checkpoint.base >= floor:
+        return checkpoint.base
+    if BATCHES in directory.names:
+        with contextlib.closing(directory.fs.open(directory.path / BATCHES, write=False)) as file:
+            rows, good = parse_batches(file.read_at(0, BATCH_SIZE))
+        if len(rows) and bool(good[0]) and int(rows["start"][0]) == 0:
+            first = int(rows["first"][0])
+            return first if first >= floor else None
+    return None
+
+
+class ActiveAiqSegment:
+    """`sealed` are the segments before it, `proven` is its base if something tells it."""
+
+    def __init__(
+        self,
+        format: SegmentFormat,
+        directory: TopicDirectory,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        proven: int | None,
+    ) -> None:
+        self._format = format
+        self._directory = directory
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._create_missing()
+        self._segment = segment = AiqSegment(directory.fs, directory.path, 0, sealed=False)
+        self._data, self._index, self._batches = (
+            segment.file(kind) for kind in (DATA, INDEX, BATCHES)
+        )
+        segment.base = segment.end = self._likely_base() if proven is None else proven
+        # The checkpoint, if it is one of this segment.
+        self._here = checkpoint if checkpoint and checkpoint.base == segment.base else None
+        shorter = self._here is not None and self._here.data_size > self._data.size
+        self._state = CLEAN if checkpoint is None or shorter else checkpoint.state
+        # Sidecar rows that the checkpoint does not cover: where they begin, and which are intact.
+        self._tail_start = 0
+        if self._here and not shorter and self._here.batches_size <= self._batches.size:
+            self._tail_start = self._here.batches_size
+        self._tail, self._good = parse_batches(
+            self._batches.read_at(self._tail_start, self._batches.size - self._tail_start)
+        )
+
+    def open(self) -> bool:
+        """Whether anything had to be scanned, cut or rebuilt.
+
+        Everything is looked at, and what is lost is noted in `damage.json`, before anything is cut:
+        until then the files that know of lost records are the only ones that do.
+        """
+        segment, data, index, batches = self._segment, self._data, self._index, self._batches
+        start, rows = self._trusted()
+        self._check_hints()
+        outcomes = self._check_tail(start)
+        cut = self._torn_at(outcomes)
+        newest = self._newest_commit()
+        claims = [Claim(self._end_in_sidecar(newest), BATCHES)]
+        fresh: np.ndarray | None = None  # index rows to write from row `rows` on
+        untouched = start == data.size and rows * INDEX_SIZE == index.size
+        if untouched:
+            segment.rows, segment.data_size = rows, start
+            if rows:
+                segment.end = segment.offset_of(rows - 1) + 1
+        else:
+            index_end, fresh = self._scan(start, rows, cut, self._tail[outcomes == FAILED])
+            claims.append(Claim(min(index_end, newest), INDEX))
+            if segment.data_size == cut < data.size:
+                beyond = walk(data, cut, data.size, segment.end, None)[2]
+                claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
+        self._report_lost(claims)
+        size = self._sidecar_size(newest)
+        if self._state != CLEAN:
+            self._check_cover(size)
+        self._directory.damage.write()
+        untouched &= size == batches.size and segment.data_size == data.size
+        self._trim_sidecar(size)
+        if fresh is not None:
+            index.truncate(rows * INDEX_SIZE)
+            index.append([fresh.tobytes()])
+        if not untouched:
+            self._cut_and_sync()
+        segment.holes = self._directory.damage.holes_of(segment.base)
+        return not untouched
+
+    def skip_lost(self) -> list[Segment]:
+        """Give no offset again that is noted as lost; the active segment, after the one that was
+        closed for that.
+        """
+        segments: list[Segment] = [self._segment]
+        end = self._directory.damage.end
+        if self._segment.end < end:
+            segments = skip_to(self._format, self._segment, end)
+        self._check_metadata(segments[-1].end)
+        return segments
+
+    def _create_missing(self) -> None:
+        directory, checkpoint = self._directory, self._checkpoint
+        ours = checkpoint is not None or INCARNATION in directory.names
+        # and just so
+        rolled = checkpoint and self._sealed and self._sealed[-1].base == checkpoint.base
+        for kind in KINDS:
+            if kind not in directory.names:
+                if ours and not rolled:
+                    directory.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                directory.fs.open(directory.path / kind, create=True).close()
+
+    # What was there once
+
+    def _newest_commit(self) -> int:
+        """The first offset of the newest commit in the sidecar: only it may be unanswered."""
+        rows = self._tail[self._good]
+        if self._state == CLEAN or not len(rows):
+            return MAX_OFFSET
+        return int(rows["first"][rows["time"] == rows["time"].max()].min())
+
+    def _end_in_sidecar(self, newest: int) -> int:
+        rows = self._tail[self._good & (self._tail["first"] < newest)]
+        return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
+
+    def _report_lost(self, claims: list[Claim]) -> None:
+        """Compare where the records end with where any other file says that they do."""
+        segment, directory = self._segment, self._directory
+        if self._checkpoint is not None:
+            claims.append(Claim(self._checkpoint.next_offset, CHECKPOINT))
+        else:  # written with the checkpoint, but without a checksum: that is the better witness
+            claims.append(Claim(directory.read_metadata() or 0, METADATA))
+        claims += [
+            Claim(orphan.end, f"the rest of segment {base}")
+            for base, orphan in directory.orphans.items()
+        ]
+        farthest = max(
+            (claim for claim in claims if claim.end < MAX_OFFSET), key=lambda claim: claim.end
+        )
+        if farthest.end <= max(segment.end, directory.damage.end):
+            return
+        if not segment.rows and self._sealed and self._sealed[-1].compacted:
+            segment.base = segment.end = farthest.end  # compaction may have removed them
+            return
+        size = f" (it has {self._data.size} bytes)" if self._data.size == segment.data_size else ""
+        text = (
+            f"offsets {segment.end} to {farthest.end - 1} are not in {DATA}{size}, "
+            f"{farthest.file} had them"
+        )
+        directory.damage.report_lost(text, DATA, segment.end, farthest.end)
+
+    def _check_hints(self) -> None:
+        """What the checkpoint says was durable of index and sidecar must be there."""
+        here, index, batches = self._here, self._index, self._batches
+        if here is None:
+            return
+        report = self._directory.report
+        if index.size < here.index_size:
+            text = f"{INDEX} has {index.size} bytes, {here.index_size} were durable; it is rebuilt"
+            report("repaired", text)
+        if batches.size < here.batches_size:
+            report("lost", f"{BATCHES} has {batches.size} bytes, {here.batches_size} were durable")
+        elif here.batches_size:
+            last = here.batches_size - BATCH_SIZE
+            _, good = parse_batches(batches.read_at(last, BATCH_SIZE))
+            if not bool(good[0]):
+                report("lost", f"{BATCHES}: the row at {last} is damaged")
+
+    def _likely_base(self) -> int:
+        """The first offset of data.log when nothing with a checksum tells: its first record's, if
+        that makes sense, or of an empty one, what the index says."""
+        data, index, floor = self._data, self._index, self._sealed[-1].end if self._sealed else 0
+        if data.size >= HEADER_SIZE:
+            offset, _ = record_at(data, 0, data.size)
+            if floor <= offset < MAX_OFFSET and is_record(
+                data, 0, data.size, offset, None, CHAIN_RECORDS
+            ):
+                return offset
+        elif index.size >= INDEX_SIZE:
+            offset, position = INDEX_ROW.unpack(index.read_at(0, INDEX_SIZE))
+            if floor <= offset < MAX_OFFSET and position == 0:
+                return int(offset)
+        return floor
+
+    def _trusted(self) -> tuple[int, int]:
+        """How far the checkpoint can be believed: bytes of data, rows of index."""
+        segment, here, data, index = self._segment, self._here, self._data, self._index
+        if (
+            here is None
+            or here.data_size > data.size
+            or here.index_size > index.size
+            or here.index_size % INDEX_SIZE
+        ):
+            return 0, 0
+        rows = here.index_size // INDEX_SIZE
+        if not rows:
+            return 0, 0
+        first, last = (segment.index_rows(row, row + 1)[0].item() for row in (0, rows - 1))
+        ends_here = record_at(data, last[1], here.data_size) == (last[0], here.data_size)
+        return (here.data_size, rows) if ends_here and first == (segment.base, 0) else (0, 0)
+
+    def _scan(
+        self, start: int, rows: int, cut: int, failed: np.ndarray
+    ) -> tuple[int, np.ndarray | None]:
+        """Find the records; where the index says that they end, and its rows from `rows` on if they
+        must be written.
+        """
+        segment, index = self._segment, self._index
+        offset = segment.base
+        if rows:
+            before = index.read_at((rows - 1) * INDEX_SIZE, INDEX_SIZE)
+            offset = int(INDEX_ROW.unpack(before)[0]) + 1
+        tail = index.read_at(rows * INDEX_SIZE, (index.size // INDEX_SIZE - rows) * INDEX_SIZE)
+        old_rows = np.frombuffer(tail, INDEX_TYPE)
+        batches = intact_batches(segment)
+        scanned = scan(self._data, cut, start, offset, index=old_rows, anchors=anchors_of(batches))
+        scanned = drop_untiled(scanned, batches[batches["start"] >= start])
+        self._directory.damage.note_holes(
+            segment, sorted([*scanned.holes, *_failed_holes(failed, scanned)])
+        )
+        segment.rows = rows + len(scanned.rows)
+        segment.data_size, segment.end = scanned.end, scanned.next_offset
+        index_end = offset + _consecutive(old_rows, offset)
+        if np.array_equal(scanned.rows, old_rows) and index.size % INDEX_SIZE == 0:
+            return index_end, None
+        if not np.array_equal(scanned.rows[: len(old_rows)], old_rows):
+            self._directory.report(
+                "repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were rebuilt"
+            )
+        return index_end, scanned.rows
+
+    def _check_tail(self, start: int) -> np.ndarray:
+        """Whether each row's data matches its checksum; data before `start` is not read."""
+        data, outcomes = self._data, np.full(len(self._tail), UNREAD)
+        for i in np.flatnonzero(self._good & (self._tail["start"] >= start)):
+            begin, end, wanted = (int(self._tail[column][i]) for column in ("start", "end", "crc"))
+            fine = end <= data.size and checksum(data, begin, end) == wanted
+            if not fine and end <= data.size:
+                # memory that flipped once must not cost records: ask the disk
+                data.forget(begin, end - begin)
+                fine = checksum(data, begin, end) == wanted
+            outcomes[i] = MATCHED if fine else FAILED
+        return outcomes
+
+    def _torn_at(self, outcomes: np.ndarray) -> int:
+        """Where the data of a commit that was never finished begins; the end of the file when there
+        is none.
+
+        Written strictly, only the last commit can be unfinished: a bad batch before a good later
+        commit was whole once, and is damage. Written relaxed, nothing after the last fsync is
+        certain: what no good batch covers goes.
+        """
+        if self._state == CLEAN:
+            return self._data.size
+        start = 0 if self._here is None else self._here.data_size
+        covered, bad, newest_good = start, [], -1
+        for row, outcome in zip(self._tail, outcomes, strict=True):
+            begin, end = int(row["start"]), int(row["end"])
+            if outcome == UNREAD or begin < start:
+                continue
+            if outcome == MATCHED:
+                newest_good = int(row["time"])
+                covered = end if begin == covered else covered
+            else:
+                bad.append((begin, int(row["time"])))
+        if self._state == RELAXED:
+            return covered
+        return min((begin for begin, time in bad if time >= newest_good), default=self._data.size)
+
+    def _sidecar_size(self, newest: int) -> int:
+        """Where the sidecar must end so that it does where the data does."""
+        rows, good, report = self._tail, self._good, self._directory.report
+        if not bool(good.all()):
+            bad = int((~good).sum())
+            text = f"{bad} rows are damaged, their records have no checksum and no time"
+            report("lost", f"{BATCHES}: {text}")
+        beyond = np.flatnonzero(good & (rows["end"] > self._segment.data_size))
+        if len(beyond) and newest < MAX_OFFSET:
+            end = self._end_in_sidecar(MAX_OFFSET)
+            report(
+                "unfinished",
+                f"the last commit, offsets {newest} to {end - 1}, is not whole and is dropped: it "
+                "was being written when the broker ended, and not acknowledged",
+            )
+        return self._tail_start + (int(beyond[0]) if len(beyond) else len(rows)) * BATCH_SIZE
+
+    def _check_cover(self, size: int) -> None:
+        """While we write, there is a row for all data."""
+        last, good = parse_batches(
+            self._batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0)
+        )
+        end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
+        if end < self._segment.data_size and (not len(good) or bool(good[0])):
+            text = (
+                f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no "
+                "checksum and no time"
+            )
+            self._directory.report("lost", text)
+
+    def _trim_sidecar(self, size: int) -> None:
+        segment, batches = self._segment, self._batches
+        if size != batches.size:
+            batches.truncate(size)
+        segment.batches_size = size
+        segment.newest = segment.modified() if segment.rows else 0
+        if size:
+            last, fine = parse_batches(batches.read_at(size - BATCH_SIZE, BATCH_SIZE))
+            if bool(fine[0]):
+                segment.newest = int(last["time"][0])
+
+    def _cut_and_sync(self) -> None:
+        """Cut the files to what is whole and make that durable: it counts as synced from now on."""
+        segment, data, index = self._segment, self._data, self._index
+        if data.size > segment.data_size:
+            name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
+            if not self._directory.fs.exists(self._directory.path / name):
+                self._directory.quarantine(segment, segment.data_size, data.size)
+            data.truncate(segment.data_size)
+        if index.size > segment.rows * INDEX_SIZE:
+            index.truncate(segment.rows * INDEX_SIZE)
+        if not self._directory.context.durable:
+            return
+        try:
+            for file in (self._batches, index, data):
+                file.sync()
+            self._directory.fs.sync_dir(self._directory.path)
+        except StorageError as error:
+            log.error(
+                "topic %s: what was recovered could not be synced: %s",
+                label_of(self._directory.path),
+                error,
+            )
+
+    def _check_metadata(self, end: int) -> None:
+        directory, checkpoint = self._directory, self._checkpoint
+        noted = directory.read_metadata()
+        if noted != end:
+            if noted is None or (checkpoint is not None and checkpoint.state == CLEAN):
+                directory.report("repaired", f"{METADATA} said {noted}, the next offset is {end}")
+            directory.fs.replace(directory.path / METADATA, pack_metadata(end), sync=False)
+
+
+def _consecutive(rows: np.ndarray, offset: int) -> int:
+    """How many leading index rows have the offsets from this one on."""
+    follows = rows["offset"] == np.arange(offset, offset + len(rows), dtype=np.uint64)
+    return len(rows) if bool(follows.all()) else int(np.argmin(follows))
+
+
+def _failed_holes(failed: np.ndarray, scanned: Scan) -> list[Hole]:
+    """Batches that fail their checksum although their records follow one another."""
+    starts = {hole.start for hole in scanned.holes}
+    return [
+        Hole(
+            int(row["start"]), int(row["end"]), int(row["first"]), int(row["first"] + row["count"])
+        )
+        for row in failed
+        if row["end"] <= scanned.end and int(row["start"]) not in starts
+    ]

@@ -1,0 +1,258 @@
+"""Finding the records in a data file when its index cannot be believed.
+
+Where index rows are at hand they are checked against the headers in bulk (numpy, a few nanoseconds
+a record); where they stop agreeing, records are walked one by one; where that stops, reading
+resumes at the next place that the sidecar, the index, or at last a search through the bytes shows
+to be a record. What lies between is a hole.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.io.fs import File
+from penstock.log.damage import Hole
+from penstock.log.layout import (
+    BATCHES,
+    HEADER_SIZE,
+    HEADER_TYPE,
+    INDEX_TYPE,
+    RECORD_HEADER,
+    parse_batches,
+)
+from penstock.log.segment import Segment
+
+CHUNK_BYTES = 4 << 20
+ROWS_PER_STEP = 1 << 16
+MAX_SEARCH_BYTES = 16 << 20  # looked through for the next record when nothing else says where
+CHAIN_RECORDS = 3  # in a row make a position believable
+
+_IN_HEADER = np.arange(HEADER_SIZE)
+
+
+class Scan(NamedTuple):
+    rows: np.ndarray  # index rows of the records found
+    end: int  # byte position after the last whole record
+    next_offset: int
+    holes: list[Hole]
+
+
+class Readable(Protocol):
+    def read_at(self, position: int, length: int) -> bytes | memoryview: ...
+
+
+def record_at(data: Readable, position: int, size: int) -> tuple[int, int]:
+    """The offset of the record whose header is at this position, and where it ends; -1 twice when
+    there can be none in data of this size.
+    """
+    header = data.read_at(position, HEADER_SIZE) if 0 <= position <= size - HEADER_SIZE else b""
+    if len(header) < HEADER_SIZE:
+        return -1, -1
+    offset, length = RECORD_HEADER.unpack(header)
+    return offset, position + HEADER_SIZE + length
+
+
+def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
+    """How many leading index rows describe the records of `data` from `start` on, gapless."""
+    positions = rows["position"].astype(np.int64)
+    good, at = 0, start
+    while good < len(rows):
+        count = min(ROWS_PER_STEP, len(rows) - good)
+        part = positions[good : good + count]
+        if int(part[0]) != at or at >= size:
+            return good
+        inside = (part[1:] > part[:-1]) & (part[1:] <= size - HEADER_SIZE)
+        count = count if bool(inside.all()) else int(np.argmin(inside)) + 1
+        part = part[:count]
+        count = min(count, max(1, int(np.searchsorted(part, at + 8 * CHUNK_BYTES))))
+        part = part[:count]
+        if at + HEADER_SIZE > size:
+            return good
+        buffer = np.frombuffer(data.read_at(at, int(part[-1]) + HEADER_SIZE - at), np.uint8)
+        if len(buffer) < int(part[-1]) + HEADER_SIZE - at:
+            return good
+        headers = buffer[(part - at)[:, None] + _IN_HEADER].view(HEADER_TYPE).reshape(-1)
+        ends = part + HEADER_SIZE + headers["length"].astype(np.int64)
+        fine = headers["offset"] == rows["offset"][good : good + count]
+        fine[:-1] &= ends[:-1] == part[1:]
+        fine[-1] &= bool(ends[-1] <= size)
+        if not bool(fine.all()):
+            return good + int(np.argmin(fine))
+        good += count
+        at = int(ends[-1])
+    return good
+
+
+def walk(
+    data: File, at: int, size: int, offset: int, limit: int | None
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Records one by one from `at`: their index rows, where they end, and the offset expected
+    there.
+
+    Offsets follow one another; with `limit` (a sealed segment) they may also leave some out,
+    staying below it.
+    """
+    rows: list[tuple[int, int]] = []
+    unpack = RECORD_HEADER.unpack_from
+    while at + HEADER_SIZE <= size:
+        buffer = data.read_at(at, min(CHUNK_BYTES, size - at))
+        inside, last = 0, len(buffer) - HEADER_SIZE
+        while inside <= last:
+            current, length = unpack(buffer, inside)
+            end = at + inside + HEADER_SIZE + length
+            follows = current == offset if limit is None else offset <= current < limit
+            if end > size or not follows:
+                return rows, at + inside, offset
+            rows.append((current, at + inside))
+            offset = current + 1
+            inside += HEADER_SIZE + length
+        if inside == 0:
+            break
+        at += inside
+    return rows, at, offset
+
+
+def scan(
+    data: File,
+    size: int,
+    start: int,
+    offset: int,
+    *,
+    index: np.ndarray,
+    anchors: np.ndarray,
+    limit: int | None = None,
+) -> Scan:
+    """All records of `data[start:size]`, the first of which should have `offset`.
+
+    `index` holds index rows and `anchors` (first offset, start) pairs of the sidecar, both for this
+    part and unproven.
+    """
+    pieces: list[np.ndarray] = []
+    holes: list[Hole] = []
+    at = start
+    ordered = index if bool((index["position"][1:] > index["position"][:-1]).all()) else index[:0]
+    while True:
+        rest = ordered[np.searchsorted(ordered["position"], np.uint64(at)) :]
+        count = agreeing(data, rest, size, at)
+        rows = rest[:count]
+        if count and not _follows(rows["offset"], offset, limit):
+            count, rows = 0, rest[:0]
+        if count:
+            pieces.append(rows)
+            _, at = record_at(data, int(rows["position"][-1]), size)
+            offset = int(rows["offset"][-1]) + 1
+        walked, at, offset = walk(data, at, size, offset, limit)
+        if walked:
+            pieces.append(np.array(walked, dtype=np.uint64).view(INDEX_TYPE).reshape(-1))
+        if at >= size:
+            break
+        resumed = next(_candidates(data, at, size, offset, index, anchors, limit), None)
+        if resumed is None:
+            break
+        holes.append(Hole(at, resumed[0], offset, resumed[1]))
+        at, offset = resumed
+    records = np.concatenate(pieces) if pieces else np.empty(0, INDEX_TYPE)
+    return Scan(records, at, offset, holes)
+
+
+def drop_untiled(scanned: Scan, batches: np.ndarray) -> Scan:
+    """Leave out what the sidecar contradicts: a batch must consist of exactly its records (zeros
+    look like some).
+    """
+    rows, end, offset, holes = scanned
+    for batch in batches[batches["start"] < scanned.end]:
+        low, high = np.searchsorted(rows["position"], [batch["start"], batch["end"]])
+        inside = rows[low:high]
+        whole = len(inside) == int(batch["count"]) and inside[0]["offset"] == batch["first"]
+        if not len(inside) or whole:
+            continue
+        start, stop, first = int(batch["start"]), int(batch["end"]), int(batch["first"])
+        rows = np.concatenate([rows[:low], rows[high:]])
+        holes = [hole for hole in holes if hole.end <= start or hole.start >= stop]
+        if high < len(rows) + len(inside):
+            holes.append(Hole(start, stop, first, first + int(batch["count"])))
+        else:
+            end, offset = start, first
+    return Scan(rows, end, offset, sorted(holes))
+
+
+def _follows(offsets: np.ndarray, offset: int, limit: int | None) -> bool:
+    if limit is None:
+        return bool((offsets == np.arange(offset, offset + len(offsets), dtype=np.uint64)).all())
+    return (
+        int(offsets[0]) >= offset
+        and int(offsets[-1]) < limit
+        and bool((offsets[1:] > offsets[:-1]).all())
+    )
+
+
+def _candidates(
+    data: File,
+    at: int,
+    size: int,
+    offset: int,
+    index: np.ndarray,
+    anchors: np.ndarray,
+    limit: int | None,
+) -> Iterator[tuple[int, int]]:
+    """Places after `at` where records go on, nearest first: (position, offset)."""
+    hints = np.concatenate([index, anchors]) if len(anchors) else index
+    hints = hints[
+        (hints["position"] > at)
+        & (hints["position"] <= size - HEADER_SIZE)
+        & (hints["offset"] > offset - 1)
+    ]
+    for row in np.sort(hints, order="position")[: 1 << 16]:
+        position, first = int(row["position"]), int(row["offset"])
+        if is_record(data, position, size, first, limit):
+            yield position, first
+            return
+    buffer = data.read_at(at + 1, min(MAX_SEARCH_BYTES, size - at - 1))
+    highest = limit if limit is not None else offset + (size - at) // HEADER_SIZE + 1
+    for shift in _offsets_in(buffer, offset, highest):
+        position = at + 1 + shift
+        first = int.from_bytes(buffer[shift : shift + 8], "little")
+        if is_record(data, position, size, first, limit, CHAIN_RECORDS):
+            yield position, first
+            return
+
+
+def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
+    """Where in `buffer` an unaligned u64 in [low, high) begins."""
+    positions = []
+    for shift in range(min(8, max(0, len(buffer) - 7))):
+        values = np.frombuffer(buffer, "<u8", (len(buffer) - shift) // 8, shift)
+        hits = np.flatnonzero((values >= np.uint64(low)) & (values < np.uint64(high)))
+        positions.extend((hits * 8 + shift).tolist())
+    return sorted(positions)
+
+
+def is_record(
+    data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1
+) -> bool:
+    """Whether `chain` records follow from here, or fewer that end exactly where the file does."""
+    for _ in range(chain):
+        current, position = record_at(data, position, size)
+        follows = current == offset if limit is None else offset <= current < limit
+        if position > size or not follows:
+            return False
+        offset = current + 1
+        if position == size:
+            return True
+    return True
+
+
+def intact_batches(segment: Segment) -> np.ndarray:
+    """The rows of a segment's sidecar that match their checksums."""
+    file = segment.file(BATCHES)
+    rows, good = parse_batches(file.read_at(0, file.size))
+    intact: np.ndarray = rows[good]
+    return intact
+
+
+def anchors_of(batches: np.ndarray) -> np.ndarray:
+    """Where the sidecar says that batches begin."""
+    anchors = np.empty(len(batches), INDEX_TYPE)
+    anchors["offset"], anchors["position"] = batches["first"], batches["start"]
+    return anchors

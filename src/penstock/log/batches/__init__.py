@@ -1,0 +1,1 @@
+"""Record batches: topics whose data files hold Kafka's batches, version 2."""

@@ -1,0 +1,98 @@
+"""The check of a sealed segment of record batches, for the scrub."""
+
+from collections.abc import Iterator
+
+from penstock.errors import StorageFailed
+from penstock.io.fs import File
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.segment import BatchSegment
+from penstock.log.batches.walk import Located, next_whole, whole_batches
+from penstock.log.damage import Hole
+from penstock.log.layout import DATA, INDEX
+from penstock.log.segment import Fault
+
+STEP_BYTES = 1 << 20
+
+
+class BatchCheck:
+    """Every batch against its checksum, then the index against what was found."""
+
+    def __init__(self, segment: BatchSegment) -> None:
+        self.segment = segment
+        self.faults: list[Fault] = []
+        self.unchecked = 0
+        self._index = SparseIndex(segment.base)
+
+    def steps(self) -> Iterator[int]:
+        """Yields how many bytes were read, after each step."""
+        data, size = self.segment.file(DATA), self.segment.data_size
+        while (at := self._index.size) < size:
+            data.forget(at, min(STEP_BYTES, size - at))
+            for batch in self._batches(data, at, size):
+                self._index.add(batch.stored())
+                if batch.end - at >= STEP_BYTES:
+                    break
+            else:
+                if self._index.size < size:
+                    self._pass_damage(data, self._index.size, size)
+            data.forget(at, self._index.size - at)
+            yield self._index.size - at
+        yield self._check_index()
+
+    def _batches(self, data: File, at: int, size: int) -> Iterator[Located]:
+        try:
+            yield from whole_batches(data, at, size, self._index.end, limit=self.segment.end)
+        except StorageFailed:
+            return  # looked at again where it cannot be read
+
+    def _pass_damage(self, data: File, at: int, size: int) -> None:
+        """What is not whole at `at` is read again, from the disk; then it is a hole."""
+        data.forget(at, size - at)
+        again = next(self._batches(data, at, min(size, at + STEP_BYTES)), None)
+        if again is not None:
+            return
+        following = self._find_next(data, at, size)
+        end, offset = size, self.segment.end
+        if following is not None:
+            end, offset = following.position, following.head.base_offset
+        if not any(begin < end and at < stop for begin, stop in self.segment.holes):
+            lost = self._index.end
+            what = f"offsets {lost} to {offset - 1}, bytes {at} to {end} fail their CRC32C"
+            hole = Hole(at, end, lost, offset)._asdict()
+            name = self.segment.path(DATA).name
+            self.faults.append(Fault(name, at, what, {"base": self.segment.base, **hole}))
+        self._index.skip(end, offset)
+
+    def _find_next(self, data: File, at: int, size: int) -> Located | None:
+        """The next batch that is whole; rows of the index say where to look when bytes cannot be
+        read."""
+        try:
+            return next_whole(data, at, size, self._index.end, self.segment.end)
+        except StorageFailed:
+            rows = self.segment.index.rows
+            for row in rows[rows["position"] > at]:
+                position, offset = int(row["position"]), int(row["offset"])
+                found = next(self._from(data, position, size, offset), None)
+                if found is not None:
+                    return found
+            return None
+
+    def _from(self, data: File, at: int, size: int, offset: int) -> Iterator[Located]:
+        try:
+            yield from whole_batches(data, at, size, offset, limit=self.segment.end)
+        except StorageFailed:
+            return
+
+    def _check_index(self) -> int:
+        """The file must be what the data makes of it, unless a hole took rows away."""
+        segment, size = self.segment, self.segment.sizes()[INDEX]
+        stored = SparseIndex.parse(segment.file(INDEX).read_at(0, size))
+        segment.file(INDEX).forget(0, size)
+        sound = stored is not None and stored.size == segment.data_size
+        if sound and stored is not None and not (segment.holes or self.faults):
+            stored.compacted = self._index.compacted
+            sound = stored.pack() == self._index.pack()
+        if not sound:
+            what = f"does not match {segment.path(DATA).name}: it is walked instead"
+            self.faults.append(Fault(segment.path(INDEX).name, 0, what, {}))
+        return size

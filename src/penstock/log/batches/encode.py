@@ -1,0 +1,105 @@
+"""Wrapping payloads as the records of a Kafka batch: values without keys, all with one timestamp.
+
+Payloads of one length are copied by numpy in strides: a record's offset delta is a varint, so the
+stride changes where the varint gets longer. Others are joined: prefixes are built together, then
+each value follows its prefix (a masked copy costs 1.3 ns a byte, a join 0.1).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from penstock.protocol.kafka_batch import Bytes, plain_prefix, varint
+
+MAX_LOOPED_RECORDS = 40  # more are worth numpy's fixed costs
+_GROWS_AT = (1 << 6, 1 << 13, 1 << 20, 1 << 27)  # offset deltas from which a varint is longer
+_WIDER_FROM = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
+
+
+def encode_values(payloads: Sequence[Bytes]) -> Bytes:
+    """The records of a batch with these values."""
+    if len(payloads) > MAX_LOOPED_RECORDS:
+        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+        size = int(lengths[0])
+        if size and bool((lengths == size).all()):
+            return encode_table(np.frombuffer(b"".join(payloads), f"V{size}"))
+        return encode_joined(lengths, payloads)
+    parts: list[Bytes] = []
+    for delta, payload in enumerate(payloads):
+        parts += (plain_prefix(delta, len(payload)), payload, b"\0")
+    return b"".join(parts)
+
+
+def encode_arrays(lengths: np.ndarray, payloads: memoryview) -> Bytes:
+    """The same for payloads that lie one after another; `lengths` is int64."""
+    size = int(lengths[0])
+    if size and size * len(lengths) == len(payloads) and bool((lengths == size).all()):
+        return encode_table(np.frombuffer(payloads, f"V{size}"))
+    ends = np.cumsum(lengths).tolist()
+    starts = [0, *ends[:-1]]
+    return encode_joined(lengths, [payloads[a:b] for a, b in zip(starts, ends, strict=True)])
+
+
+def encode_table(payloads: np.ndarray) -> Bytes:
+    """The same for payloads of one length, an item each."""
+    count, size = len(payloads), payloads.itemsize
+    bounds = [0, *(at for at in _GROWS_AT if at < count), count]
+    prefixes = [len(plain_prefix(low, size)) for low in bounds[:-1]]
+    steps = [prefix + size + 1 for prefix in prefixes]
+    pieces = zip(bounds, bounds[1:], prefixes, steps, strict=False)
+    out = np.empty(sum((high - low) * step for low, high, _, step in pieces), np.uint8)
+    at, value_width = 0, len(varint(size))
+    for low, high, prefix, step in zip(bounds, bounds[1:], prefixes, steps, strict=False):
+        rows = np.ndarray((high - low, step), np.uint8, out, at, (step, 1))
+        rows[:, :prefix] = np.frombuffer(plain_prefix(low, size), np.uint8)
+        rows[:, step - 1] = 0
+        column = prefix - value_width - 1 - len(varint(low))
+        for byte in _varint_columns(np.arange(low, high) << 1, len(varint(low))):
+            rows[:, column] = byte
+            column += 1
+        np.ndarray(high - low, payloads.dtype, out, at + prefix, (step,))[:] = payloads[low:high]
+        at += (high - low) * step
+    return out.data
+
+
+def encode_joined(lengths: np.ndarray, payloads: Sequence[Bytes]) -> bytes:
+    """Each value behind its prefix; what ends a record stands before the next one's prefix."""
+    count = len(lengths)
+    deltas, sizes = np.arange(count) << 1, lengths << 1
+    delta_widths, size_widths = _widths(deltas), _widths(sizes)
+    inner = (4 + delta_widths + size_widths + lengths) << 1
+    inner_widths = _widths(inner)
+    widths = 1 + inner_widths + 2 + delta_widths + 1 + size_widths
+    ends = np.cumsum(widths)
+    starts = ends - widths
+    out = np.zeros(int(ends[-1]), np.uint8)
+    at = starts + 1  # after the zero that ends the record before
+    _put(out, at, inner, inner_widths)
+    at = at + inner_widths + 2
+    _put(out, at, deltas, delta_widths)
+    at = at + delta_widths
+    out[at] = 1  # no key
+    _put(out, at + 1, sizes, size_widths)
+    prefixes, parts = out.tobytes(), [b""] * (2 * count)
+    parts[0::2] = [prefixes[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+    parts[0] = parts[0][1:]
+    parts[1::2] = payloads  # type: ignore[assignment]
+    parts.append(b"\0")
+    return b"".join(parts)
+
+
+def _widths(values: np.ndarray) -> np.ndarray:
+    return 1 + np.searchsorted(_WIDER_FROM, values, "right")
+
+
+def _put(out: np.ndarray, at: np.ndarray, values: np.ndarray, widths: np.ndarray) -> None:
+    for i in range(int(widths.max())):
+        has = widths > i
+        more = (widths[has] > i + 1).astype(np.int64) << 7
+        out[at[has] + i] = (values[has] >> 7 * i) & 0x7F | more
+
+
+def _varint_columns(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
+    """The bytes of varints that all have this width."""
+    for i in range(width):
+        yield (values >> 7 * i) & 0x7F | (0x80 if i + 1 < width else 0)

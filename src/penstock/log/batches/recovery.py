@@ -1,0 +1,295 @@
+"""Opening segments of record batches: the index is believed as far as it matches, the rest walked.
+
+A sealed segment was synced before it got its name; when its index is whole and describes a file of
+that size, nothing else is read. The active segment is believed up to its index and walked from
+there, every batch against its checksum. Where a batch is not whole, one of three things happened:
+
+- The last commit was being written: nothing whole follows, or only batches of the same commit
+  (leader epoch 1). It was not answered, and is cut off into a quarantine file.
+- It is damage: a later commit is whole. The bytes are a hole: kept, reported, refused to readers.
+- The broker did not wait for fsyncs (state RELAXED), and the power failed: any part may be missing.
+  What is whole was answered and stays; what lies between is a hole, too.
+"""
+
+import logging
+from typing import NamedTuple
+
+from penstock.errors import StorageError
+from penstock.io.fs import File
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.segment import KINDS, BatchSegment
+from penstock.log.batches.walk import next_whole, shape_at, whole_batches
+from penstock.log.damage import Hole
+from penstock.log.format import SegmentFormat
+from penstock.log.layout import (
+    CHECKPOINT,
+    CLEAN,
+    DATA,
+    INCARNATION,
+    INDEX,
+    STRICT,
+    Checkpoint,
+    label_of,
+    sealed_name,
+)
+from penstock.log.segment import Segment
+from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
+from penstock.log.writer import skip_to
+from penstock.protocol.kafka_batch import HEAD_SIZE
+
+log = logging.getLogger("penstock.topics")
+
+
+class Found(NamedTuple):
+    """What a data file holds: as many bytes of it are batches and holes as the index describes."""
+
+    described: SparseIndex
+    holes: list[Hole]
+    torn: bool  # what follows is a commit that was not finished
+
+
+def find_batches(
+    data: File, size: int, index: SparseIndex, *, limit: int | None, certain: int, state: int
+) -> Found:
+    """Add to `index` what follows the part that it describes. With `limit` (a sealed segment)
+    offsets may leave some out, staying below it. What lies before `certain` was durable, and what
+    lies behind was written as `state` says.
+    """
+    holes: list[Hole] = []
+    while True:
+        for batch in whole_batches(data, index.size, size, index.end, limit=limit):
+            dense = batch.head.base_offset == index.end and (
+                batch.head.records == batch.head.last_offset_delta + 1
+            )
+            index.compacted = index.compacted or not dense
+            index.add(batch.stored())
+        at = index.size
+        if at >= size:
+            return Found(index, holes, torn=False)
+        behind = at >= certain and state != CLEAN
+        following = next_whole(data, at, size, index.end, limit)
+        while behind and state == STRICT and following and following.head.leader_epoch:
+            # of the same commit; is there one that began later?
+            following = next_whole(data, following.position, size, index.end, limit)
+        if following is None:
+            return Found(index, holes, torn=behind)
+        holes.append(Hole(at, following.position, index.end, following.head.base_offset))
+        index.skip(following.position, following.head.base_offset)
+
+
+def open_sealed_batches(
+    directory: TopicDirectory, base: int, following: int | None
+) -> BatchSegment:
+    segment = BatchSegment(directory.fs, directory.path, base, sealed=True)
+    name = sealed_name(INDEX, base)
+    data = segment.file(DATA)
+    index = _parsed(directory, name)
+    segment.holes = directory.damage.holes_of(base)
+    fits = (
+        index is not None
+        and index.base == base
+        and index.size == data.size
+        and (following is None or index.end <= following)
+        and _points_at_batches(index, data)
+    )
+    if index is None or not fits:
+        what = "is missing" if name not in directory.names else "does not match its data"
+        directory.report("repaired", f"{name} {what} and is rebuilt")
+        index = _rebuild(directory, segment, data, following)
+    segment.take_index(index)
+    return segment
+
+
+def _points_at_batches(index: SparseIndex, data: File) -> bool:
+    """Whether the first row and the last have batches where they point at."""
+    for row in index.rows[[0, -1]] if index.row_count else ():
+        shape = shape_at(data.read_at(int(row["position"]), HEAD_SIZE), 0)
+        if shape is None or shape[0] != int(row["offset"]):
+            return False
+    return bool(index.row_count) or not index.size
+
+
+def _parsed(directory: TopicDirectory, name: str) -> SparseIndex | None:
+    content = directory.read(name)
+    return SparseIndex.parse(content) if content is not None else None
+
+
+def _rebuild(
+    directory: TopicDirectory, segment: BatchSegment, data: File, following: int | None
+) -> SparseIndex:
+    limit = following if following is not None else MAX_OFFSET
+    fresh = SparseIndex(segment.base)
+    index, holes, _ = find_batches(data, data.size, fresh, limit=limit, certain=0, state=CLEAN)
+    directory.damage.note_holes(segment, holes)
+    if index.size < data.size:
+        lost = following is None or index.end < following
+        directory.report(
+            "lost" if lost else "quarantined",
+            f"{segment.path(DATA).name}: {data.size - index.size} bytes from {index.size} on are "
+            "no batches of this segment",
+        )
+        directory.quarantine(segment, index.size, data.size)
+        writable = directory.fs.open(segment.path(DATA))
+        writable.truncate(index.size)
+        writable.close()
+        segment.forget_files()
+    directory.fs.replace(segment.path(INDEX), index.pack())
+    return index
+
+
+def proven_batch_base(
+    directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
+) -> int | None:
+    """The first offset of the active segment as its checkpoint or its index tells it."""
+    floor = sealed[-1] + 1 if sealed else 0
+    index = _parsed(directory, INDEX)
+    told = [checkpoint.base] if checkpoint is not None else []
+    told += [index.base] if index is not None else []
+    return next((base for base in told if base >= floor), None)
+
+
+class ActiveBatchSegment:
+    """The active segment while it is being opened. `sealed` are those before it, `proven` is its
+    base if something tells it.
+    """
+
+    def __init__(
+        self,
+        form: SegmentFormat,
+        directory: TopicDirectory,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        proven: int | None,
+    ) -> None:
+        self._format = form
+        self._directory = directory
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._create_missing()
+        self._index = _parsed(directory, INDEX)
+        self._segment = BatchSegment(directory.fs, directory.path, 0, sealed=False)
+        self._data = self._segment.file(DATA)
+        base = self._likely_base() if proven is None else proven
+        self._segment.base = self._segment.end = base
+        # The checkpoint, if it is one of this segment.
+        self._here = checkpoint if checkpoint and checkpoint.base == base else None
+
+    def _create_missing(self) -> None:
+        directory, checkpoint = self._directory, self._checkpoint
+        ours = checkpoint is not None or INCARNATION in directory.names
+        # and just so
+        rolled = checkpoint and self._sealed and self._sealed[-1].base == checkpoint.base
+        for kind in KINDS:
+            if kind not in directory.names:
+                if ours and not rolled:
+                    directory.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                directory.fs.open(directory.path / kind, create=True).close()
+
+    def _likely_base(self) -> int:
+        """When nothing with a checksum tells: what the first batch says, if it is whole."""
+        floor = self._sealed[-1].end if self._sealed else 0
+        limit = MAX_OFFSET
+        first = next(whole_batches(self._data, 0, self._data.size, floor, limit=limit), None)
+        return first.head.base_offset if first is not None else floor
+
+    def open(self) -> bool:
+        """Whether anything had to be walked, cut or rebuilt.
+
+        What is lost is noted in `damage.json` before anything is cut: until then the files that
+        know of lost records are the only ones that do.
+        """
+        segment, data, here, directory = self._segment, self._data, self._here, self._directory
+        shorter = here is not None and here.data_size > data.size
+        state = CLEAN if self._checkpoint is None or shorter else self._checkpoint.state
+        certain = here.data_size if here is not None else 0
+        index, told = self._believed(certain), self._index.end if self._index is not None else 0
+        untouched = index.size == data.size == certain
+        torn = False
+        if index.size < data.size:
+            index, holes, torn = find_batches(
+                data, data.size, index, limit=None, certain=certain, state=state
+            )
+            index.compacted = False
+            segment.take_index(index)
+            directory.damage.note_holes(segment, holes)
+        segment.take_index(index)
+        self._report_lost(told)
+        if torn:
+            directory.report(
+                "unfinished",
+                f"the last commit, from offset {segment.end} on, is not whole and is dropped: it "
+                "was being written when the broker ended, and not acknowledged",
+            )
+        directory.damage.write()
+        if data.size > segment.data_size:
+            self._cut()
+        if not untouched:
+            self._sync()
+        segment.holes = directory.damage.holes_of(segment.base)
+        return not untouched
+
+    def _believed(self, certain: int) -> SparseIndex:
+        """The index, if it describes what is there; otherwise an empty one."""
+        index, segment = self._index, self._segment
+        fits = (
+            index is not None
+            and index.base == segment.base
+            and index.size <= self._data.size
+            and (self._here is None or index.size <= certain)
+            and _points_at_batches(index, self._data)
+        )
+        if index is not None and fits:
+            return index
+        if self._here is not None and certain:
+            self._directory.report("repaired", f"{INDEX} does not match {DATA}, which is walked")
+        return SparseIndex(segment.base)
+
+    def _report_lost(self, told: int) -> None:
+        """Compare where the records end with where any other file says that they do."""
+        segment, directory = self._segment, self._directory
+        claims = [(told if told < MAX_OFFSET else 0, INDEX)]
+        if self._checkpoint is not None:
+            claims.append((self._checkpoint.next_offset, CHECKPOINT))
+        claims += [
+            (orphan.end, f"the rest of segment {base}")
+            for base, orphan in directory.orphans.items()
+        ]
+        end, file = max(claims)
+        if end <= max(segment.end, directory.damage.end):
+            return
+        if not segment.rows and self._sealed and self._sealed[-1].compacted:
+            segment.take_index(SparseIndex(end))  # compaction may have removed them
+            return
+        text = f"offsets {segment.end} to {end - 1} are not in {DATA}, {file} had them"
+        directory.damage.report_lost(text, DATA, segment.end, end)
+
+    def _cut(self) -> None:
+        """Keep what is no batch aside, and cut it off."""
+        segment, directory = self._segment, self._directory
+        name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
+        if not directory.fs.exists(directory.path / name):
+            directory.quarantine(segment, segment.data_size, self._data.size)
+        self._data.truncate(segment.data_size)
+
+    def _sync(self) -> None:
+        """Make it durable: it counts as synced from now on."""
+        if not self._directory.context.durable:
+            return
+        try:
+            self._data.sync()
+            self._directory.fs.sync_dir(self._directory.path)
+        except StorageError as error:
+            log.error(
+                "topic %s: what was recovered could not be synced: %s",
+                label_of(self._directory.path),
+                error,
+            )
+
+    def skip_lost(self) -> list[Segment]:
+        segment, end = self._segment, self._directory.damage.end
+        if segment.end >= end:
+            return [segment]
+        if not segment.rows:
+            segment.take_index(SparseIndex(end))
+            return [segment]
+        return skip_to(self._format, segment, end)

@@ -1,0 +1,114 @@
+"""Walking the batches of a data file, header by header, and finding them again behind damage."""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.log.segment import StoredBatch
+from penstock.protocol.kafka_batch import HEAD_SIZE, MAGIC, MIN_LENGTH, BatchHead, Bytes, is_whole
+
+CHUNK_BYTES = 1 << 20
+MAX_SEARCH_BYTES = 64 << 20  # looked through for the next batch behind damage
+_SHAPE = Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
+
+
+class Readable(Protocol):
+    def read_at(self, position: int, length: int) -> bytes: ...
+
+
+class Located(NamedTuple):
+    """A batch and where it lies."""
+
+    position: int
+    head: BatchHead
+    data: bytes | memoryview  # the whole batch
+
+    @property
+    def end(self) -> int:
+        return self.position + self.head.size
+
+    def stored(self) -> StoredBatch:
+        head = self.head
+        time = max(0, head.max_timestamp) * 1000
+        return StoredBatch(head.base_offset, head.next_offset, head.records, head.size, time)
+
+
+def shape_at(data: Bytes, at: int) -> tuple[int, int, int] | None:
+    """The base offset, the end offset and the size of the batch whose header is at this position;
+    None when there can be none.
+    """
+    if len(data) - at < HEAD_SIZE:
+        return None
+    offset, length, magic, last = _SHAPE.unpack_from(data, at)
+    if magic != MAGIC or length < MIN_LENGTH or offset < 0 or last < 0:
+        return None
+    return offset, offset + last + 1, length + 12
+
+
+def whole_batches(
+    file: Readable, start: int, size: int, offset: int, *, limit: int | None = None
+) -> Iterator[Located]:
+    """Intact batches from `start` on, each of which begins where the one before ends, in the file
+    and by its offset (with `limit` it may also leave offsets out, staying below it).
+    """
+    at = start
+    while at < size:
+        buffer = memoryview(file.read_at(at, min(CHUNK_BYTES, size - at)))
+        inside = 0
+        while True:
+            shape = shape_at(buffer, inside)
+            if shape is None or inside + shape[2] > len(buffer):
+                break
+            if not _follows(shape, offset, limit) or not is_whole(buffer, inside):
+                return
+            head = BatchHead.parse(buffer, inside)
+            yield Located(at + inside, head, buffer[inside : inside + shape[2]])
+            offset, inside = shape[1], inside + shape[2]
+        at += inside
+        if inside:
+            continue
+        # larger than a chunk, or no batch at all
+        if shape is None or not _follows(shape, offset, limit) or at + shape[2] > size:
+            return
+        data = file.read_at(at, shape[2])
+        if not is_whole(data):
+            return
+        yield Located(at, BatchHead.parse(data), data)
+        offset, at = shape[1], at + shape[2]
+
+
+def _follows(shape: tuple[int, int, int], offset: int, limit: int | None) -> bool:
+    return shape[0] == offset if limit is None else offset <= shape[0] and shape[1] <= limit
+
+
+def next_whole(
+    file: Readable, start: int, size: int, offset: int, limit: int | None
+) -> Located | None:
+    """The first intact batch behind damage that begins at `start`: where the damaged header says
+    that it ends, or at last wherever the bytes show one. Its offset is above those before.
+    """
+    shape = shape_at(file.read_at(start, min(HEAD_SIZE, size - start)), 0)
+    highest = limit if limit is not None else offset + (size - start)
+    if shape is not None and start + shape[2] < size:
+        for found in whole_batches(file, start + shape[2], size, offset, limit=highest):
+            return found
+    buffer = file.read_at(start + 1, min(MAX_SEARCH_BYTES, size - start - 1))
+    for inside in _candidates(buffer, offset, highest):
+        if is_whole(buffer, inside):
+            head = BatchHead.parse(buffer, inside)
+            return Located(start + 1 + inside, head, buffer[inside : inside + head.size])
+    return None
+
+
+def _candidates(buffer: bytes, low: int, high: int) -> list[int]:
+    """Where in `buffer` a batch with a base offset in [low, high) may begin."""
+    marks = np.frombuffer(buffer, np.uint8)[16:] == MAGIC
+    positions = np.flatnonzero(marks)
+    positions = positions[positions <= len(buffer) - HEAD_SIZE]
+    if not len(positions):
+        return []
+    offsets = np.ndarray(len(buffer) - 7, ">i8", buffer, 0, (1,))[positions]
+    plausible: list[int] = positions[(offsets >= low) & (offsets < high)].tolist()
+    return plausible

@@ -1,0 +1,68 @@
+"""Reading a topic from the tier alone, without its broker: ranges of records as numpy columns.
+
+For readers elsewhere (Spark executors) who know from the broker how far they may read, and leave
+what the tier does not have to it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import NotFound
+from penstock.io.fs import DISK
+from penstock.log.damage import holes_of
+from penstock.log.formats import FORMATS
+from penstock.log.segment import Segment
+from penstock.log.tier.blocks import BlocksInMemory
+from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.manifest import Manifest, manifest_name
+from penstock.log.tier.segment import put_in_tier
+from penstock.log.topic_files import Slice, slices
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
+
+CACHE_BYTES = 64 << 20
+
+
+class TierReader:
+    """Close it at the end: it has threads."""
+
+    def __init__(self, address: str) -> None:
+        self._store = ObjectStore(address, create=False)
+        self._cache = BlockCache(self._store, BlocksInMemory(), CACHE_BYTES, Metrics())
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def read(self, incarnation: str, start: int, end: int) -> Iterator[Slice]:
+        """The records from `start` up to, not including, `end`, as far as the tier has them without
+        a gap; after that the next ones are to be had from the broker.
+        """
+        for segment in self._segments(incarnation, start):
+            if segment.base >= end:
+                return
+            try:
+                yield from slices(segment, start, end)
+            except FileNotFoundError:
+                return  # retention or compaction took it away
+
+    def _segments(self, incarnation: str, start: int) -> list[Segment]:
+        """The segment that holds `start` and those that follow it without a gap. What compaction
+        removed is none."""
+        name = manifest_name(incarnation)
+        try:
+            manifest = Manifest.parse(self._store.get(name)[0], name)
+        except NotFound:
+            return []
+        stored = [one for one in manifest.segments if not one.superseded]
+        first = bisect_right(stored, start, key=lambda one: one.base) - 1
+        segments: list[Segment] = []
+        for one in stored[first:] if first >= 0 else ():
+            before = segments[-1] if segments else None
+            if before is not None and before.end < one.base and not before.compacted:
+                break
+            holes = holes_of(manifest.damage, one.base)
+            form = FORMATS[manifest.layout]
+            blank = form.new_segment(DISK, Path(name).parent, one.base, sealed=True)
+            segments.append(put_in_tier(blank, incarnation, one, self._cache, holes))
+        return segments

@@ -1,0 +1,56 @@
+"""The directory of a topic that is being opened, and what all parts of recovery do in it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.log.context import Context
+from penstock.log.damage import DamageReport
+from penstock.log.layout import (
+    DATA,
+    METADATA,
+    parse_metadata,
+    parse_sealed,
+)
+from penstock.log.segment import Segment
+
+MAX_OFFSET = 1 << 62  # an offset from here on is garbage
+
+
+@dataclass(slots=True)
+class Orphan:
+    """A sealed segment whose data file is missing."""
+
+    end: int  # the offset after its last record, as its other files say
+    names: list[str] = field(default_factory=list)  # those files
+
+
+class TopicDirectory:
+    def __init__(self, context: Context, path: Path) -> None:
+        self.fs = context.fs
+        self.context = context
+        self.path = path
+        self.names = set(self.fs.list_dir(path))
+        self.orphans: dict[int, Orphan] = {}  # by base
+        self.damage = DamageReport(self.fs, path, context.instruments.damage)
+        self.report = self.damage.report
+
+    def sealed_files(self) -> list[tuple[str, int]]:
+        return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
+
+    def read(self, name: str) -> bytes | None:
+        """The contents of a small file, None when it is missing."""
+        return self.fs.read(self.path / name) if name in self.names else None
+
+    def read_metadata(self) -> int | None:
+        return parse_metadata(self.read(METADATA) or b"")
+
+    def quarantine(self, segment: Segment, start: int, end: int) -> None:
+        data = segment.file(DATA).read_at(start, end - start)
+        target = self.path / f"quarantine-{segment.base:020d}-{start}.bin"
+        self.fs.replace(target, data)
+        self.context.instruments.quarantined.add(len(data))
+        self.report(
+            "quarantined",
+            f"{len(data)} bytes cut off {segment.path(DATA).name} at {start}, "
+            f"kept in {target.name}",
+        )
