@@ -42,6 +42,7 @@ from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
 from penstock.queues.push import Pusher, copies, prepare
 from penstock.queues.settling import check_ack, uuid_of
+from penstock.queues.streams import Streams
 from penstock.queues.taking import Deliveries, TakenBatch
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
@@ -62,7 +63,7 @@ EXTENSION_ERRORS = {"missing": "Lease not found", "expired": "Lease already expi
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `delayed`, `upkeep`."""
+    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `streams`, `delayed`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
@@ -93,6 +94,7 @@ class Queues:
         self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
         self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
         self._transactions = Transactions(context, self._pusher, self._deliveries)
+        self.streams = Streams(context, self._transactions)
         self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
             self._extend, limit=1000, slots=1
         )

@@ -65,6 +65,12 @@ class QueueFigures(msgspec.Struct):
             self.groups, key=lambda group: (group.name == QUEUE_MODE, group.waiting), default=None
         )
 
+    def seen_by(self, group: str | None) -> GroupFigures | None:
+        """The group of that name, or without a name the leading one."""
+        if group is None:
+            return self.leading
+        return next((one for one in self.groups if one.name == group), None)
+
     @property
     def waiting(self) -> int:
         """The largest lag of its groups; all that is stored while it has none."""

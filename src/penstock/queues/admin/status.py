@@ -247,10 +247,12 @@ class Status:
         return sorted(sums.values(), key=lambda row: row.name)
 
     async def partitions(
-        self, status: QueueStatus, limit: int = 1000, offset: int = 0
+        self, status: QueueStatus, limit: int = 1000, offset: int = 0, group: str | None = None
     ) -> list[PartitionStatus]:
-        """Partitions of a queue with their counts; those of all of them add up to the queue's."""
-        leading = status.figures.leading
+        """Partitions of a queue with their counts, as `group` sees them; those of all of them add
+        up to the queue's.
+        """
+        leading = status.figures.seen_by(group)
         rows = await self._database.browse(
             PARTITIONS, status.info.id, leading.id if leading else None, limit, offset
         )

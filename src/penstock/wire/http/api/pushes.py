@@ -198,13 +198,20 @@ def push_answer(items: Sequence[Item], results: Sequence[Pushed]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
     if {result.status for result in results} <= ENCODES_ITSELF:
         return Response(201, _encode(results))
-    answers = [_answer(item, result) for item, result in zip(items, results, strict=True)]
+    answers = push_answers(items, results)
     full = [result.index for result in results if result.status == "full"]
     if full:
         names = ", ".join(sorted({items[index].queue for index in full}))
         text = f"{len(full)} of {len(results)} messages do not fit, queue full (maxSize): {names}"
         return error_response(429, text, (("Retry-After", "1"),), full=full, results=answers)
     return Response(201, _encode(answers))
+
+
+def push_answers(
+    items: Sequence[Item], results: Sequence[Pushed]
+) -> list[Pushed | Scheduled | NotQueued]:
+    """What each item gets."""
+    return [_answer(item, result) for item, result in zip(items, results, strict=True)]
 
 
 def _answer(item: Item, result: Pushed) -> Pushed | Scheduled | NotQueued:
