@@ -50,15 +50,16 @@ def hexed(text: str) -> bytes:
         ),
         (
             b"".join(frames.produce_records("a", [NewRecord(b"v", b"k", [("h", None)], 5)])),
-            "0b 00000023 0001 61 00 00000001 0000000000000005 00000001 6b 00000001 76 0001"
-            "0001 68 ffffffff",
+            "0b 00000023 0001 61 00 00000001 0000000000000005 00000001 6b 00000001 76 0001 0001 68 ffffffff",
         ),
         (
             b"".join(frames.produce_records("a/3", [NewRecord(None)], (ID, 5))),
-            "0b 00000034 0003 612f33 01 000102030405060708090a0b0c0d0e0f 0000000000000005 00000001"
-            "8000000000000000 ffffffff ffffffff 0000",
+            "0b 00000034 0003 612f33 01 000102030405060708090a0b0c0d0e0f 0000000000000005 00000001 8000000000000000 ffffffff ffffffff 0000",
         ),
-        (frames.create_partitioned("a", "kafka", 3), "0c 0000000e 0001 61 0005 6b61666b61 00000003"),
+        (
+            frames.create_partitioned("a", "kafka", 3),
+            "0c 0000000e 0001 61 0005 6b61666b61 00000003",
+        ),
     ],
 )
 def test_requests_have_exactly_these_bytes(frame: bytes, expected: str) -> None:

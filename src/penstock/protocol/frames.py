@@ -265,9 +265,9 @@ class Body:
         self.at = end
         return part
 
-    def nullable(self, what: str) -> "bytes | None":
+    def nullable(self, what: str) -> memoryview | None:
         (length,) = self.take(LENGTH)
-        return bytes(self.bytes(length, what)) if length >= 0 else None
+        return self.bytes(length, what) if length >= 0 else None
 
     def rest(self) -> memoryview:
         part = self.view[self.at :]
@@ -324,12 +324,16 @@ def read_records(view: memoryview) -> RecordsRequest:
     records = []
     for _ in range(count):
         (timestamp,) = body.take(TIMESTAMP)
-        key, value = body.nullable("key"), body.nullable("value")
+        key, value = _whole(body.nullable("key")), _whole(body.nullable("value"))
         (headers,) = body.take(U16)
-        named = [(body.name("header"), body.nullable("header")) for _ in range(headers)]
+        named = [(body.name("header"), _whole(body.nullable("header"))) for _ in range(headers)]
         records.append(NewRecord(value, key, named, None if timestamp == NO_TIME else timestamp))
     body.end()
     return RecordsRequest(topic, producer, records)
+
+
+def _whole(part: memoryview | None) -> bytes | None:
+    return None if part is None else bytes(part)
 
 
 def _batch_head(body: Body, command: Command) -> tuple[str, tuple[bytes, int] | None, int]:
