@@ -415,3 +415,38 @@ async def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: P
         await said(clients, "reached")
         await clients.wait()
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
+
+
+async def test_records_have_keys_headers_and_partitions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, talking(served) as talk:
+        created = await talk.ask("create_topic_request", topic="t", format="kafka", partitions=2)
+        assert created["success"], created
+        fields = {"key": "k", "headers": [["h", {"base64": "/w=="}], ["h", None]], "timestamp": 5}
+        done = await talk.ask(
+            "produce_request", topic="t", message_payload="v", partition=1, **fields
+        )
+        assert (done["success"], done["offset"]) == (True, 0)
+        await talk.ask("produce_request", topic="t", message_payload=None, key="k", partition=1)
+        following = await talk.ask("get_next_offset_request", topic="t", partition=1)
+        assert following["next_offset"] == 2
+        assert (await talk.ask("get_next_offset_request", topic="t"))["next_offset"] == 0
+        await talk.ask("subscribe_topic_request", topic="t", partition=1)
+        pushed: list[dict[str, Any]] = []
+        while len(pushed) < 2:
+            said = await talk.read()
+            assert (said["topic"], said["partition"]) == ("t", 1)
+            pushed += said["messages"]
+        assert pushed[0] == {"offset": 0, "topic": "t", "payload": "v", **fields}
+        assert (pushed[1]["payload"], pushed[1]["key"]) == (None, "k")
+        gone = await talk.ask("unsubscribe_topic_request", topic="t", partition=1)
+        assert gone["success"]
+
+
+async def test_a_partition_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, talking(served) as talk:
+        await talk.ask("create_topic_request", topic="t")
+        for command in ("produce_request", "subscribe_topic_request"):
+            said = await talk.ask(command, topic="t", message_payload="v", partition=3)
+            assert (said["command"], said["code"]) == ("error_response", "NotFound")
+        said = await talk.ask("produce_request", topic="t", message_payload="v", key="k")
+        assert "aiq" in said["error_message"]

@@ -54,6 +54,7 @@ class Notification(msgspec.Struct):
     topic: str
     messages: list[Message]
     command: str = "message_batch_notification"
+    partition: int | msgspec.UnsetType = msgspec.UNSET  # unless it is 0
 
 
 class Chunk:
@@ -61,8 +62,9 @@ class Chunk:
 
     empty = False
 
-    def __init__(self, topic: str, batch: Batch) -> None:
+    def __init__(self, topic: str, batch: Batch, partition: int = 0) -> None:
         self.topic = topic
+        self.partition = partition
         self.next_offset = batch.next_offset
         self.empty = not batch.count  # offsets without records lead up to the end
         self._batch = batch
@@ -81,7 +83,9 @@ class Chunk:
     @cached_property
     def notification(self) -> bytes:
         """The WebSocket's message_batch_notification."""
-        return _encode(Notification(self.topic, self._messages))
+        notification = Notification(self.topic, self._messages)
+        notification.partition = self.partition or msgspec.UNSET
+        return _encode(notification)
 
 
 class Lost(Chunk):
@@ -284,7 +288,7 @@ class Feed:
                 error,
                 error.resume if error.resume is not None else topic.next_offset,
             )
-        return Chunk(topic.topic, batch)
+        return Chunk(topic.topic, batch, topic.partition)
 
 
 class Feeds:

@@ -5,7 +5,7 @@
 (`penstock.protocol.records`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -14,6 +14,7 @@ from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.records import RecordFields, Text, payload_bytes
 
 ReqId = Raw | UnsetType
+Partition = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Command(Struct, tag_field="command", kw_only=True):
@@ -27,6 +28,7 @@ class Produce(Command, tag="produce_request"):
     key: Text | None = None
     headers: list[tuple[str, Text | None]] = []
     timestamp: int | None = None
+    partition: Partition = 0
 
     def record(self) -> NewRecord:
         payload = None
@@ -38,14 +40,18 @@ class Produce(Command, tag="produce_request"):
 class Subscribe(Command, tag="subscribe_topic_request"):
     topic: str
     start_offset: int | Literal["earliest", "latest"] = 0
+    partition: Partition = 0
 
 
 class Unsubscribe(Command, tag="unsubscribe_topic_request"):
     topic: str
+    partition: Partition = 0
 
 
 class Create(Command, tag="create_topic_request"):
     topic: str
+    format: str | None = None
+    partitions: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class ListTopics(Command, tag="list_topics_request"):
@@ -54,6 +60,7 @@ class ListTopics(Command, tag="list_topics_request"):
 
 class GetNextOffset(Command, tag="get_next_offset_request"):
     topic: str
+    partition: Partition = 0
 
 
 Request = Produce | Subscribe | Unsubscribe | Create | ListTopics | GetNextOffset
