@@ -39,7 +39,7 @@ QUEUE = {"max_size": 1_000_000, "full_behavior": "block", "retry_interval": "1s"
 
 
 def request() -> bytes:
-    """Spans as an SDK sends them, compressed: about 3 KB for 100 spans."""
+    """Spans as an SDK sends them, compressed."""
     message = ExportTraceServiceRequest()
     spans = message.resource_spans.add().scope_spans.add().spans
     for number in range(SPANS):

@@ -273,3 +273,22 @@ remote_write: [{{url: "{broker.url}/api/v1/write"}}]
         until(lambda: drained(broker, "samples"), PATIENCE_SECONDS)
         assert accounting(broker, "samples")["deadLettered"] == 0
         assert set(receiver.samples("up")["sender"]) == {1.0}
+
+
+@needs_prometheus
+def test_a_repeated_request_with_several_samples_of_a_series_is_refused_whole(
+    broker: BrokerProcess, tmp_path: Path
+):
+    now = int(time.time() * 1000)
+    first = ({"__name__": "numbers", "series": "a"}, [(1.0, now - 3000), (2.0, now - 2000)])
+    other = ({"__name__": "numbers", "series": "b"}, [(7.0, now - 1000)])
+    with PrometheusProcess(tmp_path / "prometheus") as prometheus:
+        url = f"{prometheus.url}/api/v1/write"
+        create(broker, name="samples", destination={"type": "remote_write", "url": url})
+        address = f"{broker.url}/api/v1/routes/samples/write"
+        for series in ((first,), (first, other)):
+            body = write_request(*series)
+            assert httpx.post(address, content=body, headers=HEADERS, timeout=60).is_success
+        until(lambda: drained(broker, "samples"), PATIENCE_SECONDS)
+        assert accounting(broker, "samples")["deadLettered"] == 1
+        assert prometheus.samples("numbers") == {"a": [1.0, 2.0]}
