@@ -7,6 +7,7 @@
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make docs     build the docs site into site/; open site/index.html
 #   make soak     the tests' long forms: more kills, more rounds
+#   make flaky    run tests many times, alone and beside load, and print what failed how often (T=path, RUNS=10)
 #   make lock     compile the pinned requirements again
 
 PYTHON ?= python3
@@ -18,11 +19,11 @@ PYTEST = $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n $(WORKERS) --d
 SITE   := site
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench screenshots docs soak lock fmt java chromium kcat clean
+.PHONY: run test test-fast check bench screenshots docs soak lock fmt flaky java chromium test-programs clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,10s/^# \{0,1\}//p' Makefile
+	@sed -n '1,11s/^# \{0,1\}//p' Makefile
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -45,15 +46,15 @@ run: $(VENV)/.run
 	@exec $(BIN)/penstock serve $(ARGS)
 
 java:
-	@tools/java
+	@tools/java $(VENV)
 
 chromium:
-	@tools/chromium
+	@tools/chromium $(VENV)
 
-kcat:
-	@tools/kcat
+test-programs:
+	@tools/test-programs $(VENV)
 
-test: $(VENV)/.dev java chromium kcat
+test: $(VENV)/.dev java chromium test-programs
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 # These tests wait for servers more than they compute: more of them than cores.
@@ -61,7 +62,7 @@ test-fast: WORKERS := 4
 test-fast: $(VENV)/.dev
 	@TEST_FORM=short $(PYTEST) -m 'not spark and not browser and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)
 
-soak: $(VENV)/.dev java chromium kcat
+soak: $(VENV)/.dev java chromium test-programs
 	@PENSTOCK_SOAK=1 $(PYTEST) --timeout 7200 $(T) $(if $(K),-k '$(K)') $(ARGS)
 
 check: $(VENV)/.dev
@@ -71,6 +72,11 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python tools/reference --check || { echo "Run '.venv/bin/python tools/reference' to write them again."; exit 1; }
 	@echo "check: format, lint, types, architecture and the reference are fine"
+
+# Runs tests many times, alone and beside load, and prints what failed how often (T=path, RUNS=10).
+RUNS := 10
+flaky: $(VENV)/.dev java chromium test-programs
+	@$(BIN)/python tools/flaky $(T) --runs $(RUNS) $(ARGS)
 
 fmt: $(VENV)/.dev
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
@@ -86,7 +92,7 @@ docs: $(VENV)/.dev
 	@echo "open $(SITE)/index.html"
 
 lock: $(BIN)/uv
-	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \
+	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --extra celery --extra django --group dev"; do set -- $$set; name=$$1; shift; \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    "$$@" pyproject.toml -o requirements/$$name.txt; done
 

@@ -5,24 +5,27 @@ test.
 import asyncio
 import functools
 import gc
+import inspect
 import os
 import random
 import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import uvloop
 
 from penstock.database import embedded
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
-from tests.support import guard, leftovers, machine
+from tests.support import guard, leftovers, machine, order
 from tests.support.form import SHORT, SOAK
 from tests.support.spans import Spans
 
@@ -52,6 +55,8 @@ if SHORT:
 # The JVMs of these tests live for seconds: compiling thoroughly costs more than it gains, and the
 # two cores are shared (the Spark tests take half the time).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Java does not know TMPDIR, and writes its statistics to /tmp.
+os.environ["JAVA_TOOL_OPTIONS"] += f" -XX:-UsePerfData -Djava.io.tmpdir={tempfile.gettempdir()}"
 
 
 TESTS = Path(__file__).parent
@@ -60,6 +65,7 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
+        "celery/test_kills.py",  # workers and brokers in the middle of tasks
         "database/test_embedded*.py",  # PostgreSQL, as the broker starts and stops it
         "e2e/*",  # whole brokers
         "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
@@ -69,18 +75,23 @@ KINDS = {
     # takes as long as a hundred others, also in its short form
     "long": [
         "backup/*",  # whole brokers, dumped and restored
+        "celery/test_workers.py",  # workers, each with a pool of processes
         "client/test_packages.py",  # builds the wheel, installs it into empty environments
         "client/test_testing.py",  # other pytests, each with a broker
         "client/test_types.py",  # mypy and pyright over a program
         "client/test_worker.py",  # processes that are started again
         "database/test_upgrade.py",  # brokers of two releases
         "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
+        "django/*",  # sites and their workers
         "docs/test_links.py",  # the site is built
         "docs/test_pages.py",  # every page does what it says
         "examples/*",  # whole applications
         "wire/test_queue_openapi.py",  # schemathesis makes up requests
     ],
 }
+
+
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @functools.cache
@@ -116,8 +127,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a fixture of their module or package (a broker, as a rule) run in one worker,
     so that there is one of it.
     """
+    order.shuffle(items)
     for item in items:
         assert isinstance(item, pytest.Function)
+        if inspect.iscoroutinefunction(item.obj):
+            item.obj = _limited(item.obj, 0.9 * _timeout_of(item) or None)
         for kind in kinds_of(item.path):
             item.add_marker(kind)
         if item.get_closest_marker("xdist_group"):
@@ -129,6 +143,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(module.rpartition("/")[0]))
         elif "module" in scopes:
             item.add_marker(pytest.mark.xdist_group(module))
+
+
+def _timeout_of(item: pytest.Item) -> float:
+    """Return the seconds after which pytest-timeout ends this test; 0: never."""
+    if mark := item.get_closest_marker("timeout"):
+        return float(mark.args[0])
+    option = item.config.getoption("timeout")
+    return float(item.config.getini("timeout") if option is None else option)
+
+
+def _limited(
+    test: Callable[..., Awaitable[None]], seconds: float | None
+) -> Callable[..., Awaitable[None]]:
+    """Cancel a coroutine that hangs, so that the traceback shows where it waits: that of
+    pytest-timeout shows the event loop only.
+    """
+
+    @functools.wraps(test)
+    async def limited(*arguments: Any, **fixtures: Any) -> None:
+        async with asyncio.timeout(seconds):
+            await test(*arguments, **fixtures)
+
+    return limited
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
+    """Coroutines run on the loop that the broker runs on, unless a mark names the other one:
+    `pytest.mark.asyncio(loop_factories=["asyncio"])`.
+    """
+    mark = item.get_closest_marker("asyncio")
+    names = mark.kwargs.get("loop_factories", ["uvloop"]) if mark else ["uvloop"]
+    return {name: LOOPS[name] for name in names}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -240,11 +286,8 @@ class running_postgres:  # noqa: N801
 
 
 def fresh_database(server: EmbeddedPostgres, *, empty: bool = False, migrated: bool = False) -> str:
-    """The URL of a new database. From the second of a server on, or if it has to be `migrated`, it
-    has this release's schema already (what a broker would do at its start takes longer than many a
-    test), unless it has to be `empty`.
-    """
-    return asyncio.run(_create_database(server, empty, migrated))
+    """Return the URL of a new database, as `create_database` does, outside of a coroutine."""
+    return asyncio.run(create_database(server, empty=empty, migrated=migrated))
 
 
 def copy_database(server: EmbeddedPostgres, url: str) -> str:
@@ -269,7 +312,13 @@ def _strategy() -> str:
     return "STRATEGY FILE_COPY" if IN_MEMORY and not other else ""
 
 
-async def _create_database(server: EmbeddedPostgres, empty: bool, migrated: bool) -> str:
+async def create_database(
+    server: EmbeddedPostgres, *, empty: bool = False, migrated: bool = False
+) -> str:
+    """Return the URL of a new database. From the second of a server on, or if it has to be
+    `migrated`, it has this release's schema already (what a broker would do at its start takes
+    longer than many a test), unless it has to be `empty`.
+    """
     name = f"t{uuid.uuid4().hex}"
     url = server.url.replace("/postgres?", f"/{name}?")
     template = _templates.get(server.url)

@@ -1,3 +1,7 @@
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from penstock.metrics import Metrics
@@ -73,3 +77,54 @@ def test_one_name_is_one_instrument():
     metrics = filled()
     with pytest.raises(ValueError, match="registered twice"):
         metrics.gauge("penstock_x_total", "again")
+
+
+def test_values_of_queues_are_bounded_in_memory_and_none_is_lost():
+    metrics = Metrics(max_series=10)
+    counter = metrics.counter("c_total", "help", "queue", "status")
+    histogram = metrics.histogram("h", "help", "queue")
+    fixed = metrics.counter("f_total", "help", "kind")
+    for number in range(1000):
+        counter.add(1, f"q{number}", "completed")
+        histogram.observe(0.1, f"q{number}")
+        fixed.add(1, f"k{number}")
+    assert len(counter.values) == len(histogram.values) == 101
+    assert counter.value("(other)", "completed") == 900
+    assert len(fixed.values) == 1000  # its labels are ours
+    samples = metrics.snapshot()
+    assert sum(v for name, v in samples.items() if name.startswith("c_total")) == 1000
+    assert sum(v for name, v in samples.items() if name.startswith("h_count")) == 1000
+    assert sum(name.startswith("c_total") for name in samples) == 11
+
+
+def test_what_threads_add_at_once_is_all_counted_and_can_be_read_meanwhile():
+    metrics = Metrics()
+    counter = metrics.counter("c_total", "C", "route", "number")
+    histogram = metrics.histogram("h_seconds", "H", "route")
+    rounds, threads = 20_000, 4
+    began = threading.Barrier(threads + 1)
+
+    def add(thread: int) -> None:
+        began.wait()
+        for number in range(rounds):
+            counter.add(1, "r", "all")
+            counter.add(1, str(thread), str(number % 500))  # often a new series
+            histogram.observe(1.0, "r")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            running = [pool.submit(add, thread) for thread in range(threads)]
+            began.wait()
+            while not all(one.done() for one in running):
+                metrics.state()
+                metrics.values_of("c_total")
+                counter.forget("0")
+            for one in running:
+                one.result()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counter.value("r", "all") == rounds * threads
+    _, _, _, rows, _ = metrics.state()["h_seconds"]
+    assert rows[0][1][-1] == rounds * threads

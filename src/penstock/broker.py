@@ -34,8 +34,8 @@ from penstock.io.fs import DISK
 from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics, add_process
 from penstock.pipeline_registry import Pipelines
+from penstock.queues.background.presence import Presence
 from penstock.queues.engine import Queues
-from penstock.queues.presence import Presence
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
@@ -87,6 +87,7 @@ class Broker:
         self.config = config
         self.origins = origins or {}
         self.owner = owner
+        self.starting = False  # some of its listeners or workers are not ready yet
         self.draining = False  # about to stop: whoever asks whether to send requests here hears no
         self.metrics = Metrics(config.metrics.max_series)
         self._began = time.monotonic()
@@ -100,7 +101,7 @@ class Broker:
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
             self.database,
-            self.queues.signals,
+            self.queues.waiting,
             self.queues.consumers,
             self.metrics,
             config.server_name,

@@ -84,7 +84,7 @@ def brokers(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, BrokerP
             process.start(wait=False)
             stack.callback(process.stop)
         for process in (plain, guarded):
-            until(lambda one=process: "HTTP" in one.addresses, 90, "the broker is ready")
+            process.wait_until_started()
         yield plain, guarded
 
 

@@ -9,7 +9,6 @@ import penstock.cli.buffer  # noqa: F401  (registers its commands)
 from penstock.cli import app
 from tests.support.buffers import Store, buffering, delivered, items, names, real
 from tests.support.cli import CliRunner
-from tests.support.http import run
 from tests.support.wait import eventually
 
 
@@ -20,20 +19,16 @@ def command(*arguments, code=0):
 
 
 @pytest.fixture
-def left(tmp_path):
+async def left(tmp_path):
     """A directory that a broker left: five events waiting, one refused."""
-
-    async def body():
-        store = Store(healthy=False)
-        store.poison = lambda item: item.payload == b"0"
-        async with buffering(tmp_path, store) as buffer:
-            await buffer.push(items(0))
-            store.go(True)
-            await eventually(lambda: buffer.failed.events)
-            store.go(False)
-            await buffer.push(items(1, 2, 3, 4, 5, queue="orders"))
-
-    run(body)
+    store = Store(healthy=False)
+    store.poison = lambda item: item.payload == b"0"
+    async with buffering(tmp_path, store) as buffer:
+        await buffer.push(items(0))
+        store.go(True)
+        await eventually(lambda: buffer.failed.events)
+        store.go(False)
+        await buffer.push(items(1, 2, 3, 4, 5, queue="orders"))
     return tmp_path
 
 
@@ -54,37 +49,28 @@ def test_inspect_prints_events_and_why_they_failed(left):
     assert "refused" in failed.output
 
 
-def test_purge_deletes_only_what_is_named_and_never_a_living_brokers_files(left):
+async def test_purge_deletes_only_what_is_named_and_never_a_living_brokers_files(left):
     command("purge", "--dir", left, "--yes", code=2)
     command("purge", "--failed", "--dir", left, code=2)  # nobody to ask
     command("purge", "--failed", "--dir", left, "--yes")
     assert names(left / "failed") == []
     [name] = names(left)
-
-    async def body():
-        async with buffering(left, Store(healthy=False)):
-            await asyncio.to_thread(command, "purge", name, "--dir", left, "--yes", code=1)
-
-    run(body)
+    async with buffering(left, Store(healthy=False)):
+        await asyncio.to_thread(command, "purge", name, "--dir", left, "--yes", code=1)
     assert names(left) == [name]
     command("purge", name, "--dir", left, "--yes")
     assert names(left) == []
 
 
-def test_replay_into_a_database_without_a_broker(left, database_url, scratch):
-    command("replay", "--dir", left, "--database-url", database_url)
+async def test_replay_into_a_database_without_a_broker(left, database_url, scratch):
+    where = ("--dir", left, "--database-url", database_url)
+    await asyncio.to_thread(command, "replay", *where)
     assert names(left) == []
-    command("retry-failed", "--dir", left, "--database-url", database_url)
+    await asyncio.to_thread(command, "retry-failed", *where)
     assert names(left / "failed") == []
-
-    async def body():
-        async with real(database_url, scratch) as buffer:
-            assert await delivered(buffer._queues, "orders") == {
-                "Default": [b"1", b"2", b"3", b"4", b"5"]
-            }
-            assert await delivered(buffer._queues, "q") == {"Default": [b"0"]}
-
-    run(body)
+    async with real(database_url, scratch) as (_, queues):
+        assert await delivered(queues, "orders") == {"Default": [b"1", b"2", b"3", b"4", b"5"]}
+        assert await delivered(queues, "q") == {"Default": [b"0"]}
 
 
 def test_without_a_broker_it_says_so(tmp_path):

@@ -26,7 +26,6 @@ from penstock.queues.types import Item
 from tests.support.buffers import Store, buffering, items, kill, killable
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 from tests.support.form import pick
-from tests.support.http import run
 from tests.support.wait import eventually
 
 SETTINGS = {"events_per_file": 4, "max_batch": 3, "retry_interval": 0.01}
@@ -116,84 +115,72 @@ async def started(work) -> None:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
-def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, forever):
-    async def body():
-        for n in itertools.count(1, pick(short=9, usual=3, soak=1)):
-            fs, store, ledger = FaultyFs(), Store(), Ledger()
-            fs.fail(n, code, forever=forever, only=CHANGES)
-            await started(scenario(tmp_path, fs, store, ledger))
-            hit = fs.failed
-            fs.heal()
-            await recover(tmp_path, fs, store, ledger)
-            if not hit:
-                assert n > 20, "the scenario makes too few calls to prove anything"
-                break
-
-    run(body, limit=110)
+async def test_whichever_disk_call_fails_nothing_answered_is_lost(tmp_path, code, forever):
+    for n in itertools.count(1, pick(short=9, usual=3, soak=1)):
+        fs, store, ledger = FaultyFs(), Store(), Ledger()
+        fs.fail(n, code, forever=forever, only=CHANGES)
+        await started(scenario(tmp_path, fs, store, ledger))
+        hit = fs.failed
+        fs.heal()
+        await recover(tmp_path, fs, store, ledger)
+        if not hit:
+            assert n > 20, "the scenario makes too few calls to prove anything"
+            break
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how):
-    async def body():
-        for n in itertools.count(1, pick(short=12, usual=4, soak=1)):
-            fs, store, ledger = FaultyFs(), Store(), Ledger()
-            fs.fail(n, errno.EIO, forever=True, only=CHANGES)
-            await started(scenario(tmp_path, fs, store, ledger))
-            hit = fs.failed
-            await recover(tmp_path, fs.crash(Random(n), how), store, ledger)
-            if not hit:
-                break
-
-    run(body, limit=110)
+async def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how):
+    for n in itertools.count(1, pick(short=12, usual=4, soak=1)):
+        fs, store, ledger = FaultyFs(), Store(), Ledger()
+        fs.fail(n, errno.EIO, forever=True, only=CHANGES)
+        await started(scenario(tmp_path, fs, store, ledger))
+        hit = fs.failed
+        await recover(tmp_path, fs.crash(Random(n), how), store, ledger)
+        if not hit:
+            break
 
 
-def test_killed_at_any_moment_qos0_loses_nothing(tmp_path):
-    async def body():
-        only_on_disk = 0
-        for turns in range(0, 60, pick(short=9, usual=3, soak=1)):
-            fs, store, ledger = FaultyFs(), Store(), Ledger()
+async def test_killed_at_any_moment_qos0_loses_nothing(tmp_path):
+    only_on_disk = 0
+    for turns in range(0, 60, pick(short=9, usual=3, soak=1)):
+        fs, store, ledger = FaultyFs(), Store(), Ledger()
 
-            async def slow(pushed):
-                for _ in range(5):
-                    await asyncio.sleep(0)
-
-            store.before = slow
-            buffer = await killable(tmp_path, store, fs, **SETTINGS)
-
-            async def load(buffer=buffer, ledger=ledger):
-                while True:
-                    await ledger.push(buffer, buffer_ms=1, buffer_max=3)
-
-            task = asyncio.create_task(load())
-            for _ in range(turns):
+        async def slow(pushed):
+            for _ in range(5):
                 await asyncio.sleep(0)
-            task.cancel()
-            await kill(buffer)
-            only_on_disk += len(ledger.answered) > len(store.payloads())
-            store.go(True)
-            survivor = await killable(tmp_path, store, fs, **SETTINGS)
-            assert set(ledger.answered) <= {int(payload) for payload in store.payloads()}
-            got = [int(payload) for payload in store.payloads()]
-            assert got == sorted(set(got))
-            await kill(survivor)
-        assert only_on_disk > 3, "it was never killed at a moment that matters"
 
-    run(body, limit=110)
+        store.before = slow
+        buffer = await killable(tmp_path, store, fs, **SETTINGS)
 
+        async def load(buffer=buffer, ledger=ledger):
+            while True:
+                await ledger.push(buffer, buffer_ms=1, buffer_max=3)
 
-def test_after_a_failed_fsync_the_same_events_go_to_a_new_file(tmp_path):
-    async def body():
-        fs, store, ledger = FaultyFs(), Store(healthy=False), Ledger()
-        buffer = await killable(tmp_path, store, fs)
-        await ledger.push(buffer, 2)
-        fs.fail(1, errno.EIO, only={"sync"})
-        await ledger.push(buffer, 2)
-        assert ledger.answered == [0, 1, 2, 3]
-        assert len([path for path in fs.files if "failover" in path.name]) == 2
+        task = asyncio.create_task(load())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
         await kill(buffer)
-        await recover(tmp_path, fs.crash(Random(1), "drop"), store, ledger)
+        only_on_disk += len(ledger.answered) > len(store.payloads())
+        store.go(True)
+        survivor = await killable(tmp_path, store, fs, **SETTINGS)
+        assert set(ledger.answered) <= {int(payload) for payload in store.payloads()}
+        got = [int(payload) for payload in store.payloads()]
+        assert got == sorted(set(got))
+        await kill(survivor)
+    assert only_on_disk > 3, "it was never killed at a moment that matters"
 
-    run(body)
+
+async def test_after_a_failed_fsync_the_same_events_go_to_a_new_file(tmp_path):
+    fs, store, ledger = FaultyFs(), Store(healthy=False), Ledger()
+    buffer = await killable(tmp_path, store, fs)
+    await ledger.push(buffer, 2)
+    fs.fail(1, errno.EIO, only={"sync"})
+    await ledger.push(buffer, 2)
+    assert ledger.answered == [0, 1, 2, 3]
+    assert len([path for path in fs.files if "failover" in path.name]) == 2
+    await kill(buffer)
+    await recover(tmp_path, fs.crash(Random(1), "drop"), store, ledger)
 
 
 def test_the_table_of_failed_files_can_be_read_while_pool_threads_change_it(tmp_path):

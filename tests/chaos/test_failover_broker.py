@@ -20,7 +20,6 @@ from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers, delivered, names
-from tests.support.http import run
 from tests.support.wait import eventually, until
 
 pytestmark = pytest.mark.xdist_group("failover_broker")  # they share a server, one after the other
@@ -71,99 +70,95 @@ async def drained(broker: BrokerProcess) -> None:
     )
 
 
-def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_nothing(
+async def test_killed_during_an_outage_during_rotation_and_during_recovery_it_loses_nothing(
     server, url, scratch, soak
 ):
-    async def body():
-        broker = BrokerProcess(scratch / "data", database_url=url, **SETTINGS).start()
-        async with Client(broker.url, patience=60) as client:
-            producers = Producers(pusher(client), count=4)
-            try:
-                for turn in range(10 if soak else 1):
-                    await producers.more(50)
-                    await asyncio.to_thread(server.stop)
-                    # Fifty events to a file: it rotates all the time.
-                    await producers.more(400 + 37 * turn, timeout=40)
-                    assert len(names(scratch / "data/.penstock/buffers")) > 3
-                    broker.kill()
-                    await asyncio.to_thread(
-                        broker.start
-                    )  # with the database still down it serves at once
-                    report = status(broker)
-                    assert report["dbHealthy"] is False
-                    assert report["failover"]["files"] > 3
-                    await producers.more(100, timeout=40)
-                    broker.kill()
-                    await asyncio.to_thread(server.start)
-                    replayed = broker.log.count("replay complete")
-                    await asyncio.to_thread(broker.start, wait=False)
-                    await eventually(
-                        lambda n=replayed: broker.log.count("replay complete") > n + 2, timeout=40
-                    )
-                    broker.kill()  # in the middle of its recovery
-                    await asyncio.to_thread(broker.start)
-                    await producers.more(100, timeout=40)
-            finally:
-                await producers.finish()
-            await drained(broker)
-            assert producers.errors == []
-            assert names(scratch / "data/.penstock/buffers") == []
-            assert broker.stop() == 0
-        producers.check(await stored(url, scratch))
-        assert producers.statuses["buffered"] >= 400
-
-    run(body, limit=600 if soak else 250)
-
-
-def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(server, url, scratch, spans):
-    async def body():
-        shared = scratch / "shared"
-        brokers = [
-            BrokerProcess(
-                scratch / f"data{n}", database_url=url, buffer__dir=shared, **SETTINGS
-            ).start()
-            for n in range(2)
-        ]
+    broker = BrokerProcess(scratch / "data", database_url=url, **SETTINGS).start()
+    async with Client(broker.url, patience=60) as client:
+        producers = Producers(pusher(client), count=4)
         try:
-            await asyncio.to_thread(server.stop)
-            loads = []
-            for number, broker in enumerate(brokers):
-                async with Client(broker.url) as client:
-                    producers = Producers(pusher(client), count=2, queue=f"orders{number}")
-                    await producers.more(200, timeout=30)
-                    await producers.finish()
-                    loads.append(producers)
-            with spans.tracer.start_as_current_span("POST /orders"):
-                async with Client(brokers[0].url) as client:
-                    assert (await client.push("traced", 1)).status == "buffered"
-            before = status(brokers[1])["pending"]
-            assert before == loads[1].total  # while both live, each has its own
-            brokers[0].kill()
-            await eventually(
-                lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total + 1
-            )
-            await asyncio.to_thread(server.start)
-            await drained(brokers[1])
-            assert names(shared) == []
-            for number, producers in enumerate(loads):
-                assert producers.errors == []
-                producers.check(await stored(url, scratch, f"orders{number}"))
-            async with Client(brokers[1].url) as client:
-
-                @client.consumer("traced")
-                async def handle(_: Message) -> None:
-                    client.stop()
-
-                await client.run()
-            # the worker goes on with the trace of a push that no database saw
-            assert spans.trace_of("process traced") == spans.trace_of("POST /orders")
-            [process], [send] = spans("process traced"), spans("send traced")
-            assert process.parent.span_id == send.context.span_id
+            for turn in range(10 if soak else 1):
+                await producers.more(50)
+                await asyncio.to_thread(server.stop)
+                # Fifty events to a file: it rotates all the time.
+                await producers.more(400 + 37 * turn, timeout=40)
+                assert len(names(scratch / "data/.penstock/buffers")) > 3
+                broker.kill()
+                await asyncio.to_thread(
+                    broker.start
+                )  # with the database still down it serves at once
+                report = status(broker)
+                assert report["dbHealthy"] is False
+                assert report["failover"]["files"] > 3
+                await producers.more(100, timeout=40)
+                broker.kill()
+                await asyncio.to_thread(server.start)
+                replayed = broker.log.count("replay complete")
+                await asyncio.to_thread(broker.start, wait=False)
+                await eventually(
+                    lambda n=replayed: broker.log.count("replay complete") > n + 2, timeout=40
+                )
+                broker.kill()  # in the middle of its recovery
+                await asyncio.to_thread(broker.start)
+                await producers.more(100, timeout=40)
         finally:
-            for broker in brokers:
-                broker.stop()
+            await producers.finish()
+        await drained(broker)
+        assert producers.errors == []
+        assert names(scratch / "data/.penstock/buffers") == []
+        assert broker.stop() == 0
+    producers.check(await stored(url, scratch))
+    assert producers.statuses["buffered"] >= 400
 
-    run(body, limit=250)
+
+async def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(
+    server, url, scratch, spans
+):
+    shared = scratch / "shared"
+    brokers = [
+        BrokerProcess(
+            scratch / f"data{n}", database_url=url, buffer__dir=shared, **SETTINGS
+        ).start()
+        for n in range(2)
+    ]
+    try:
+        await asyncio.to_thread(server.stop)
+        loads = []
+        for number, broker in enumerate(brokers):
+            async with Client(broker.url) as client:
+                producers = Producers(pusher(client), count=2, queue=f"orders{number}")
+                await producers.more(200, timeout=30)
+                await producers.finish()
+                loads.append(producers)
+        with spans.tracer.start_as_current_span("POST /orders"):
+            async with Client(brokers[0].url) as client:
+                assert (await client.push("traced", 1)).status == "buffered"
+        before = status(brokers[1])["pending"]
+        assert before == loads[1].total  # while both live, each has its own
+        brokers[0].kill()
+        await eventually(
+            lambda: status(brokers[1])["pending"] == loads[0].total + loads[1].total + 1
+        )
+        await asyncio.to_thread(server.start)
+        await drained(brokers[1])
+        assert names(shared) == []
+        for number, producers in enumerate(loads):
+            assert producers.errors == []
+            producers.check(await stored(url, scratch, f"orders{number}"))
+        async with Client(brokers[1].url) as client:
+
+            @client.consumer("traced")
+            async def handle(_: Message) -> None:
+                client.stop()
+
+            await client.run()
+        # the worker goes on with the trace of a push that no database saw
+        assert spans.trace_of("process traced") == spans.trace_of("POST /orders")
+        [process], [send] = spans("process traced"), spans("send traced")
+        assert process.parent.span_id == send.context.span_id
+    finally:
+        for broker in brokers:
+            broker.stop()
 
 
 def test_what_a_client_sees_of_an_outage(server, url, scratch):

@@ -14,7 +14,6 @@ import asyncpg
 import httpx
 
 from tests.support.broker import BrokerProcess
-from tests.support.http import run
 from tests.support.wait import eventually
 
 PRODUCERS, PARTITIONS = 4, 3
@@ -76,7 +75,7 @@ class Ledger:
             await asyncio.sleep(0.05)
 
 
-def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soak):
+async def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soak):
     brokers = [
         BrokerProcess(scratch / name, database_url=own_postgres.url) for name in ("one", "two")
     ]
@@ -115,7 +114,7 @@ def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soa
         assert all(at >= due.timestamp() for due, at in stored.items())
         return sorted(stored)
 
-    async def body() -> None:
+    with brokers[0], brokers[1]:
         ledger.urls += [broker.url for broker in brokers]
         ticker = f"{ledger.urls[0]}/api/v1/schedules/ticker"
         every_second = {"cron": "* * * * * *", "queue": "ticks", "catchUp": "all"}
@@ -142,6 +141,3 @@ def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgres, soa
         assert due == [due[0] + timedelta(seconds=n) for n in range(len(due))]
         assert await rows("SELECT 1 FROM penstock.scheduled_messages") == []
         assert {"scheduled", "buffered"} <= ledger.statuses
-
-    with brokers[0], brokers[1]:
-        run(body, limit=600)

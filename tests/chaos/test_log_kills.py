@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from tests.support.form import SOAK
-from tests.support.topics import everything, run, running
+from tests.support.topics import FORMATS, everything, running
 
 CHILD = """
 import asyncio, sys
@@ -20,8 +20,10 @@ from pathlib import Path
 from tests.support.topics import running
 from penstock.log.producers import Producer
 
-async def main(directory, policy, start):
-    settings = {"fsync": policy, "segment_bytes": 20000, "fsync_interval": 0.01}
+async def main(directory, policy, start, form):
+    settings = {
+        "fsync": policy, "segment_bytes": 20000, "fsync_interval": 0.01, "format": form
+    }
     async with running(Path(directory), **settings) as store:
         topic = await store.create("t")
         i = start
@@ -37,18 +39,21 @@ async def main(directory, policy, start):
                 sys.stdout.flush()
                 pending = []
 
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
 """
 
 
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("policy", ["group", "interval"])
-def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, policy: str) -> None:
+async def test_kill_9_while_producing_loses_nothing_acknowledged(
+    tmp_path: Path, policy: str, form: str
+) -> None:
     random = Random(policy)
     acked: dict[int, bytes] = {}
     next_batch = 0
     for _ in range(50 if SOAK else 3):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path), policy, str(next_batch)],
+            [sys.executable, "-c", CHILD, str(tmp_path), policy, str(next_batch), form],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -82,5 +87,5 @@ def test_kill_9_while_producing_loses_nothing_acknowledged(tmp_path: Path, polic
                 assert numbers.count(last) == last % 7 + 1, "part of a batch is there"
                 return last + 1
 
-        next_batch = run(check())
+        next_batch = await check()
     assert len(acked) > 30

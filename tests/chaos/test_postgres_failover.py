@@ -24,7 +24,6 @@ from tests.chaos.test_failover_broker import drained, pusher, stored
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers
 from tests.support.form import SOAK
-from tests.support.http import run
 from tests.support.postgres import Pair
 from tests.support.wait import eventually, until
 
@@ -147,34 +146,28 @@ async def loaded(
             await load.check(url, scratch)
 
 
-def test_the_primary_is_killed_and_the_standby_promoted(pair, scratch):
-    async def body():
-        async with loaded(pair.url(), scratch, "killed") as load:
-            await asyncio.to_thread(pair.primary.kill)
-            await load.more()
-            await asyncio.to_thread(pair.promote)
-            await load.on(pair.primary.address)
-
-    run(body, limit=250)
+async def test_the_primary_is_killed_and_the_standby_promoted(pair, scratch):
+    async with loaded(pair.url(), scratch, "killed") as load:
+        await asyncio.to_thread(pair.primary.kill)
+        await load.more()
+        await asyncio.to_thread(pair.promote)
+        await load.on(pair.primary.address)
 
 
-def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_back_writable(
+async def test_the_primary_is_frozen_the_standby_promoted_and_the_old_primary_comes_back_writable(
     pair, scratch
 ):
-    async def body():
-        async with loaded(pair.url(), scratch, "frozen") as load:
-            await asyncio.to_thread(pair.primary.freeze)
-            await load.more()
-            await asyncio.to_thread(pair.promote)
-            await load.on(pair.primary.address)  # the old one hangs, which keeps nobody waiting
-            pair.standby.thaw()
-            await eventually(lambda: "fenced" in health(load.broker)["database_problem"])
-            assert pair.standby.address in health(load.broker)["database_problem"]
-            await load.more()
-            await load.on(pair.primary.address)
-            assert "must be fenced" in load.broker.log
-
-    run(body, limit=250)
+    async with loaded(pair.url(), scratch, "frozen") as load:
+        await asyncio.to_thread(pair.primary.freeze)
+        await load.more()
+        await asyncio.to_thread(pair.promote)
+        await load.on(pair.primary.address)  # the old one hangs, which keeps nobody waiting
+        pair.standby.thaw()
+        await eventually(lambda: "fenced" in health(load.broker)["database_problem"])
+        assert pair.standby.address in health(load.broker)["database_problem"]
+        await load.more()
+        await load.on(pair.primary.address)
+        assert "must be fenced" in load.broker.log
 
 
 def test_a_frozen_standby_that_is_named_first_does_not_keep_a_broker_from_starting(pair, scratch):
@@ -194,27 +187,22 @@ def test_a_frozen_standby_that_is_named_first_does_not_keep_a_broker_from_starti
     assert time.monotonic() - began < 30
 
 
-def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_stored_twice(
+async def test_commits_that_wait_for_a_frozen_standby_count_as_down_and_nothing_is_stored_twice(
     pair, scratch
 ):
-    async def body():
-        async with loaded(pair.url(), scratch, "waiting") as load:
-            await asyncio.to_thread(pair.standby.freeze)
-            buffered = load.producers.statuses["buffered"]
-            await eventually(
-                lambda: load.producers.statuses["buffered"] > buffered + 100, timeout=20
-            )
-            report = health(load.broker)
-            assert report["status"] == "unhealthy"
-            assert "commit" in report["database_problem"]
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-            stuck = await asyncio.to_thread(pair.primary.sql, waiting)
-            assert 0 < stuck <= 8 + 2  # the calls that were cut off, not one for each probe
-            pair.standby.thaw()
-            await eventually(lambda: health(load.broker)["status"] == "healthy")
-            await load.on(pair.primary.address)
-
-    run(body, limit=250)
+    async with loaded(pair.url(), scratch, "waiting") as load:
+        await asyncio.to_thread(pair.standby.freeze)
+        buffered = load.producers.statuses["buffered"]
+        await eventually(lambda: load.producers.statuses["buffered"] > buffered + 100, timeout=20)
+        report = health(load.broker)
+        assert report["status"] == "unhealthy"
+        assert "commit" in report["database_problem"]
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        stuck = await asyncio.to_thread(pair.primary.sql, waiting)
+        assert 0 < stuck <= 8 + 2  # the calls that were cut off, not one for each probe
+        pair.standby.thaw()
+        await eventually(lambda: health(load.broker)["status"] == "healthy")
+        await load.on(pair.primary.address)
 
 
 def spark_reader(pair, server: str) -> QueueReader:
@@ -273,71 +261,63 @@ def test_stored_messages_are_browsed_on_a_standby_that_says_how_old_they_are(pai
         until(lambda: "cannot be used, the primary is read instead" in broker.log)
 
 
-def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(pair, scratch):
+async def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_alone(
+    pair, scratch
+):
     count = "SELECT count(*) FROM penstock.messages"
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock'"
 
-    async def body():
-        broker = BrokerProcess(scratch / "data", database_url=pair.url(), **SETTINGS).start()
-        try:
-            async with Client(broker.url, patience=60) as client:
-                producers = Producers(pusher(client), count=4, queue="two")
-                await producers.more(60)
-                await asyncio.to_thread(pair.primary.synchronous, "")  # or its commits would wait
-                await asyncio.to_thread(pair.promote)
-                old, new = pair.standby, pair.primary
-                await eventually(
-                    lambda: health(broker).get("database_host") == new.address, timeout=10
-                )
-                before = await asyncio.to_thread(old.sql, count)
-                stored_before = await asyncio.to_thread(new.sql, count)
-                await producers.more(200)
-                assert await asyncio.to_thread(old.sql, count) == before
-                assert await asyncio.to_thread(new.sql, count) > stored_before
-                assert await asyncio.to_thread(old.sql, sessions) <= 1  # the one that surveys it
-                assert f"{old.address} (timeline" in health(broker)["database_problem"]
-                await producers.finish()
-                assert producers.errors == []
-                broker.stop()
-                await asyncio.to_thread(
-                    broker.start
-                )  # it has no memory of the promotion: it sees which is newer
-                assert health(broker)["database_host"] == new.address
-                assert "fenced" in health(broker)["database_problem"]
-                await asyncio.to_thread(new.freeze)
-                until(lambda: health(broker)["status"] == "unhealthy")
-                assert (
-                    "must be fenced" in health(broker)["database_problem"]
-                )  # never back to the older one
-                await asyncio.to_thread(new.thaw)
-                until(lambda: health(broker)["status"] == "healthy")
-        finally:
+    broker = BrokerProcess(scratch / "data", database_url=pair.url(), **SETTINGS).start()
+    try:
+        async with Client(broker.url, patience=60) as client:
+            producers = Producers(pusher(client), count=4, queue="two")
+            await producers.more(60)
+            await asyncio.to_thread(pair.primary.synchronous, "")  # or its commits would wait
+            await asyncio.to_thread(pair.promote)
+            old, new = pair.standby, pair.primary
+            await eventually(lambda: health(broker).get("database_host") == new.address, timeout=10)
+            before = await asyncio.to_thread(old.sql, count)
+            stored_before = await asyncio.to_thread(new.sql, count)
+            await producers.more(200)
+            assert await asyncio.to_thread(old.sql, count) == before
+            assert await asyncio.to_thread(new.sql, count) > stored_before
+            assert await asyncio.to_thread(old.sql, sessions) <= 1  # the one that surveys it
+            assert f"{old.address} (timeline" in health(broker)["database_problem"]
+            await producers.finish()
+            assert producers.errors == []
             broker.stop()
+            await asyncio.to_thread(
+                broker.start
+            )  # it has no memory of the promotion: it sees which is newer
+            assert health(broker)["database_host"] == new.address
+            assert "fenced" in health(broker)["database_problem"]
+            await asyncio.to_thread(new.freeze)
+            until(lambda: health(broker)["status"] == "unhealthy")
+            assert (
+                "must be fenced" in health(broker)["database_problem"]
+            )  # never back to the older one
+            await asyncio.to_thread(new.thaw)
+            until(lambda: health(broker)["status"] == "healthy")
+    finally:
+        broker.stop()
 
-    run(body, limit=250)
 
-
-@pytest.mark.skipif(not SOAK, reason="takes minutes: make soak")
-def test_twenty_failovers_under_load(pair, scratch):
-    async def body():
-        async with loaded(pair.url(), scratch, "twenty") as load:
-            for turn in range(20):
-                await asyncio.to_thread(pair.primary.freeze if turn % 2 else pair.primary.kill)
+@pytest.mark.skipif(not SOAK, reason="needs minutes: make soak")
+async def test_twenty_failovers_under_load(pair, scratch):
+    async with loaded(pair.url(), scratch, "twenty") as load:
+        for turn in range(20):
+            await asyncio.to_thread(pair.primary.freeze if turn % 2 else pair.primary.kill)
+            await load.more()
+            await asyncio.to_thread(pair.promote)
+            await load.on(pair.primary.address)
+            if turn % 4 == 1:
+                pair.standby.thaw()
                 await load.more()
-                await asyncio.to_thread(pair.promote)
-                await load.on(pair.primary.address)
-                if turn % 4 == 1:
-                    pair.standby.thaw()
-                    await load.more()
-                await asyncio.to_thread(pair.rejoin)
+            await asyncio.to_thread(pair.rejoin)
+            await load.more(200)
+            if turn % 4 == 3:
+                await asyncio.to_thread(pair.standby.freeze)
+                await eventually(lambda: health(load.broker)["status"] == "unhealthy", timeout=20)
                 await load.more(200)
-                if turn % 4 == 3:
-                    await asyncio.to_thread(pair.standby.freeze)
-                    await eventually(
-                        lambda: health(load.broker)["status"] == "unhealthy", timeout=20
-                    )
-                    await load.more(200)
-                    pair.standby.thaw()
-                    await load.on(pair.primary.address)
-
-    run(body, limit=900)
+                pair.standby.thaw()
+                await load.on(pair.primary.address)

@@ -15,7 +15,6 @@ from penstock import Client
 from penstock.client import AckRefused
 from penstock.errors import PenstockError
 from tests.support.broker import BrokerProcess
-from tests.support.http import run
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("queue-kills")
@@ -84,7 +83,9 @@ async def short_leases(url: str) -> None:
         await client.configure("orders", lease_time=1, retry_limit=1000, retry_delay=0)
 
 
-def test_every_queued_message_is_delivered_though_the_broker_is_killed(scratch, database_url, soak):
+async def test_every_queued_message_is_delivered_though_the_broker_is_killed(
+    scratch, database_url, soak
+):
     broker = BrokerProcess(scratch / "one", database_url=database_url)
 
     async def chaos() -> None:
@@ -93,15 +94,14 @@ def test_every_queued_message_is_delivered_though_the_broker_is_killed(scratch, 
             await asyncio.to_thread(broker.start)
             await asyncio.sleep(0.5)
 
-    async def body() -> None:
+    with broker:
         await short_leases(broker.url)
         await Traffic([broker.url]).run(60 if soak else 4, chaos)
 
-    with broker:
-        run(body, limit=400)
 
-
-def test_every_queued_message_is_delivered_though_postgresql_is_killed(scratch, own_postgres, soak):
+async def test_every_queued_message_is_delivered_though_postgresql_is_killed(
+    scratch, own_postgres, soak
+):
     async def chaos() -> None:
         for _ in range(8 if soak else 1):
             os.kill(own_postgres.pid(), signal.SIGKILL)
@@ -110,19 +110,15 @@ def test_every_queued_message_is_delivered_though_postgresql_is_killed(scratch, 
             await asyncio.sleep(1)
 
     with BrokerProcess(scratch / "one", database_url=own_postgres.url) as broker:
-
-        async def body() -> None:
-            await short_leases(broker.url)
-            await Traffic([broker.url]).run(60 if soak else 4, chaos)
-
-        run(body, limit=400)
+        await short_leases(broker.url)
+        await Traffic([broker.url]).run(60 if soak else 4, chaos)
 
 
-def test_two_brokers_on_one_database_are_one(scratch, database_url):
+async def test_two_brokers_on_one_database_are_one(scratch, database_url):
     one = BrokerProcess(scratch / "one", database_url=database_url)
     two = BrokerProcess(scratch / "two", database_url=database_url)
 
-    async def body() -> None:
+    with one, two:
         async with Client(one.url) as first, Client(two.url) as second:
             await first.push("q", 0)
             (message,) = await second.pop("q")
@@ -144,6 +140,3 @@ def test_two_brokers_on_one_database_are_one(scratch, database_url):
 
         await short_leases(one.url)
         await Traffic([one.url, two.url]).run(2, chaos)
-
-    with one, two:
-        run(body, limit=250)

@@ -16,7 +16,7 @@ pytest -s`) has the limits of the specification and prints the scores.
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ import pytest
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import Unavailable
 from penstock.queues import Ack, Item, PopRequest, Queues
-from tests.conftest import fresh_database, running_postgres
+from tests.conftest import create_database, running_postgres
 from tests.queues.support import running
 from tests.support.form import SOAK
 from tests.support.wait import eventually
@@ -105,29 +105,14 @@ class Pair:
 
 
 @pytest.fixture
-def measured(
-    victim: EmbeddedPostgres, postgres: EmbeddedPostgres
-) -> Callable[[Callable[[Pair], Awaitable[None]]], None]:
-    """Runs a test's body on a warm pair of engines."""
-
-    url, other = fresh_database(victim), fresh_database(postgres)
-
-    @asynccontextmanager
-    async def pair() -> AsyncIterator[Pair]:
-        async with running(url) as engine, running(other) as control:
-            made = Pair(engine, control, url, victim)
-            for queues in (engine, control):
-                await made.rate(queues)
-            yield made
-
-    def run(body: Callable[[Pair], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            async with pair() as made:
-                await body(made)
-
-        asyncio.run(whole())
-
-    return run
+async def pair(victim: EmbeddedPostgres, postgres: EmbeddedPostgres) -> AsyncIterator[Pair]:
+    """A warm pair of engines."""
+    url, other = await create_database(victim), await create_database(postgres)
+    async with running(url) as engine, running(other) as control:
+        made = Pair(engine, control, url, victim)
+        for queues in (engine, control):
+            await made.rate(queues)
+        yield made
 
 
 def report(fault: str, score: float, more: str = "") -> None:
@@ -187,87 +172,80 @@ ALL_AT_ONCE = {"all of them at once": [an_idle_transaction, four_scanners, idle_
 
 
 @pytest.mark.parametrize("fault", [*SITTING, *ALL_AT_ONCE] if SOAK else [*ALL_AT_ONCE])
-def test_sessions_that_hold_back_vacuum_or_sit_idle_cost_no_throughput_and_few_dead_rows(
-    measured, fault
+async def test_sessions_that_hold_back_vacuum_or_sit_idle_cost_no_throughput_and_few_dead_rows(
+    pair: Pair, fault: str
 ) -> None:
-    async def body(pair: Pair) -> None:
-        async with AsyncExitStack() as stack:
-            for begin in (SITTING | ALL_AT_ONCE)[fault]:
-                await stack.enter_async_context(begin(pair))
-            scores = [
-                await pair.score() for _ in range(3 if SOAK else 1)
-            ]  # dead rows add up while they stay
-            sizes = await pair.sizes()
-        per_message = (sizes["cursors"] + sizes["leases"]) / pair.messages
-        dead = f"{pair.messages} messages, {per_message:.0f} bytes of dead rows per message"
-        report(fault, scores[-1], f"of {', '.join(f'{score:.2f}' for score in scores)}; {dead}")
-        # A few row versions per batch and partition, whatever the number of messages in it.
-        assert sizes["cursors"] < 8192 * 40 + pair.batches * 4 * 300
-        assert sizes["leases"] < 8192 * 40 + pair.batches * 300
-        assert scores[-1] >= LEAST, scores
-        if SOAK:  # and when they are gone vacuum makes room by itself: the tables stop growing
-            await pair.ratio()
-            settled = await pair.sizes()
-            await pair.ratio()
-            assert (await pair.sizes())["cursors"] <= settled["cursors"] * 1.1 + 8192 * 20
-
-    measured(body)
+    async with AsyncExitStack() as stack:
+        for begin in (SITTING | ALL_AT_ONCE)[fault]:
+            await stack.enter_async_context(begin(pair))
+        scores = [
+            await pair.score() for _ in range(3 if SOAK else 1)
+        ]  # dead rows add up while they stay
+        sizes = await pair.sizes()
+    per_message = (sizes["cursors"] + sizes["leases"]) / pair.messages
+    dead = f"{pair.messages} messages, {per_message:.0f} bytes of dead rows per message"
+    report(fault, scores[-1], f"of {', '.join(f'{score:.2f}' for score in scores)}; {dead}")
+    # A few row versions per batch and partition, whatever the number of messages in it.
+    assert sizes["cursors"] < 8192 * 40 + pair.batches * 4 * 300
+    assert sizes["leases"] < 8192 * 40 + pair.batches * 300
+    assert scores[-1] >= LEAST, scores
+    if SOAK:  # and when they are gone vacuum makes room by itself: the tables stop growing
+        await pair.ratio()
+        settled = await pair.sizes()
+        await pair.ratio()
+        assert (await pair.sizes())["cursors"] <= settled["cursors"] * 1.1 + 8192 * 20
 
 
-def test_throughput_is_back_after_our_connections_were_killed_again_and_again(measured) -> None:
-    async def body(pair: Pair) -> None:
-        killer = await asyncpg.connect(pair.url)
-        kills = 0
+async def test_throughput_is_back_after_our_connections_were_killed_again_and_again(
+    pair: Pair,
+) -> None:
+    killer = await asyncpg.connect(pair.url)
+    kills = 0
 
-        async def kill(times: int) -> None:
-            nonlocal kills
-            for _ in range(times):
-                kills += await killer.fetchval(
-                    """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-                        WHERE application_name = 'penstock' AND datname = current_database()"""
-                )
-                await asyncio.sleep(0.25)
+    async def kill(times: int) -> None:
+        nonlocal kills
+        for _ in range(times):
+            kills += await killer.fetchval(
+                """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                    WHERE application_name = 'penstock' AND datname = current_database()"""
+            )
+            await asyncio.sleep(0.25)
 
-        killing = asyncio.create_task(kill(40 if SOAK else 4))
-        while not killing.done():
+    killing = asyncio.create_task(kill(40 if SOAK else 4))
+    while not killing.done():
+        try:
+            await pair.rate(pair.engine)
+        except Unavailable:
+            await asyncio.sleep(0.05)
+    await killing
+    await killer.close()
+    score = await pair.score()
+    report("after pg_terminate_backend again and again", score, f"{kills} connections killed")
+    assert kills > 4
+    assert score >= LEAST
+
+
+async def test_throughput_is_back_after_restarts_of_postgresql(pair: Pair) -> None:
+    waits = []
+    for mode in ("fast", "immediate") * (3 if SOAK else 1):
+        await asyncio.to_thread(pair.server.stop, mode)
+        await asyncio.to_thread(pair.server.start)
+        began = time.monotonic()
+
+        async def answers() -> bool:
             try:
-                await pair.rate(pair.engine)
+                await pair.engine.push([Item("q", b"1", "p0")])
             except Unavailable:
-                await asyncio.sleep(0.05)
-        await killing
-        await killer.close()
-        score = await pair.score()
-        report("after pg_terminate_backend again and again", score, f"{kills} connections killed")
-        assert kills > 4
-        assert score >= LEAST
+                return False
+            return True
 
-    measured(body)
-
-
-def test_throughput_is_back_after_restarts_of_postgresql(measured) -> None:
-    async def body(pair: Pair) -> None:
-        waits = []
-        for mode in ("fast", "immediate") * (3 if SOAK else 1):
-            await asyncio.to_thread(pair.server.stop, mode)
-            await asyncio.to_thread(pair.server.start)
-            began = time.monotonic()
-
-            async def answers() -> bool:
-                try:
-                    await pair.engine.push([Item("q", b"1", "p0")])
-                except Unavailable:
-                    return False
-                return True
-
-            await eventually(answers, 30)
-            waits.append(time.monotonic() - began)
-        score = await pair.score()
-        report(
-            "after restarts of PostgreSQL",
-            score,
-            f"back {max(waits):.1f} s after the server at the latest",
-        )
-        assert score >= LEAST
-        assert max(waits) < 15
-
-    measured(body)
+        await eventually(answers, 30)
+        waits.append(time.monotonic() - began)
+    score = await pair.score()
+    report(
+        "after restarts of PostgreSQL",
+        score,
+        f"back {max(waits):.1f} s after the server at the latest",
+    )
+    assert score >= LEAST
+    assert max(waits) < 15

@@ -15,7 +15,6 @@ from penstock.client import TopicClient
 from penstock.protocol.record_batch import Batch
 from tests.support import guard
 from tests.support.form import SOAK
-from tests.support.http import run
 from tests.support.wait import eventually
 
 KILLS = 50 if SOAK else 3
@@ -25,8 +24,8 @@ PRODUCERS = 4
 class Victim:
     """A server that is killed and started again on the same port and directory."""
 
-    def __init__(self, directory: Path, fsync: str) -> None:
-        self._directory, self._fsync = directory, fsync
+    def __init__(self, directory: Path, fsync: str, *tier: str) -> None:
+        self._directory, self._fsync, self._tier = directory, fsync, tier
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -42,6 +41,7 @@ class Victim:
                 str(self._directory),
                 self._fsync,
                 str(self.port),
+                *self._tier,
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -62,10 +62,10 @@ class Victim:
 
 @pytest.mark.parametrize("fsync", ["group", "interval"])
 @pytest.mark.timeout(120 + 6 * KILLS)
-def test_kill_9_loses_nothing_that_was_answered_and_repeats_nothing(
+async def test_kill_9_loses_nothing_that_was_answered_and_repeats_nothing(
     tmp_path: Path, fsync: str
 ) -> None:
-    run(lambda: killing(tmp_path, fsync), limit=100 + 6 * KILLS)
+    await killing(tmp_path, fsync)
 
 
 async def killing(directory: Path, fsync: str) -> None:

@@ -24,7 +24,6 @@ from penstock import (
     SyncMessage,
     backoff,
 )
-from tests.support.http import run
 from tests.support.wait import eventually, until
 
 
@@ -47,51 +46,45 @@ async def dead(client: Client, queue: str) -> dict[Any, str | None]:
 
 
 @pytest.mark.parametrize("kind", [Struct, Data, Model])
-def test_a_payload_is_decoded_as_the_handler_says_and_one_that_does_not_fit_is_put_aside(
+async def test_a_payload_is_decoded_as_the_handler_says_and_one_that_does_not_fit_is_put_aside(
     broker, queue, kind
 ):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, [{"id": 7}, {"id": "seven"}, {"id": 8}])
-            orders: list[Any] = []
+    async with Client(broker.url) as client:
+        await client.push_many(queue, [{"id": 7}, {"id": "seven"}, {"id": 8}])
+        orders: list[Any] = []
 
-            @client.consumer(f"{queue}@g", batch=10)
-            async def handle(order: kind, message: Message) -> None:
-                orders.append((order, message.queue))
+        @client.consumer(f"{queue}@g", batch=10)
+        async def handle(order: kind, message: Message) -> None:
+            orders.append((order, message.queue))
 
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: len(orders) == 2)
-            client.stop()
-            await running
-            assert orders == [(kind(id=7), queue), (kind(id=8), queue)]
-            ((data, reason),) = (await dead(client, queue)).items()
-            assert data == "{'id': 'seven'}"
-            assert reason is not None
-            assert reason.startswith(f"the payload is no {kind.__name__}: ")
-            assert "id" in reason
-            assert await client.pop(f"{queue}@g") == []
-
-    run(body)
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: len(orders) == 2)
+        client.stop()
+        await running
+        assert orders == [(kind(id=7), queue), (kind(id=8), queue)]
+        ((data, reason),) = (await dead(client, queue)).items()
+        assert data == "{'id': 'seven'}"
+        assert reason is not None
+        assert reason.startswith(f"the payload is no {kind.__name__}: ")
+        assert "id" in reason
+        assert await client.pop(f"{queue}@g") == []
 
 
-def test_a_handler_of_batches_gets_the_payloads_that_fit(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, [{"id": 1}, {"no": 2}, {"id": 3}])
-            batches: list[Any] = []
+async def test_a_handler_of_batches_gets_the_payloads_that_fit(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, [{"id": 1}, {"no": 2}, {"id": 3}])
+        batches: list[Any] = []
 
-            @client.consumer(queue, batch=10, each=False)
-            def handle(orders: list[Struct]) -> None:
-                batches.append(orders)
+        @client.consumer(queue, batch=10, each=False)
+        def handle(orders: list[Struct]) -> None:
+            batches.append(orders)
 
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: batches)
-            client.stop()
-            await running
-            assert batches == [[Struct(1), Struct(3)]]
-            assert len(await dead(client, queue)) == 1
-
-    run(body)
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: batches)
+        client.stop()
+        await running
+        assert batches == [[Struct(1), Struct(3)]]
+        assert len(await dead(client, queue)) == 1
 
 
 def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_decorated():
@@ -114,66 +107,60 @@ def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_decorated():
     assert client.consumer("q")(lambda message: message)("as it is") == "as it is"
 
 
-def test_a_consumer_answers_for_what_its_function_did(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.configure(queue, retry_limit=1, retry_delay=0)
-            for name in ("good", "bad", "poison", "later"):
-                await client.push(queue, name, partition=name)
-            calls: list[str] = []
+async def test_a_consumer_answers_for_what_its_function_did(broker, queue):
+    async with Client(broker.url) as client:
+        await client.configure(queue, retry_limit=1, retry_delay=0)
+        for name in ("good", "bad", "poison", "later"):
+            await client.push(queue, name, partition=name)
+        calls: list[str] = []
 
-            @client.consumer(f"{queue}@g", concurrency=3)
-            async def handle(message: Message) -> None:
-                calls.append(message.data)
-                if message.data == "bad":
-                    raise ValueError("no good")
-                if message.data == "poison":
-                    raise DeadLetter("never")
-                if message.data == "later" and calls.count("later") < 3:
-                    raise Retry(delay=0.1 if calls.count("later") == 1 else 0)
+        @client.consumer(f"{queue}@g", concurrency=3)
+        async def handle(message: Message) -> None:
+            calls.append(message.data)
+            if message.data == "bad":
+                raise ValueError("no good")
+            if message.data == "poison":
+                raise DeadLetter("never")
+            if message.data == "later" and calls.count("later") < 3:
+                raise Retry(delay=0.1 if calls.count("later") == 1 else 0)
 
-            running = asyncio.create_task(client.run())
+        running = asyncio.create_task(client.run())
 
-            async def settled() -> bool:
-                letters = await client.dead_letters(queue)
-                return letters.total == 2 and calls.count("later") == 3
+        async def settled() -> bool:
+            letters = await client.dead_letters(queue)
+            return letters.total == 2 and calls.count("later") == 3
 
-            await eventually(settled)
-            client.stop()
-            await running
-            assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
-            assert await dead(client, queue) == {"bad": "ValueError: no good", "poison": "never"}
-            assert await client.requeue(queue, group="g") == 2
-
-    run(body)
+        await eventually(settled)
+        client.stop()
+        await running
+        assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
+        assert await dead(client, queue) == {"bad": "ValueError: no good", "poison": "never"}
+        assert await client.requeue(queue, group="g") == 2
 
 
-def test_backoff_makes_its_attempts_and_then_puts_the_message_aside(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push(queue, "bad", partition="a")
-            await client.push(queue, "heals", partition="b")
-            calls: list[str] = []
+async def test_backoff_makes_its_attempts_and_then_puts_the_message_aside(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push(queue, "bad", partition="a")
+        await client.push(queue, "heals", partition="b")
+        calls: list[str] = []
 
-            @client.consumer(f"{queue}@g", retry=backoff(3, first=0.05))
-            async def handle(message: Message) -> None:
-                calls.append(message.data)
-                if message.data == "bad" or calls.count("heals") < 2:
-                    raise ValueError("not yet")
+        @client.consumer(f"{queue}@g", retry=backoff(3, first=0.05))
+        async def handle(message: Message) -> None:
+            calls.append(message.data)
+            if message.data == "bad" or calls.count("heals") < 2:
+                raise ValueError("not yet")
 
-            running = asyncio.create_task(client.run())
+        running = asyncio.create_task(client.run())
 
-            async def settled() -> bool:
-                return (await client.dead_letters(queue)).total == 1 and len(calls) == 5
+        async def settled() -> bool:
+            return (await client.dead_letters(queue)).total == 1 and len(calls) == 5
 
-            await eventually(settled)
-            client.stop()
-            await running
-            assert sorted(calls) == ["bad"] * 3 + ["heals"] * 2
-            assert await dead(client, queue) == {"bad": "3 attempts failed: ValueError: not yet"}
-            assert (handle.handled, handle.failed) == (1, 4)
-
-    run(body)
+        await eventually(settled)
+        client.stop()
+        await running
+        assert sorted(calls) == ["bad"] * 3 + ["heals"] * 2
+        assert await dead(client, queue) == {"bad": "3 attempts failed: ValueError: not yet"}
+        assert (handle.handled, handle.failed) == (1, 4)
 
 
 def test_the_delay_grows_up_to_the_longest():
@@ -181,130 +168,114 @@ def test_the_delay_grows_up_to_the_longest():
     assert [policy.delay(attempt) for attempt in (1, 2, 3)] == [1, 3, 5]
 
 
-def test_a_message_that_waits_for_its_next_attempt_goes_back_when_the_consumer_stops(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push(queue, 1)
-            consumer: Consumer
-
-            @client.consumer(queue, retry=backoff(first=600, longest=600))
-            async def consumer(message: Message) -> None:
-                raise ValueError("not yet")
-
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: consumer.waiting == 1)
-            client.stop()
-            await running
-            assert [message.data for message in await client.pop(queue, wait=10)] == [1]
-
-    run(body)
-
-
-def test_a_delayed_retry_of_a_taken_message_comes_later_and_at_once_when_the_client_closes(
+async def test_a_message_that_waits_for_its_next_attempt_goes_back_when_the_consumer_stops(
     broker, queue
 ):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push(queue, 1)
-            async with Client(broker.url) as other:
-                (message,) = await other.pop(queue)
-                await message.retry(delay=600)
-                assert await client.pop(queue) == []
-            (message,) = await client.pop(queue, wait=10)
-            await message.retry(delay=0.1)
-            (message,) = await client.pop(queue, wait=10)
-            assert await message.extend(30)
-            with pytest.raises(InvalidRequest, match="push the message again"):
-                await message.retry(delay=1e6)
-            await message.dead_letter("enough")
-            assert await dead(client, queue) == {"1": "enough"}
+    async with Client(broker.url) as client:
+        await client.push(queue, 1)
+        consumer: Consumer
 
-    run(body)
+        @client.consumer(queue, retry=backoff(first=600, longest=600))
+        async def consumer(message: Message) -> None:
+            raise ValueError("not yet")
+
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: consumer.waiting == 1)
+        client.stop()
+        await running
+        assert [message.data for message in await client.pop(queue, wait=10)] == [1]
 
 
-def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, range(10))
-            batches: list[list[Any]] = []
-
-            @client.consumer(queue, batch=5, each=False)
-            def handle(messages: list[Message]) -> None:
-                batches.append([message.data for message in messages])
-
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: sum(map(len, batches)) == 10)
-            client.stop()
-            await running
-            assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+async def test_a_delayed_retry_of_a_taken_message_comes_later_and_at_once_when_the_client_closes(
+    broker, queue
+):
+    async with Client(broker.url) as client:
+        await client.push(queue, 1)
+        async with Client(broker.url) as other:
+            (message,) = await other.pop(queue)
+            await message.retry(delay=600)
             assert await client.pop(queue) == []
-
-    run(body)
-
-
-def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            consumer = client.consumer(queue, concurrency=4)(lambda message: None)
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: len(consumer._polls) == 4)
-            async with asyncio.timeout(20):
-                client.stop()
-                await running
-
-    run(body)
+        (message,) = await client.pop(queue, wait=10)
+        await message.retry(delay=0.1)
+        (message,) = await client.pop(queue, wait=10)
+        assert await message.extend(30)
+        with pytest.raises(InvalidRequest, match="push the message again"):
+            await message.retry(delay=1e6)
+        await message.dead_letter("enough")
+        assert await dead(client, queue) == {"1": "enough"}
 
 
-def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push(queue, 1)
-            consumer = client.consumer(f"{queue}@g")(lambda message: None)
-            running = asyncio.create_task(client.run())
+async def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, range(10))
+        batches: list[list[Any]] = []
 
-            async def done() -> bool:
-                return [(row.completed, row.total_lag) for row in await client.groups()
-                        if row.queue_name == queue] == [(1, 0)]  # fmt: skip
+        @client.consumer(queue, batch=5, each=False)
+        def handle(messages: list[Message]) -> None:
+            batches.append([message.data for message in messages])
 
-            await eventually(done)
-            assert len(consumer._polls) == 1
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: sum(map(len, batches)) == 10)
+        client.stop()
+        await running
+        assert batches == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        assert await client.pop(queue) == []
+
+
+async def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
+    async with Client(broker.url) as client:
+        consumer = client.consumer(queue, concurrency=4)(lambda message: None)
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: len(consumer._polls) == 4)
+        async with asyncio.timeout(20):
             client.stop()
             await running
-            assert await client.pop(f"{queue}@g") == []
-
-    run(body)
 
 
-def test_the_health_of_consumers_is_told_while_they_run(broker, queue, monkeypatch):
+async def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push(queue, 1)
+        consumer = client.consumer(f"{queue}@g")(lambda message: None)
+        running = asyncio.create_task(client.run())
+
+        async def done() -> bool:
+            return [(row.completed, row.total_lag) for row in await client.groups()
+                    if row.queue_name == queue] == [(1, 0)]  # fmt: skip
+
+        await eventually(done)
+        assert len(consumer._polls) == 1
+        client.stop()
+        await running
+        assert await client.pop(f"{queue}@g") == []
+
+
+async def test_the_health_of_consumers_is_told_while_they_run(broker, queue, monkeypatch):
     monkeypatch.setattr("penstock.client.health.REPORT_SECONDS", 0.1)
 
-    async def body() -> None:
-        async with Client(broker.url) as client, Client(broker.url) as operator:
-            await client.push(queue, "bad")
-            await client.push(queue, "slow", partition="p")
-            release = asyncio.Event()
+    async with Client(broker.url) as client, Client(broker.url) as operator:
+        await client.push(queue, "bad")
+        await client.push(queue, "slow", partition="p")
+        release = asyncio.Event()
 
-            @client.consumer(f"{queue}@g", concurrency=2, name="biller")
-            async def handle(message: Message) -> None:
-                if message.data == "bad":
-                    raise DeadLetter("no such customer")
-                await release.wait()
+        @client.consumer(f"{queue}@g", concurrency=2, name="biller")
+        async def handle(message: Message) -> None:
+            if message.data == "bad":
+                raise DeadLetter("no such customer")
+            await release.wait()
 
-            running = asyncio.create_task(client.run())
+        running = asyncio.create_task(client.run())
 
-            async def reported() -> bool:
-                result = await operator.consumers(queue, group="g")
-                return [
-                    (one.name, one.in_flight, one.failed, one.last_error) for one in result
-                ] == [("biller", 1, 1, "no such customer")]
+        async def reported() -> bool:
+            result = await operator.consumers(queue, group="g")
+            return [(one.name, one.in_flight, one.failed, one.last_error) for one in result] == [
+                ("biller", 1, 1, "no such customer")
+            ]
 
-            await eventually(reported, 60)
-            release.set()
-            client.stop()
-            await running
-            assert await operator.consumers(queue) == []
-
-    run(body)
+        await eventually(reported, 60)
+        release.set()
+        client.stop()
+        await running
+        assert await operator.consumers(queue) == []
 
 
 def test_plain_code_consumes_with_plain_messages(broker, queue):
@@ -379,80 +350,73 @@ def test_sigterm_lets_a_program_finish_what_it_handles(broker, queue, tmp_path: 
         assert [message.data for message in client.pop(queue, wait=10)] == [2]
 
 
-def test_a_consumer_fetches_ahead_and_gives_back_what_it_did_not_begin(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client, Client(broker.url) as other:
-            for partition in ("a", "b", "c"):
-                await client.push_many(queue, [partition], partition=partition)
-            begun: list[Any] = []
-            go_on = asyncio.Event()
+async def test_a_consumer_fetches_ahead_and_gives_back_what_it_did_not_begin(broker, queue):
+    async with Client(broker.url) as client, Client(broker.url) as other:
+        for partition in ("a", "b", "c"):
+            await client.push_many(queue, [partition], partition=partition)
+        begun: list[Any] = []
+        go_on = asyncio.Event()
 
-            @client.consumer(f"{queue}@g", prefetch=True)
-            async def handle(payload: str) -> None:
-                begun.append(payload)
-                await go_on.wait()
+        @client.consumer(f"{queue}@g", prefetch=True)
+        async def handle(payload: str) -> None:
+            begun.append(payload)
+            await go_on.wait()
 
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: begun)
-            # the one it handles and the one it has ready
-            await eventually(lambda: len(client._leases._kept) == 2)
-            client.stop()
-            go_on.set()
-            await running
-            assert len(begun) == 1
-            rest = await other.pop(f"{queue}@g", batch=10, partitions=10)
-            assert sorted(one.data for one in rest) == sorted({"a", "b", "c"} - set(begun))
-            assert await dead(client, queue) == {}
-            assert handle.handled == 1
-
-    run(body)
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: begun)
+        # the one it handles and the one it has ready
+        await eventually(lambda: len(client._leases._kept) == 2)
+        client.stop()
+        go_on.set()
+        await running
+        assert len(begun) == 1
+        rest = await other.pop(f"{queue}@g", batch=10, partitions=10)
+        assert sorted(one.data for one in rest) == sorted({"a", "b", "c"} - set(begun))
+        assert await dead(client, queue) == {}
+        assert handle.handled == 1
 
 
-def test_in_a_queue_of_one_partition_an_answer_does_not_wait_for_the_fetch_ahead(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, list(range(5)))
-            seen: list[int] = []
+async def test_in_a_queue_of_one_partition_an_answer_does_not_wait_for_the_fetch_ahead(
+    broker, queue
+):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, list(range(5)))
+        seen: list[int] = []
 
-            @client.consumer(f"{queue}@g", prefetch=True)
-            async def handle(number: int) -> None:
-                seen.append(number)
-                if number == 2 and seen.count(2) == 1:
-                    raise Retry
+        @client.consumer(f"{queue}@g", prefetch=True)
+        async def handle(number: int) -> None:
+            seen.append(number)
+            if number == 2 and seen.count(2) == 1:
+                raise Retry
 
-            running = asyncio.create_task(client.run())
-            await eventually(lambda: len(seen) == 6)
-            client.stop()
-            await running
-            assert seen == [0, 1, 2, 2, 3, 4]
-            assert await client.pop(f"{queue}@g") == []
-
-    run(body)
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: len(seen) == 6)
+        client.stop()
+        await running
+        assert seen == [0, 1, 2, 2, 3, 4]
+        assert await client.pop(f"{queue}@g") == []
 
 
-def test_a_loop_that_fetches_ahead_gives_back_what_it_did_not_begin(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client, Client(broker.url) as other:
-            for partition in ("a", "b", "c"):
-                await client.push_many(queue, [partition], partition=partition)
-            seen = []
-            async for message in client.take(f"{queue}@g", prefetch=True):
-                seen.append(message.data)
-                await message.ack()
-                if len(seen) == 1:
-                    continue
-                break
-            rest = await other.pop(f"{queue}@g", batch=10, wait=10.0)
-            assert sorted([*seen, *(one.data for one in rest)]) == ["a", "b", "c"]
-            with pytest.raises(InvalidRequest, match="no prefetch"):
-                client.consumer(queue, auto_ack=True, prefetch=True)(print)
-        with SyncClient(broker.url) as plain:
-            plain.push_many(f"{queue}-2", list(range(7)))
-            taken = plain.take(f"{queue}-2", batch=2, limit=7, prefetch=True)
-            numbers = []
-            for message in taken:
-                numbers.append(message.data)
-                message.ack()
-            assert numbers == list(range(7))
-
-    run(body)
+async def test_a_loop_that_fetches_ahead_gives_back_what_it_did_not_begin(broker, queue):
+    async with Client(broker.url) as client, Client(broker.url) as other:
+        for partition in ("a", "b", "c"):
+            await client.push_many(queue, [partition], partition=partition)
+        seen = []
+        async for message in client.take(f"{queue}@g", prefetch=True):
+            seen.append(message.data)
+            await message.ack()
+            if len(seen) == 1:
+                continue
+            break
+        rest = await other.pop(f"{queue}@g", batch=10, wait=10.0)
+        assert sorted([*seen, *(one.data for one in rest)]) == ["a", "b", "c"]
+        with pytest.raises(InvalidRequest, match="no prefetch"):
+            client.consumer(queue, auto_ack=True, prefetch=True)(print)
+    with SyncClient(broker.url) as plain:
+        plain.push_many(f"{queue}-2", list(range(7)))
+        taken = plain.take(f"{queue}-2", batch=2, limit=7, prefetch=True)
+        numbers = []
+        for message in taken:
+            numbers.append(message.data)
+            message.ack()
+        assert numbers == list(range(7))

@@ -5,113 +5,103 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock import Client, InvalidRequest, NotFound, QueueOptions, SyncClient
-from tests.support.http import run
 from tests.support.wait import eventually
 
 
-def test_queues_groups_and_dead_letters_are_structs(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            made = await client.configure(queue, task="billing", lease_time=30, ordering="none")
-            assert (made.queue, made.task) == (queue, "billing")
-            assert made.options == QueueOptions(lease_time=30, ordering="none")
-            await client.push_many(queue, [1, 2, 3], partition="p", headers={"tenant": "a"})
-            first, second, _ = await client.pop(f"{queue}@g", batch=3, partitions=3)
-            await first.ack()
-            await second.dead_letter("no good")
-            about = await client.describe(queue)
-            assert about.queue.options.lease_time == 30
-            assert {one.name: one.messages.total for one in about.partitions}["p"] == 3
-            assert about.totals.total == 3
-            (summary,) = [one for one in await client.queues() if one.name == queue]
-            assert (summary.task, summary.messages.total) == ("billing", 3)
-            (group,) = [one for one in await client.groups() if one.queue_name == queue]
-            assert (group.name, group.completed, group.dead_letters) == ("g", 1, 1)
-            assert [one.partition for one in await client.group("g") if one.queue == queue and
-                    one.total_consumed] == ["p"]  # fmt: skip
-            (letter,) = (await client.dead_letters(queue, group="g", limit=1)).messages
-            assert (letter.data, letter.error_message, letter.headers) == (
-                2, "no good", {"tenant": "a"},
-            )  # fmt: skip
-            late = datetime.now(UTC) + timedelta(days=1)
-            assert (await client.dead_letters(queue, since=late)).total == 0
-            assert await client.requeue(queue, id=letter.dlq_id) == 1
-            assert await client.purge(queue) == 0
-            preview = await client.seek(queue, "g", "beginning", dry_run=True)
-            assert (preview.dry_run, preview.redelivered) == (True, 1)
-            assert await client.delete_group("g", queue) > 0
-            (message,) = await client.pop(f"{queue}@h")
-            await message.dead_letter("of a group that goes")
-            assert await client.delete_group("h", queue) > 0
-            (letter,) = (await client.dead_letters(queue)).messages
-            assert letter.consumer_group is None
-            assert await client.clear(queue) == 3
-            assert await client.delete_queue(queue)
-            assert not await client.delete_queue(queue)
-
-    run(body)
+async def test_queues_groups_and_dead_letters_are_structs(broker, queue):
+    async with Client(broker.url) as client:
+        made = await client.configure(queue, task="billing", lease_time=30, ordering="none")
+        assert (made.queue, made.task) == (queue, "billing")
+        assert made.options == QueueOptions(lease_time=30, ordering="none")
+        await client.push_many(queue, [1, 2, 3], partition="p", headers={"tenant": "a"})
+        first, second, _ = await client.pop(f"{queue}@g", batch=3, partitions=3)
+        await first.ack()
+        await second.dead_letter("no good")
+        about = await client.describe(queue)
+        assert about.queue.options.lease_time == 30
+        assert {one.name: one.messages.total for one in about.partitions}["p"] == 3
+        assert about.totals.total == 3
+        (summary,) = [one for one in await client.queues() if one.name == queue]
+        assert (summary.task, summary.messages.total) == ("billing", 3)
+        (group,) = [one for one in await client.groups() if one.queue_name == queue]
+        assert (group.name, group.completed, group.dead_letters) == ("g", 1, 1)
+        assert [one.partition for one in await client.group("g") if one.queue == queue and
+                one.total_consumed] == ["p"]  # fmt: skip
+        (letter,) = (await client.dead_letters(queue, group="g", limit=1)).messages
+        assert (letter.data, letter.error_message, letter.headers) == (
+            2, "no good", {"tenant": "a"},
+        )  # fmt: skip
+        late = datetime.now(UTC) + timedelta(days=1)
+        assert (await client.dead_letters(queue, since=late)).total == 0
+        assert await client.requeue(queue, id=letter.dlq_id) == 1
+        assert await client.purge(queue) == 0
+        preview = await client.seek(queue, "g", "beginning", dry_run=True)
+        assert (preview.dry_run, preview.redelivered) == (True, 1)
+        assert await client.delete_group("g", queue) > 0
+        (message,) = await client.pop(f"{queue}@h")
+        await message.dead_letter("of a group that goes")
+        assert await client.delete_group("h", queue) > 0
+        (letter,) = (await client.dead_letters(queue)).messages
+        assert letter.consumer_group is None
+        assert await client.clear(queue) == 3
+        assert await client.delete_queue(queue)
+        assert not await client.delete_queue(queue)
 
 
-def test_messages_for_later_are_listed_and_cancelled(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            tomorrow = datetime.now(UTC) + timedelta(days=1)
-            pushed = await client.push(queue, 1, deliver_at=tomorrow)
-            assert pushed.status == "scheduled"
-            await client.push(queue, 2, delay=timedelta(hours=1))
-            await client.push(queue, 3, delay=0.3)
-            (soon,) = await client.pop(queue, wait=30)
-            assert soon.data == 3
-            waiting = (await client.scheduled(queue)).messages
-            assert [one.transaction_id for one in waiting][-1] == pushed.transaction_id
-            assert abs(waiting[-1].deliver_at - tomorrow) < timedelta(seconds=1)
-            assert await client.cancel(queue, pushed.transaction_id)
-            assert not await client.cancel(queue, pushed.transaction_id)
-            assert len((await client.scheduled(queue)).messages) == 1
-            with pytest.raises(InvalidRequest, match="no time zone"):
-                await client.push(queue, 4, deliver_at=datetime(2030, 1, 1))
-            with pytest.raises(InvalidRequest, match="not both"):
-                await client.push(queue, 4, delay=1, deliver_at=tomorrow)
-            with pytest.raises(InvalidRequest, match="0 or more seconds"):
-                await client.push(queue, 4, delay=-1)
-
-    run(body)
+async def test_messages_for_later_are_listed_and_cancelled(broker, queue):
+    async with Client(broker.url) as client:
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        pushed = await client.push(queue, 1, deliver_at=tomorrow)
+        assert pushed.status == "scheduled"
+        await client.push(queue, 2, delay=timedelta(hours=1))
+        await client.push(queue, 3, delay=0.3)
+        (soon,) = await client.pop(queue, wait=30)
+        assert soon.data == 3
+        waiting = (await client.scheduled(queue)).messages
+        assert [one.transaction_id for one in waiting][-1] == pushed.transaction_id
+        assert abs(waiting[-1].deliver_at - tomorrow) < timedelta(seconds=1)
+        assert await client.cancel(queue, pushed.transaction_id)
+        assert not await client.cancel(queue, pushed.transaction_id)
+        assert len((await client.scheduled(queue)).messages) == 1
+        with pytest.raises(InvalidRequest, match="no time zone"):
+            await client.push(queue, 4, deliver_at=datetime(2030, 1, 1))
+        with pytest.raises(InvalidRequest, match="not both"):
+            await client.push(queue, 4, delay=1, deliver_at=tomorrow)
+        with pytest.raises(InvalidRequest, match="0 or more seconds"):
+            await client.push(queue, 4, delay=-1)
 
 
-def test_schedules_and_routes_by_their_names(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            made = await client.schedules.create(
-                queue, cron="0 3 * * *", queue=queue, payload={"id": 7}, timezone="Europe/Rome"
-            )
-            assert (made.cron, made.timezone, made.catch_up) == ("0 3 * * *", "Europe/Rome", "one")
-            assert len(made.next_runs) > 1
-            assert (await client.schedules.pause(queue)).paused
-            assert not (await client.schedules.resume(queue)).paused
-            ran = await client.schedules.run(queue)
-            assert (ran.result, ran.manual) == ("queued", True)
-            assert [one.data for one in await client.pop(queue, wait=30)] == [{"id": 7}]
-            assert queue in [one.name for one in await client.schedules.list()]
-            await client.schedules.delete(queue)
-            with pytest.raises(NotFound):
-                await client.schedules.get(queue)
+async def test_schedules_and_routes_by_their_names(broker, queue):
+    async with Client(broker.url) as client:
+        made = await client.schedules.create(
+            queue, cron="0 3 * * *", queue=queue, payload={"id": 7}, timezone="Europe/Rome"
+        )
+        assert (made.cron, made.timezone, made.catch_up) == ("0 3 * * *", "Europe/Rome", "one")
+        assert len(made.next_runs) > 1
+        assert (await client.schedules.pause(queue)).paused
+        assert not (await client.schedules.resume(queue)).paused
+        ran = await client.schedules.run(queue)
+        assert (ran.result, ran.manual) == ("queued", True)
+        assert [one.data for one in await client.pop(queue, wait=30)] == [{"id": 7}]
+        assert queue in [one.name for one in await client.schedules.list()]
+        await client.schedules.delete(queue)
+        with pytest.raises(NotFound):
+            await client.schedules.get(queue)
 
-            destination = {"type": "queue", "queue": f"{queue}-copy"}
-            route = await client.routes.create(queue, destination=destination)
-            assert (route.name, route.state) == (queue, "running")
-            assert (await client.routes.push(queue, [{"id": 1}])).accepted == 1
+        destination = {"type": "queue", "queue": f"{queue}-copy"}
+        route = await client.routes.create(queue, destination=destination)
+        assert (route.name, route.state) == (queue, "running")
+        assert (await client.routes.push(queue, [{"id": 1}])).accepted == 1
 
-            async def copied() -> bool:
-                return bool(await client.pop(f"{queue}-copy@look"))
+        async def copied() -> bool:
+            return bool(await client.pop(f"{queue}-copy@look"))
 
-            await eventually(copied, 30)
-            assert (await client.routes.pause(queue)).state == "paused"
-            assert queue in [one.name for one in await client.routes.list()]
-            await client.routes.delete(queue, force=True)
-            status = await client.status()
-            assert (status.status, status.database) == ("healthy", "connected")
-
-    run(body)
+        await eventually(copied, 30)
+        assert (await client.routes.pause(queue)).state == "paused"
+        assert queue in [one.name for one in await client.routes.list()]
+        await client.routes.delete(queue, force=True)
+        status = await client.status()
+        assert (status.status, status.database) == ("healthy", "connected")
 
 
 def test_a_client_by_the_environment_alone(broker, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.wire.http.messages import EMPTY, Request, Response
 from penstock.wire.http.routes import Route
 from tests.client.scripted import GIVEN, queued
-from tests.support.http import run, serving
+from tests.support.http import serving
 
 NOWHERE = "http://127.0.0.1:1"  # nothing of these reaches a broker
 
@@ -39,30 +39,27 @@ class Reading:
         (Decimal("NaN"), "the payload is NaN"),
     ],
 )
-def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(
+async def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(
     payload: Any, text: str
 ) -> None:
-    async def body() -> None:
-        async with Client(NOWHERE, patience=0.0) as client:
-            refused = pytest.raises(InvalidRequest, match=text)
+    async with Client(NOWHERE, patience=0.0) as client:
+        refused = pytest.raises(InvalidRequest, match=text)
+        with refused:
+            await client.push("q", payload)
+        with refused:
+            await client.push_many("q", [{"fine": 1}, payload])
+        with refused:
+            client.transaction().push("q", payload)
+        with refused:
+            await client.trace(Message(**GIVEN), payload)
+        async with client.buffer() as buffer:
             with refused:
-                await client.push("q", payload)
-            with refused:
-                await client.push_many("q", [{"fine": 1}, payload])
-            with refused:
-                client.transaction().push("q", payload)
-            with refused:
-                await client.trace(Message(**GIVEN), payload)
-            async with client.buffer() as buffer:
-                with refused:
-                    await buffer.push("q", payload)
-
-    run(body)
+                await buffer.push("q", payload)
     with SyncClient(NOWHERE, patience=0.0) as plain, pytest.raises(InvalidRequest, match=text):
         plain.push("q", payload)
 
 
-def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
+async def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
     moment = datetime(2026, 1, 31, 12, tzinfo=UTC)
     fine = {
         "a": [1, 2.5, None, True, {"b": "c"}],
@@ -77,38 +74,32 @@ def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
         sent.extend(json.loads(request.body)["items"])
         return queued(sent[-1:])
 
-    async def body() -> None:
-        async with (
-            serving(Route("POST", "/api/v1/push", push)) as server,
-            Client(server.url) as client,
-        ):
-            await client.push("q", fine)
-            await client.push("q", msgspec.Raw(b'{"n": 7}'))
-
-    run(body)
+    async with (
+        serving(Route("POST", "/api/v1/push", push)) as server,
+        Client(server.url) as client,
+    ):
+        await client.push("q", fine)
+        await client.push("q", msgspec.Raw(b'{"n": 7}'))
     assert [item["payload"] for item in sent] == [
         fine | {"at": "2026-01-31T12:00:00Z", "sum": "1.10", "pair": [1, 2]},
         {"n": 7},
     ]
 
 
-def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
-    async def body() -> None:
-        async with Client(NOWHERE, patience=0.0) as client:
-            for push in (client.push, client.transaction().push, client.buffer().push):
-                with pytest.raises(
-                    InvalidRequest,
-                    match=r"a push has no group, and 'a b/c@d' names 'd': every group",
-                ):
-                    done = push("a b/c@d", {})
-                    if asyncio.iscoroutine(done):
-                        await done
+async def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
+    async with Client(NOWHERE, patience=0.0) as client:
+        for push in (client.push, client.transaction().push, client.buffer().push):
             with pytest.raises(
-                InvalidRequest, match="names the partition 'one' and the argument 'two'"
+                InvalidRequest,
+                match=r"a push has no group, and 'a b/c@d' names 'd': every group",
             ):
-                await client.push("q/one", {}, partition="two")
-
-    run(body)
+                done = push("a b/c@d", {})
+                if asyncio.iscoroutine(done):
+                    await done
+        with pytest.raises(
+            InvalidRequest, match="names the partition 'one' and the argument 'two'"
+        ):
+            await client.push("q/one", {}, partition="two")
     with (
         SyncClient(NOWHERE, patience=0.0) as plain,
         pytest.raises(InvalidRequest, match="a push has no group"),
@@ -116,20 +107,17 @@ def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
         plain.push("a@b", {})
 
 
-def test_the_address_names_queue_partition_and_group():
-    async def body() -> None:
-        seen = []
+async def test_the_address_names_queue_partition_and_group():
+    seen = []
 
-        def pop(request: Request) -> Response:
-            seen.append((request.params, request.head.query))
-            return EMPTY
+    def pop(request: Request) -> Response:
+        seen.append((request.params, request.head.query))
+        return EMPTY
 
-        route = Route("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", pop)
-        async with serving(route) as server, Client(server.url) as client:
-            await client.pop("or ders/c 1@billing", batch=3)
-            for bad in ("", "@g", "q/", "q@"):
-                with pytest.raises(InvalidRequest):
-                    await client.pop(bad)
-        assert seen == [({"queue": "or ders", "partition": "c 1"}, "batch=3&consumerGroup=billing")]
-
-    run(body)
+    route = Route("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", pop)
+    async with serving(route) as server, Client(server.url) as client:
+        await client.pop("or ders/c 1@billing", batch=3)
+        for bad in ("", "@g", "q/", "q@"):
+            with pytest.raises(InvalidRequest):
+                await client.pop(bad)
+    assert seen == [({"queue": "or ders", "partition": "c 1"}, "batch=3&consumerGroup=billing")]

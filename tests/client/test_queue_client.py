@@ -1,6 +1,5 @@
 """`penstock.Client` and its sync facade against a real broker process."""
 
-import asyncio
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,6 @@ from penstock import Client, SyncClient
 from penstock.client import AckRefused, Message, QueueFull
 from penstock.client.items import new_item
 from penstock.errors import Conflict, InvalidRequest
-from tests.support.http import run
 from tests.support.wait import eventually
 
 
@@ -26,152 +24,122 @@ def test_the_client_comes_from_the_package_root_without_the_server():
         assert f"penstock.{part}" not in loaded
 
 
-def test_push_take_ack_as_the_seeds_write_it(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            pushed = await client.push(queue, {"id": 7}, partition="c-1")
-            assert (pushed.status, pushed.index) == ("queued", 0)
-            await client.push(f"{queue}/c-1", {"id": 8})
-            seen = []
-            async for message in client.take(f"{queue}@billing", batch=10, idle=0):
-                seen.append(
-                    (message.data["id"], message.partition, message.consumer_group, message.queue)
-                )
-                await client.ack(message)
-            assert seen == [(7, "c-1", "billing", queue), (8, "c-1", "billing", queue)]
-            assert [
-                m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, idle=0)
-            ] == [7, 8]
-            assert await client.pop(queue) == []
-
-    run(body)
-
-
-def test_a_delayed_push_is_answered_with_its_time(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-            pushed = await client.push(queue, 1, deliver_at=at)
-            assert (pushed.status, pushed.deliver_at) == ("scheduled", at)
-            assert (await client.push(queue, 2)).deliver_at is None
-
-    run(body)
-
-
-def test_a_taken_batch_goes_back_when_the_loop_is_left(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, range(5))
-            taking = client.take(queue, batch=5)
-            first = await anext(taking)
-            await client.ack(first)
-            await taking.aclose()
-            assert [m.data for m in await client.pop(queue, batch=9, wait=5)] == [1, 2, 3, 4]
-
-    run(body)
-
-
-def test_take_ends_after_a_limit_or_when_idle(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push_many(queue, range(5))
-            assert [
-                m.data async for m in client.take(f"{queue}@a", batch=10, limit=3, auto_ack=True)
-            ] == [0, 1, 2]
-            assert [
-                m.data async for m in client.take(f"{queue}@a", batch=10, idle=0.2, auto_ack=True)
-            ] == [3, 4]
-
-    run(body)
-
-
-def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client, Client(broker.url) as other:
-            await client.configure(queue, lease_time=1, retry_limit=0)
-            await client.push(queue, "slow")
-            (message,) = await client.pop(queue)
-            await eventually(lambda: client._leases.extended >= 2, 30)
-            assert await other.pop(queue) == []
+async def test_push_take_ack_as_the_seeds_write_it(broker, queue):
+    async with Client(broker.url) as client:
+        pushed = await client.push(queue, {"id": 7}, partition="c-1")
+        assert (pushed.status, pushed.index) == ("queued", 0)
+        await client.push(f"{queue}/c-1", {"id": 8})
+        seen = []
+        async for message in client.take(f"{queue}@billing", batch=10, idle=0):
+            seen.append(
+                (message.data["id"], message.partition, message.consumer_group, message.queue)
+            )
             await client.ack(message)
-            assert client._leases._kept == {}
-            assert (await client.dead_letters(queue)).total == 0
-
-    run(body)
-
-
-def test_a_lost_lease_is_raised_with_the_results(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.configure(queue, lease_time=1)
-            await client.push_many(queue, [1, 2])
-            messages = await client.pop(queue, batch=2, renew=False)
-
-            async def again() -> list[Message]:
-                return await client.pop(queue, batch=2, wait=5)
-
-            assert await again()
-            with pytest.raises(
-                AckRefused, match="2 of 2 acks refused: Invalid or expired lease"
-            ) as caught:
-                await client.ack(messages)
-            assert [result.success for result in caught.value.results] == [False, False]
-
-    run(body)
+        assert seen == [(7, "c-1", "billing", queue), (8, "c-1", "billing", queue)]
+        assert [
+            m.data["id"] async for m in client.take(queue, batch=10, auto_ack=True, idle=0)
+        ] == [7, 8]
+        assert await client.pop(queue) == []
 
 
-def test_a_transaction_moves_a_message_on(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.push(queue, 1)
-            (message,) = await client.pop(f"{queue}@g")
+async def test_a_delayed_push_is_answered_with_its_time(broker, queue):
+    async with Client(broker.url) as client:
+        at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+        pushed = await client.push(queue, 1, deliver_at=at)
+        assert (pushed.status, pushed.deliver_at) == ("scheduled", at)
+        assert (await client.push(queue, 2)).deliver_at is None
+
+
+async def test_a_taken_batch_goes_back_when_the_loop_is_left(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, range(5))
+        taking = client.take(queue, batch=5)
+        first = await anext(taking)
+        await client.ack(first)
+        await taking.aclose()
+        assert [m.data for m in await client.pop(queue, batch=9, wait=5)] == [1, 2, 3, 4]
+
+
+async def test_take_ends_after_a_limit_or_when_idle(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, range(5))
+        assert [
+            m.data async for m in client.take(f"{queue}@a", batch=10, limit=3, auto_ack=True)
+        ] == [0, 1, 2]
+        assert [
+            m.data async for m in client.take(f"{queue}@a", batch=10, idle=0.2, auto_ack=True)
+        ] == [3, 4]
+
+
+async def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
+    async with Client(broker.url) as client, Client(broker.url) as other:
+        await client.configure(queue, lease_time=1, retry_limit=0)
+        await client.push(queue, "slow")
+        (message,) = await client.pop(queue)
+        await eventually(lambda: client._leases.extended >= 2, 30)
+        assert await other.pop(queue) == []
+        await client.ack(message)
+        assert client._leases._kept == {}
+        assert (await client.dead_letters(queue)).total == 0
+
+
+async def test_a_lost_lease_is_raised_with_the_results(broker, queue):
+    async with Client(broker.url) as client:
+        await client.configure(queue, lease_time=1)
+        await client.push_many(queue, [1, 2])
+        messages = await client.pop(queue, batch=2, renew=False)
+
+        async def again() -> list[Message]:
+            return await client.pop(queue, batch=2, wait=5)
+
+        assert await again()
+        with pytest.raises(
+            AckRefused, match="2 of 2 acks refused: Invalid or expired lease"
+        ) as caught:
+            await client.ack(messages)
+        assert [result.success for result in caught.value.results] == [False, False]
+
+
+async def test_a_transaction_moves_a_message_on(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push(queue, 1)
+        (message,) = await client.pop(f"{queue}@g")
+        async with client.transaction() as tx:
+            tx.ack(message).push(f"{queue}-next", 2, partition="p")
+        assert [step.type for step in tx.results] == ["ack", "push"]
+        assert await client.pop(f"{queue}@g") == []
+        assert [m.data for m in await client.pop(f"{queue}-next/p")] == [2]
+        with pytest.raises(Conflict):
             async with client.transaction() as tx:
-                tx.ack(message).push(f"{queue}-next", 2, partition="p")
-            assert [step.type for step in tx.results] == ["ack", "push"]
-            assert await client.pop(f"{queue}@g") == []
-            assert [m.data for m in await client.pop(f"{queue}-next/p")] == [2]
-            with pytest.raises(Conflict):
-                async with client.transaction() as tx:
-                    tx.ack(message)
-
-    run(body)
+                tx.ack(message)
 
 
-def test_a_full_queue_raises_with_what_did_not_fit(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            await client.configure(queue, max_size=1)
-            with pytest.raises(QueueFull) as caught:
-                await client.push_many(queue, [1, 2])
-            assert [result.status for result in caught.value.results] == ["queued", "failed"]
-            with pytest.raises(InvalidRequest, match="leaseTimes"):
-                await client.configure(queue, leaseTimes=1)
-
-    run(body)
+async def test_a_full_queue_raises_with_what_did_not_fit(broker, queue):
+    async with Client(broker.url) as client:
+        await client.configure(queue, max_size=1)
+        with pytest.raises(QueueFull) as caught:
+            await client.push_many(queue, [1, 2])
+        assert [result.status for result in caught.value.results] == ["queued", "failed"]
+        with pytest.raises(InvalidRequest, match="leaseTimes"):
+            await client.configure(queue, leaseTimes=1)
 
 
-def test_more_messages_than_a_broker_takes_at_once_go_in_several_requests(broker, queue):
-    async def body():
-        async with Client(broker.url) as client:
-            results = await client.push_many(queue, range(10_050))
-            assert [result.index for result in results] == list(range(10_050))
-            assert {result.status for result in results} == {"queued"}
-            first = await client.pop(queue, batch=10_000, auto_ack=True)
-            assert [message.data for message in first] == list(range(10_000))
-            rest = await client.pop(queue, batch=10_000, auto_ack=True)
-            assert [message.data for message in rest] == list(range(10_000, 10_050))
-
-    asyncio.run(body())
+async def test_more_messages_than_a_broker_takes_at_once_go_in_several_requests(broker, queue):
+    async with Client(broker.url) as client:
+        results = await client.push_many(queue, range(10_050))
+        assert [result.index for result in results] == list(range(10_050))
+        assert {result.status for result in results} == {"queued"}
+        first = await client.pop(queue, batch=10_000, auto_ack=True)
+        assert [message.data for message in first] == list(range(10_000))
+        rest = await client.pop(queue, batch=10_000, auto_ack=True)
+        assert [message.data for message in rest] == list(range(10_000, 10_050))
 
 
-def test_qos_0_goes_through_the_brokers_buffer(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            pushed = await client.push(queue, "fast", buffer_ms=20, buffer_max=100)
-            assert pushed.status == "buffered"
-            assert [m.data for m in await client.pop(queue, wait=10)] == ["fast"]
-
-    run(body)
+async def test_qos_0_goes_through_the_brokers_buffer(broker, queue):
+    async with Client(broker.url) as client:
+        pushed = await client.push(queue, "fast", buffer_ms=20, buffer_max=100)
+        assert pushed.status == "buffered"
+        assert [m.data for m in await client.pop(queue, wait=10)] == ["fast"]
 
 
 def test_plain_code_uses_the_same_client(broker, queue):

@@ -8,34 +8,31 @@ import pytest
 from penstock import Client, InvalidRequest, SyncClient, Unavailable
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
-from tests.support.http import run, serving
+from tests.support.http import serving
 
 
-def test_a_topic_by_the_address_of_the_broker_alone(broker, queue):
-    async def body() -> None:
-        async with Client(broker.url) as client:
-            orders = client.topic(queue)
-            assert await orders.produce(b"one", b"two") == 0
-            assert [record.payload async for record in orders.read()] == [b"one", b"two"]
-            assert [record.offset async for record in orders.read(1)] == [1]
-            tailing = orders.tail(from_="earliest")
-            assert [(await anext(tailing)).payload for _ in range(2)] == [b"one", b"two"]
-            waiting = asyncio.ensure_future(anext(tailing))
-            async with orders.producer() as producer:
-                await producer.send(b"three")
-            assert (await waiting).payload == b"three"
-            await tailing.aclose()
-            taken = [batch async for batch in orders.group("g").take(follow=False)]
-            assert [payload for batch in taken for payload in batch.payloads()] == [
-                b"one", b"two", b"three",
-            ]  # fmt: skip
-            assert await orders.group("g").committed() == (3, 0)
-            assert queue in await client.topics()
-            assert (await orders.info()).records == 3
-            await orders.delete()
-            assert queue not in await client.topics()
-
-    run(body)
+async def test_a_topic_by_the_address_of_the_broker_alone(broker, queue):
+    async with Client(broker.url) as client:
+        orders = client.topic(queue)
+        assert await orders.produce(b"one", b"two") == 0
+        assert [record.payload async for record in orders.read()] == [b"one", b"two"]
+        assert [record.offset async for record in orders.read(1)] == [1]
+        tailing = orders.tail(from_="earliest")
+        assert [(await anext(tailing)).payload for _ in range(2)] == [b"one", b"two"]
+        waiting = asyncio.ensure_future(anext(tailing))
+        async with orders.producer() as producer:
+            await producer.send(b"three")
+        assert (await waiting).payload == b"three"
+        await tailing.aclose()
+        taken = [batch async for batch in orders.group("g").take(follow=False)]
+        assert [payload for batch in taken for payload in batch.payloads()] == [
+            b"one", b"two", b"three",
+        ]  # fmt: skip
+        assert await orders.group("g").committed() == (3, 0)
+        assert queue in await client.topics()
+        assert (await orders.info()).records == 3
+        await orders.delete()
+        assert queue not in await client.topics()
 
 
 def test_plain_code_has_the_same_topics(broker, queue):
@@ -62,42 +59,33 @@ def health(listeners: dict[str, str], status: int = 200) -> Route:
     return Route("GET", "/health", answer)
 
 
-def test_the_port_is_taken_from_the_broker_and_the_host_from_the_address(broker, queue):
+async def test_the_port_is_taken_from_the_broker_and_the_host_from_the_address(broker, queue):
     _, port = broker.tcp
 
-    async def body() -> None:
-        # it listens on every address, has no database, and its topics work
-        async with (
-            serving(health({"TCP": f"tcp://0.0.0.0:{port}"}, 503)) as server,
-            Client(server.url) as client,
-        ):
-            assert await client.topic(queue).produce(b"one") == 0
-
-    run(body)
+    # it listens on every address, has no database, and its topics work
+    async with (
+        serving(health({"TCP": f"tcp://0.0.0.0:{port}"}, 503)) as server,
+        Client(server.url) as client,
+    ):
+        assert await client.topic(queue).produce(b"one") == 0
 
 
-def test_a_broker_without_topics_is_said_to_be_one():
-    async def body() -> None:
-        async with serving(health({"HTTP": "http://x"})) as server, Client(server.url) as client:
-            with pytest.raises(InvalidRequest, match=r"no broker there serves topics.*topics="):
-                await client.topic("t").produce(b"one")
-        async with Client("http://127.0.0.1:1", timeout=0.3) as client:
-            with pytest.raises(Unavailable, match="no broker says where its topics are"):
-                await client.topic("t").produce(b"one")
-            with pytest.raises(Unavailable, match="no broker answers"):
-                await client.status()
-
-    run(body)
+async def test_a_broker_without_topics_is_said_to_be_one():
+    async with serving(health({"HTTP": "http://x"})) as server, Client(server.url) as client:
+        with pytest.raises(InvalidRequest, match=r"no broker there serves topics.*topics="):
+            await client.topic("t").produce(b"one")
+    async with Client("http://127.0.0.1:1", timeout=0.3) as client:
+        with pytest.raises(Unavailable, match="no broker says where its topics are"):
+            await client.topic("t").produce(b"one")
+        with pytest.raises(Unavailable, match="no broker answers"):
+            await client.status()
 
 
-def test_the_port_may_be_named(broker, queue, monkeypatch: pytest.MonkeyPatch):
+async def test_the_port_may_be_named(broker, queue, monkeypatch: pytest.MonkeyPatch):
     host, port = broker.tcp
 
-    async def body() -> None:
-        async with Client("http://127.0.0.1:1", topics=f"tcp://{host}:{port}") as client:
-            assert await client.topic(queue).produce(b"one") == 0
-        monkeypatch.setenv("PENSTOCK_BROKER", f"{host}:{port}")
-        async with Client.from_env() as client:
-            assert await client.topic(queue).produce(b"two") == 1
-
-    run(body)
+    async with Client("http://127.0.0.1:1", topics=f"tcp://{host}:{port}") as client:
+        assert await client.topic(queue).produce(b"one") == 0
+    monkeypatch.setenv("PENSTOCK_BROKER", f"{host}:{port}")
+    async with Client.from_env() as client:
+        assert await client.topic(queue).produce(b"two") == 1

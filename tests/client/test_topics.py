@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,22 +26,19 @@ from penstock.net.addresses import parse_addresses
 from penstock.net.retry import Backoff
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
-from tests.support.http import run
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
 
 
-def with_client(
-    directory: Path, body: Callable[[Served, TopicClient], Awaitable[None]], **settings: Any
-) -> None:
-    async def test() -> None:
-        async with (
-            serving(directory, **settings) as served,
-            TopicClient(served.address, timeout=30) as client,
-        ):
-            await body(served, client)
-
-    run(test)
+@asynccontextmanager
+async def with_client(
+    directory: Path, **settings: Any
+) -> AsyncIterator[tuple[Served, TopicClient]]:
+    async with (
+        serving(directory, **settings) as served,
+        TopicClient(served.address, timeout=30) as client,
+    ):
+        yield served, client
 
 
 class Proxy:
@@ -94,8 +92,8 @@ async def everything(client: TopicClient, topic: str) -> list[bytes]:
         return [record.payload async for record in reader]
 
 
-def test_create_list_describe_produce_consume_and_delete(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_create_list_describe_produce_consume_and_delete(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         await client.create("b")
         await client.create("a")
         assert await client.names() == ["a", "b"]
@@ -115,11 +113,9 @@ def test_create_list_describe_produce_consume_and_delete(tmp_path: Path) -> None
         with pytest.raises(InvalidRequest):
             await client.create("no/good")
 
-    with_client(tmp_path, body)
 
-
-def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         payloads = [b"%d" % number for number in range(25_000)]
         async with client.producer("a", max_batch_records=1000) as producer:
             deliveries = [await producer.send(payload) for payload in payloads]
@@ -136,22 +132,18 @@ def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
             served.metrics.snapshot()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
         )
 
-    with_client(tmp_path, body)
 
-
-def test_a_record_is_sent_after_the_linger_without_a_flush(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_a_record_is_sent_after_the_linger_without_a_flush(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.create("a")
         for linger in (0, 0.01):
             async with client.producer("a", linger=linger) as producer:
                 before = served.topics.require("a").next_offset
                 assert await (await producer.send(b"x")) == before
 
-    with_client(tmp_path, body)
 
-
-def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.create("a")
         proxy = Proxy(served.tcp.port)
         async with proxy.listening() as address, TopicClient(address) as through:
@@ -172,11 +164,11 @@ def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_path: 
             await producer.close()
         assert served.topics.require("a").next_offset == 100
 
-    with_client(tmp_path, body)
 
-
-def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(
+    tmp_path: Path,
+) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.create("a")
         proxy = Proxy(served.tcp.port)
         async with proxy.listening() as address, TopicClient(address) as through:
@@ -192,11 +184,9 @@ def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(tmp_path
             assert proxy.connections > 5
         assert await everything(client, "a") == payloads
 
-    with_client(tmp_path, body)
 
-
-def test_produce_is_stored_once_when_its_answer_is_lost(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_produce_is_stored_once_when_its_answer_is_lost(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.create("a")
         proxy = Proxy(served.tcp.port)
         async with proxy.listening() as address, TopicClient(address) as through:
@@ -210,11 +200,9 @@ def test_produce_is_stored_once_when_its_answer_is_lost(tmp_path: Path) -> None:
             assert await through.produce("a", b"third") == 2
         assert await everything(client, "a") == [b"first", b"second", b"third"]
 
-    with_client(tmp_path, body)
 
-
-def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_path: Path) -> None:
+    async with with_client(tmp_path, max_record=1000) as (_, client):
         producer = client.producer("a", max_batch_records=1)
         sent = [await producer.send(b"x" * size) for size in (1, 5000, 2, 3, 4, 5)]
         with pytest.raises(TooLarge):
@@ -228,22 +216,17 @@ def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_path: 
             await producer.send(b"late")
         assert [len(payload) for payload in await everything(client, "a")] == [1, 2, 3, 4, 5]
 
-    with_client(tmp_path, body, max_record=1000)
 
-
-def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with TopicClient("127.0.0.1:1", timeout=0.3) as client:
-            with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-                await client.names()
-            producer = client.producer("a", timeout=0.3)
-            delivery = await producer.send(b"x")
-            with pytest.raises(Unavailable):
-                await producer.close()
-            with pytest.raises(Unavailable):
-                await delivery
-
-    run(body)
+async def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
+    async with TopicClient("127.0.0.1:1", timeout=0.3) as client:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+            await client.names()
+        producer = client.producer("a", timeout=0.3)
+        delivery = await producer.send(b"x")
+        with pytest.raises(Unavailable):
+            await producer.close()
+        with pytest.raises(Unavailable):
+            await delivery
 
 
 def append_blocking(address: str) -> None:
@@ -252,7 +235,7 @@ def append_blocking(address: str) -> None:
         link.append(frames.produce_batch("t", [b"x" * 1000], None))
 
 
-def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
+async def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     free = 1 << 30
@@ -267,8 +250,7 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: free)
     monkeypatch.setattr("penstock.io.space.CHECK_SECONDS", 0.0)
 
-    async def body(served: Served, client: TopicClient) -> None:
-        nonlocal free
+    async with with_client(tmp_path, free_space_reserve=1000) as (served, client):
         loop = asyncio.get_running_loop()
         await client.create("t")
         free = 1500
@@ -302,19 +284,17 @@ def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
             "appends to topics are accepted again",
         ]
 
-    with_client(tmp_path, body, free_space_reserve=1000)
+
+async def test_the_next_address_is_used_when_one_is_dead(tmp_path: Path) -> None:
+    async with (
+        with_client(tmp_path) as (served, _),
+        TopicClient(f"127.0.0.1:1,{served.address}") as client,
+    ):
+        assert await client.produce("a", b"x") == 0
 
 
-def test_the_next_address_is_used_when_one_is_dead(tmp_path: Path) -> None:
-    async def body(served: Served, _: TopicClient) -> None:
-        async with TopicClient(f"127.0.0.1:1,{served.address}") as client:
-            assert await client.produce("a", b"x") == 0
-
-    with_client(tmp_path, body)
-
-
-def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         await client.produce("a", b"0", b"1", b"2")
         await asyncio.sleep(0.01)
         between = datetime.now(UTC)
@@ -338,11 +318,9 @@ def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest):
             client.reader("a", -1)
 
-    with_client(tmp_path, body)
 
-
-def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.create("a")
         proxy = Proxy(served.tcp.port)
         async with proxy.listening() as address, TopicClient(address) as through:
@@ -368,11 +346,9 @@ def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path)
             assert collected == [*range(3000)]
             assert proxy.connections > 3
 
-    with_client(tmp_path, body)
 
-
-def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         payloads = [os.urandom(number % 700) for number in range(20_000)]
         async with client.producer("a") as producer:
             await producer.send_many(payloads)
@@ -386,11 +362,9 @@ def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path
                 collected += columns["payload"].to_pylist()
         assert collected == payloads
 
-    with_client(tmp_path, body)
 
-
-def test_what_is_read_ahead_is_asked_for_once(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_what_is_read_ahead_is_asked_for_once(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (served, client):
         await client.produce("a", *[bytes(400_000)] * 40)
         before = served.tcp.bytes_out
         async with client.reader("a", follow=False) as reader:
@@ -399,11 +373,9 @@ def test_what_is_read_ahead_is_asked_for_once(tmp_path: Path) -> None:
                 assert batch.count
         assert served.tcp.bytes_out - before < 1.1 * 40 * 400_012
 
-    with_client(tmp_path, body)
 
-
-def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         await client.produce("a", b"0", b"1")
         async with client.reader("a", max_bytes=1) as reader:
             batches = reader.batches()
@@ -418,11 +390,9 @@ def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
                     later += batch.payloads()
             assert later in ([], [b"1"])
 
-    with_client(tmp_path, body)
 
-
-def test_a_reader_whose_records_aged_out_fails_or_goes_on_as_told(tmp_path: Path) -> None:
-    async def body(served: Served, client: TopicClient) -> None:
+async def test_a_reader_whose_records_aged_out_fails_or_goes_on_as_told(tmp_path: Path) -> None:
+    async with with_client(tmp_path, segment_bytes=1000, retention_bytes=1500) as (served, client):
         for _ in range(4):
             await client.produce("a", b"x" * 600)
         await served.topics.maintain()
@@ -434,11 +404,9 @@ def test_a_reader_whose_records_aged_out_fails_or_goes_on_as_told(tmp_path: Path
         async with client.reader("a", 0, follow=False, on_lost="earliest") as reader:
             assert (await anext(reader.batches())).first_offset == first
 
-    with_client(tmp_path, body, segment_bytes=1000, retention_bytes=1500)
 
-
-def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         async with client.producer("a") as producer:
             await producer.send_many(b"%d" % number for number in range(5000))
         result: dict[str, list[int]] = {"one": [], "two": []}
@@ -461,11 +429,9 @@ def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Pat
         with pytest.raises(InvalidOffset):
             await client.commit("a", "g", 5001)
 
-    with_client(tmp_path, body)
 
-
-def test_a_member_that_leaves_in_the_middle_gives_its_range_back(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_a_member_that_leaves_in_the_middle_gives_its_range_back(tmp_path: Path) -> None:
+    async with with_client(tmp_path) as (_, client):
         await client.produce("a", *[b"%d" % number for number in range(10)])
         async with client.reader("a", group="g", max_records=10, max_bytes=1) as reader:
             assert (await anext(reader.batches())).offsets().tolist() == [0]
@@ -473,11 +439,9 @@ def test_a_member_that_leaves_in_the_middle_gives_its_range_back(tmp_path: Path)
             assert [record.offset async for record in reader] == [*range(10)]
         assert await client.committed("a", "g") == (10, 0)
 
-    with_client(tmp_path, body)
 
-
-def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Path) -> None:
-    async def body(_: Served, client: TopicClient) -> None:
+async def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Path) -> None:
+    async with with_client(tmp_path, lease_time=0.6) as (_, client):
         await client.produce("a", b"0", b"1", b"2")
         async with client.reader("a", group="g", max_records=3, max_bytes=1, follow=False) as busy:
             batches = busy.batches()
@@ -495,8 +459,6 @@ def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Pa
             await other.complete()
         assert await client.committed("a", "g") == (4, 0)
         await silent.close()
-
-    with_client(tmp_path, body, lease_time=0.6)
 
 
 def test_the_sync_facade_does_the_same_from_plain_code(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Kcat:
     @staticmethod
     def _run(address: str, *arguments: str, given: bytes | None = None, **options: Any) -> bytes:
         if shutil.which("kcat") is None:
-            pytest.skip("kcat is not installed: see tools/kcat")
+            pytest.skip("needs kcat: tools/test-programs installs it with apt-get")
         settings = [f"-X{name.replace('_', '.')}={value}" for name, value in options.items()]
         ran = subprocess.run(
             ["kcat", "-b", address, "-q", *settings, *arguments],
@@ -361,7 +361,7 @@ def test_a_token_is_what_oauthbearer_brings(guarded: Served, topic: str, name: s
     assert client.consume(guarded.kafka_address, topic, 10, bearer=token("read-write")) == records
 
 
-def test_a_wrong_token_and_a_role_that_is_too_low_are_refused(guarded: Served, topic: str):
+async def test_a_wrong_token_and_a_role_that_is_too_low_are_refused(guarded: Served, topic: str):
     async def start(password: str) -> None:
         producer = aiokafka.AIOKafkaProducer(
             **Aiokafka.config(guarded.kafka_address, {"password": password})
@@ -373,12 +373,12 @@ def test_a_wrong_token_and_a_role_that_is_too_low_are_refused(guarded: Served, t
             await producer.stop()
 
     with pytest.raises(aiokafka.errors.KafkaError):
-        asyncio.run(start("not a token"))
+        await start("not a token")
     guarded_topic = guarded.topics.get(topic)
     assert guarded_topic is None
     Confluent().produce(guarded.kafka_address, topic, numbered(1), password=token("read-write"))
     with pytest.raises(aiokafka.errors.TopicAuthorizationFailedError):
-        asyncio.run(start(token("read-only")))
+        await start(token("read-only"))
     assert guarded.topics.require(topic).next_offset == 1
 
 

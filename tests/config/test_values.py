@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.values import format_duration, format_size, parse_duration, parse_size
@@ -49,11 +49,13 @@ def test_what_is_no_duration_is_refused(text):
         parse_duration(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 60))
 def test_a_shown_size_reads_back_as_itself(size):
     assert parse_size(format_size(size)) == size
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**9))
 def test_a_shown_duration_reads_back_as_itself(milliseconds):
     assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(

@@ -70,7 +70,7 @@ def test_a_server_killed_with_its_pid_file_left_behind_starts_again(scratch):
     server.stop()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try as another user")
 def test_other_users_of_the_machine_get_in_by_no_way(scratch):
     server = EmbeddedPostgres(scratch / "postgres")
     server.start()
@@ -90,7 +90,7 @@ def test_other_users_of_the_machine_get_in_by_no_way(scratch):
         server.stop("immediate")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws_out_who_was_in(
     scratch,
 ):
@@ -123,7 +123,7 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
 
 
 @pytest.mark.skipif("PENSTOCK_TEST_POSTGRES" in os.environ, reason="about the wheel's programs")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scratch, monkeypatch):
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def test_below_a_closed_directory_root_gets_a_cluster_and_programs_elsewhere(scr
     assert {path: mode(path) for path in modes} == modes
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_closed_is_named(
     scratch,
 ):
@@ -171,7 +171,7 @@ def test_directories_above_the_data_directory_stay_as_they_are_and_one_that_is_c
     assert mode(home) == 0o710
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 def test_a_directory_for_the_socket_that_somebody_else_made_is_refused(scratch):
     server = EmbeddedPostgres(scratch / ("deep" * 25) / "postgres")
     server.socket_directory.mkdir()

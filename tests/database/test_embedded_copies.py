@@ -20,7 +20,7 @@ from tests.database.test_embedded import mode, rows
 from tests.support import guard
 from tests.support.broker import BrokerProcess
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root changes users")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 SERVE = """
 import sys
 from pathlib import Path
@@ -201,7 +201,8 @@ def test_a_link_of_an_earlier_release_is_kept_and_a_copy_of_it_is_refused(closed
         other.start()  # although it comes first
     assert server.start() == "started"
     server.stop("immediate")
-    assert (server.outside / cluster_link.OWNER).exists()
+    owner = (server.outside / cluster_link.OWNER).read_bytes()
+    assert owner == b"%d %s\n" % (server.directory.lstat().st_ino, bytes(server.directory))
 
 
 @as_root

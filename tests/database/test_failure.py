@@ -56,7 +56,7 @@ def test_the_host_and_the_reason_are_named(database_url):
     assert explain(wrong) == f"{wrong} (check the user and the password of the URL)"
 
 
-def test_what_answers_and_is_no_postgresql_is_named():
+async def test_what_answers_and_is_no_postgresql_is_named():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
@@ -69,10 +69,12 @@ def test_what_answers_and_is_no_postgresql_is_named():
             async with await asyncio.start_server(hang_up, sock=other):
                 return await asyncio.to_thread(problem, f"postgresql://me@127.0.0.1:{port}/app")
 
-        assert f"127.0.0.1:{port}: " in asyncio.run(ask())
+        assert f"127.0.0.1:{port}: " in await ask()
 
 
-@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="pgbouncer is not installed")
+@pytest.mark.skipif(
+    shutil.which("pgbouncer") is None, reason="needs pgbouncer: tools/test-programs installs it"
+)
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 @pytest.mark.parametrize(
     "ignored", ["", "extra_float_digits, search_path, timezone, jit, statement_timeout"]

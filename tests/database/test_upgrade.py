@@ -1,9 +1,10 @@
 """Brokers of two releases work on one database at the same time."""
 
-import asyncio
 import os
 import shutil
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import penstock
 from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrate
 from penstock.errors import ConfigError
 from penstock.queues.schema import SCHEMA
-from tests.conftest import fresh_database
+from tests.conftest import create_database
 from tests.support.broker import BrokerProcess
 
 NEWER = replace(
@@ -29,8 +30,8 @@ MESSAGES = 60
 
 @pytest.fixture
 def other_release(tmp_path: Path) -> Path:
-    """A copy of the package in which queue_push takes its first two arguments the other way round,
-    and a function that queue_push calls answers something else.
+    """A copy of the package in which append has another name for its first argument, and a function
+    that append calls answers something else.
     """
     package = tmp_path / "other" / "penstock"
     shutil.copytree(Path(penstock.__file__).parent, package)
@@ -41,9 +42,10 @@ def other_release(tmp_path: Path) -> Path:
         (package / path).write_text(text.replace(old, new))
 
     functions = "queues/schema/functions"
-    swapped = "p_starts int[], p_ids bigint[], p_transactions"
-    change(f"{functions}/queue_push.sql", "p_ids bigint[], p_starts int[], p_transactions", swapped)
-    change("queues/push.py", "queue_push($1, $2, ", "queue_push($2, $1, ")
+    for caller in ("append.sql", "outbox_apply.sql"):
+        change(f"{functions}/{caller}", "p_ids", "p_numbers")
+    change("queues/calls.py", "    ids: list[int]", "    numbers: list[int]")
+    change("queues/push.py", "ids=ids", "numbers=ids")
     change(
         f"{functions}/queue_wake.sql",
         "p_now timestamptz) RETURNS void",
@@ -53,10 +55,10 @@ def other_release(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("other_first", [False, True])
-def test_brokers_that_differ_in_a_function_push_and_pop_together(
+async def test_brokers_that_differ_in_a_function_push_and_pop_together(
     postgres, tmp_path: Path, other_release: Path, other_first: bool
 ) -> None:
-    url = fresh_database(postgres, empty=True)
+    url = await create_database(postgres, empty=True)
     brokers = [
         BrokerProcess(tmp_path / "one", database_url=url),
         BrokerProcess(
@@ -76,7 +78,7 @@ def test_brokers_that_differ_in_a_function_push_and_pop_together(
             received = [message for popped in pops for message in popped.result()]
     assert sorted(received) == sorted(["before", *(f"m{n}" for n in range(MESSAGES))])
     assert "functions are in penstock_fn_" in started[1].log
-    assert asyncio.run(function_schemas(url)) == 2
+    assert await function_schemas(url) == 2
 
 
 def push(broker: BrokerProcess, payload: str, partition: str = "Default") -> int:
@@ -109,13 +111,13 @@ async def function_schemas(url: str) -> int:
     return count
 
 
-def on(url: str, work: Any) -> None:
-    async def body() -> None:
-        connection = await asyncpg.connect(url)
-        await work(connection)
+@asynccontextmanager
+async def on(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
         await connection.close()
-
-    asyncio.run(body())
 
 
 async def names(connection: Any) -> set[str]:
@@ -123,10 +125,10 @@ async def names(connection: Any) -> set[str]:
     return {row[0] for row in rows}
 
 
-def test_a_broker_that_has_worked_here_goes_on_after_a_newer_release_migrated(
+async def test_a_broker_that_has_worked_here_goes_on_after_a_newer_release_migrated(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(connection: Any) -> None:
+    async with on(database_url) as connection:
         await migrate(connection, "penstock", SCHEMA)
         await migrate(connection, "penstock", NEWER)
         await migrate(connection, "penstock", SCHEMA)
@@ -136,21 +138,21 @@ def test_a_broker_that_has_worked_here_goes_on_after_a_newer_release_migrated(
             NEWER.function_schema("penstock"),
         }
 
-    on(database_url, body)
 
-
-def test_a_broker_that_meets_a_newer_schema_says_so_and_changes_nothing(database_url: str) -> None:
-    async def body(connection: Any) -> None:
+async def test_a_broker_that_meets_a_newer_schema_says_so_and_changes_nothing(
+    database_url: str,
+) -> None:
+    async with on(database_url) as connection:
         await migrate(connection, "penstock", NEWER)
         with pytest.raises(ConfigError, match=r"9999_later.*Nothing was changed\. Start the newer"):
             await migrate(connection, "penstock", SCHEMA)
         assert await names(connection) == {NEWER.function_schema("penstock")}
 
-    on(database_url, body)
 
-
-def test_functions_of_a_release_that_is_not_in_use_are_dropped_later(database_url: str) -> None:
-    async def body(connection: Any) -> None:
+async def test_functions_of_a_release_that_is_not_in_use_are_dropped_later(
+    database_url: str,
+) -> None:
+    async with on(database_url) as connection:
         for sql in (SCHEMA, NEWER):
             await migrate(connection, "penstock", sql)
         await connection.execute("SET search_path TO penstock")
@@ -160,8 +162,6 @@ def test_functions_of_a_release_that_is_not_in_use_are_dropped_later(database_ur
         assert dropped == [SCHEMA.function_schema("penstock")]
         assert await names(connection) == {NEWER.function_schema("penstock")}
         assert await connection.fetch("SELECT * FROM queue_messages") == []  # the view needs none
-
-    on(database_url, body)
 
 
 def test_functions_of_tables_in_two_schemas_have_names_of_their_own() -> None:

@@ -46,7 +46,7 @@ def can_mount() -> bool:
     return os.geteuid() == 0 and shutil.which("unshare") is not None
 
 
-@pytest.mark.skipif(not SOAK, reason="installs a whole environment: make soak")
+@pytest.mark.skipif(not SOAK, reason="needs minutes, to install a whole environment: make soak")
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
 def test_the_image_runs_as_a_user_of_its_own_with_its_embedded_database_as_process_1():

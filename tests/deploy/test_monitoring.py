@@ -243,7 +243,7 @@ FIRES = {
     "DatabaseDeadRows": {"penstock_database_dead_rows": "6000000x120"},
     "DatabaseWarnings": {"penstock_database_warnings": "1x120"},
     "ExportDroppingRecords": {
-        'penstock_export_queue_dropped_total{route="r",reason="newest"}': "0x118 1x2"
+        'penstock_export_queue_dropped_records_total{route="r",reason="newest"}': "0x118 1x2"
     },
     "ExportQueueFillsUp": {f"penstock_export_queue_time_to_full_seconds{ROUTE}": "60x120"},
     "ExportQueueNearlyFull": {f"penstock_export_queue_utilization_ratio{ROUTE}": "0.9x120"},

@@ -213,6 +213,7 @@ def test_a_page_does_what_it_says(
         "127.0.0.1:12345": f"{host}:{port}",
         "127.0.0.1:9092": broker.kafka,
         "127.0.0.1:9090": broker.websocket.rpartition("//")[2].partition("/")[0],
+        "127.0.0.1:4318": f"127.0.0.1:{free_port()}",  # a backend for OpenTelemetry
     }
     runner = PageRunner(scratch, environment, addresses)
     if page.parent.name == "how-to":
@@ -250,7 +251,7 @@ def test_the_tutorial_does_what_it_says(programs: Path, scratch: Path) -> None:
 def test_a_stranger_can_follow_the_whole_tutorial(form: str, soak: bool, scratch: Path) -> None:
     """From nothing: with the built wheel in a fresh environment, or with `make run` in a clone."""
     if not soak:
-        pytest.skip("the long form: make soak")
+        pytest.skip("needs minutes: make soak")
     text = re.sub(r"<!-- not run: the suite uses .*-->\n", "", TUTORIAL.read_text())
     text = text.replace(f"{RUN_BY_SPARK}```yaml", "<!-- file: big.yaml -->\n```yaml")
     text = text.replace(RUN_BY_SPARK, "")

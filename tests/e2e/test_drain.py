@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from penstock import Client
@@ -19,7 +20,6 @@ from penstock.wire.addresses import AddressUnavailable, check_addresses
 from tests.conftest import fresh_database
 from tests.support.balancer import balancing
 from tests.support.broker import BrokerProcess
-from tests.support.http import run
 from tests.support.wait import eventually, until
 
 
@@ -73,95 +73,91 @@ def brokers(postgres, tmp_path_factory):
         yield one, two
 
 
-def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_error(brokers, soak):
+async def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_error(
+    brokers, soak
+):
     """A rolling restart under load, through a balancer and with two addresses: each message
     exactly once.
     """
     rounds = 3 if soak else 1
 
-    async def body() -> None:
-        urls = [broker.url for broker in brokers]
-        async with balancing(urls) as balancer:
-            await eventually(lambda: len(balancer.ready) == 2)
-            ways: dict[str, str | list[str]] = {"balancer": balancer.url, "addresses": urls}
-            taken = {f"{way}-{kind}": Counter[int]() for way in ways for kind in ("acks", "auto")}
-            taken["moved"] = Counter()
-            pushed = 0
-            done = asyncio.Event()
+    urls = [broker.url for broker in brokers]
+    async with balancing(urls) as balancer:
+        await eventually(lambda: len(balancer.ready) == 2)
+        ways: dict[str, str | list[str]] = {"balancer": balancer.url, "addresses": urls}
+        taken = {f"{way}-{kind}": Counter[int]() for way in ways for kind in ("acks", "auto")}
+        taken["moved"] = Counter()
+        pushed = 0
+        done = asyncio.Event()
 
-            async def push(client: Client) -> None:
-                nonlocal pushed
-                while not done.is_set():
-                    number, pushed = pushed, pushed + 1
-                    await client.push("rolling", number, partition=str(number % 7))
-                    waiting = pushed - min(seen.total() for seen in taken.values())
-                    await asyncio.sleep(
-                        0.01 if waiting < 200 else 1.0
-                    )  # whatever the machine takes
+        async def push(client: Client) -> None:
+            nonlocal pushed
+            while not done.is_set():
+                number, pushed = pushed, pushed + 1
+                await client.push("rolling", number, partition=str(number % 7))
+                waiting = pushed - min(seen.total() for seen in taken.values())
+                await asyncio.sleep(0.01 if waiting < 200 else 1.0)  # whatever the machine takes
 
-            async def take(client: Client, group: str) -> None:
-                acks = group.endswith("acks")
-                async for message in client.take(f"rolling@{group}", batch=5, auto_ack=not acks):
-                    taken[group][message.data] += 1
-                    if acks:
-                        await client.ack(message)
+        async def take(client: Client, group: str) -> None:
+            acks = group.endswith("acks")
+            async for message in client.take(f"rolling@{group}", batch=5, auto_ack=not acks):
+                taken[group][message.data] += 1
+                if acks:
+                    await client.ack(message)
 
-            async def move(client: Client) -> None:
-                async for message in client.take("rolling@moved"):
-                    async with client.transaction() as tx:
-                        tx.ack(message).push("moved", message.data)
-                    taken["moved"][message.data] += 1
+        async def move(client: Client) -> None:
+            async for message in client.take("rolling@moved"):
+                async with client.transaction() as tx:
+                    tx.ack(message).push("moved", message.data)
+                taken["moved"][message.data] += 1
 
-            async with Client(ways["balancer"]) as one, Client(ways["addresses"]) as two:
-                clients = {"balancer": one, "addresses": two}
-                # An answer that is lost costs its lease, and that outlives the test.
-                await one.configure("rolling", lease_time=3600, retry_limit=5)
-                groups = [group for group in taken if group != "moved"]
-                working = [
-                    asyncio.create_task(take(clients[group.split("-")[0]], group))
-                    for group in groups
-                ]
-                working += [asyncio.create_task(move(client)) for client in clients.values()]
-                pushing = [asyncio.create_task(push(client)) for client in clients.values()]
-                for broker in [*brokers] * rounds:
-                    assert await asyncio.to_thread(broker.stop, 60) == 0
-                    before = pushed
-                    await eventually(
-                        lambda before=before: (
-                            pushed > before + 20 or any(map(asyncio.Task.done, working))
-                        ),
-                        60,
-                    )
-                    for task in working:
-                        assert not task.done() or task.result()  # raises what ended it
-                    await asyncio.to_thread(broker.start)
-                    await eventually(lambda: len(balancer.ready) == 2, 30)
-                    for task in working:
-                        assert not task.done() or task.result()  # raises what ended it
-                done.set()
-                await asyncio.gather(*pushing)
-                everything = Counter(range(pushed))
-
-                def all_there() -> bool:
-                    assert not any(task.done() for task in working)
-                    return all(seen.keys() == everything.keys() for seen in taken.values())
-
-                try:
-                    await eventually(all_there, 60)
-                except AssertionError:
-                    missing = {group: sorted(everything - seen) for group, seen in taken.items()}
-                    raise AssertionError(
-                        f"of {pushed} messages these did not arrive: {missing}"
-                    ) from None
+        async with Client(ways["balancer"]) as one, Client(ways["addresses"]) as two:
+            clients = {"balancer": one, "addresses": two}
+            # An answer that is lost costs its lease, and that outlives the test.
+            await one.configure("rolling", lease_time=3600, retry_limit=5)
+            groups = [group for group in taken if group != "moved"]
+            working = [
+                asyncio.create_task(take(clients[group.split("-")[0]], group)) for group in groups
+            ]
+            working += [asyncio.create_task(move(client)) for client in clients.values()]
+            pushing = [asyncio.create_task(push(client)) for client in clients.values()]
+            for broker in [*brokers] * rounds:
+                assert await asyncio.to_thread(broker.stop, 60) == 0
+                before = pushed
+                await eventually(
+                    lambda before=before: (
+                        pushed > before + 20 or any(map(asyncio.Task.done, working))
+                    ),
+                    60,
+                )
                 for task in working:
-                    task.cancel()
-                await asyncio.gather(*working, return_exceptions=True)
-                taking = two.take("moved@check", batch=500, idle=0, auto_ack=True)
-                assert Counter([message.data async for message in taking]) == everything
-            assert taken == dict.fromkeys(taken, everything)
-            assert min(balancer.accepted.values()) > 0
+                    assert not task.done() or task.result()  # raises what ended it
+                await asyncio.to_thread(broker.start)
+                await eventually(lambda: len(balancer.ready) == 2, 30)
+                for task in working:
+                    assert not task.done() or task.result()  # raises what ended it
+            done.set()
+            await asyncio.gather(*pushing)
+            everything = Counter(range(pushed))
 
-    run(body, limit=100 + 60 * rounds)
+            def all_there() -> bool:
+                assert not any(task.done() for task in working)
+                return all(seen.keys() == everything.keys() for seen in taken.values())
+
+            try:
+                await eventually(all_there, 60)
+            except AssertionError:
+                missing = {group: sorted(everything - seen) for group, seen in taken.items()}
+                raise AssertionError(
+                    f"of {pushed} messages these did not arrive: {missing}"
+                ) from None
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+            taking = two.take("moved@check", batch=500, idle=0, auto_ack=True)
+            assert Counter([message.data async for message in taking]) == everything
+        assert taken == dict.fromkeys(taken, everything)
+        assert min(balancer.accepted.values()) > 0
 
 
 def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_directory(brokers):
@@ -237,3 +233,30 @@ def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch:
             hear("WATCHDOG=1")
             assert broker.stop() == 0
             hear("STOPPING=1")
+
+
+def test_a_broker_is_ready_when_all_its_workers_are(tmp_path: Path, database_url: str) -> None:
+    broker = BrokerProcess(tmp_path, database_url=database_url, workers=3)
+    broker.start(wait=False)
+    try:
+        url = f"http://127.0.0.1:{broker.ports['http']}/health/ready"
+
+        def is_ready() -> bool:
+            try:
+                return httpx.get(url).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(is_ready)
+        assert broker.process is not None
+        owner = psutil.Process(broker.process.pid)
+        listening = [
+            process.pid
+            for process in (owner, *owner.children())
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr.port == broker.ports["http"]
+        ]
+        assert len(listening) == 3
+    finally:
+        broker.stop()

@@ -15,7 +15,7 @@ from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.wait import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
 
 
 @pytest.fixture

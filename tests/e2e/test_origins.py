@@ -116,7 +116,7 @@ def test_bodies_are_judged_by_the_process_that_answers(broker: BrokerProcess) ->
             assert (answer.status_code, "application/json" in answer.json()["error"]) == (415, True)
 
 
-def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: BrokerProcess) -> None:
+async def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: BrokerProcess) -> None:
     async def status(**headers: str) -> int:
         try:
             async with connect(broker.websocket, additional_headers=headers) as socket:
@@ -128,22 +128,17 @@ def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: BrokerProces
         assert b"http_server." in answer.body
         return answer.status_code
 
-    async def body() -> None:
-        assert await status() == 101
-        assert (
-            await status(Origin=broker.url) == 101
-        )  # our own page, which comes from the port of HTTP
-        assert await status(Origin="https://evil.example") == 403
-        assert await status(Origin="null") == 403
-        assert await status(Origin="http://127.0.0.1:1") == 403
-        port = broker.websocket.rpartition(":")[2]
-        async with asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-            writer.write(
-                b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
-            assert b" 403 " in await reader.readline()
-            writer.close()
-
-    asyncio.run(body())
+    assert await status() == 101
+    assert await status(Origin=broker.url) == 101  # our own page, which comes from the port of HTTP
+    assert await status(Origin="https://evil.example") == 403
+    assert await status(Origin="null") == 403
+    assert await status(Origin="http://127.0.0.1:1") == 403
+    port = broker.websocket.rpartition(":")[2]
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert b" 403 " in await reader.readline()
+        writer.close()

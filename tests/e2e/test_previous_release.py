@@ -17,9 +17,8 @@ import asyncpg
 import pytest
 
 from penstock import Client
-from tests.conftest import fresh_database
+from tests.conftest import create_database
 from tests.support.broker import BrokerProcess
-from tests.support.http import run
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.timeout(900)
@@ -44,10 +43,10 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference = os.environ.get("PENSTOCK_PREVIOUS", "")
     if not reference:
         if not (ROOT / ".git").exists():
-            pytest.skip("no repository to take the release before from")
+            pytest.skip("needs a git repository, to take the previous release from")
         tags = git("tag", "--list", "v*", "--sort=-version:refname").decode().split()
         if not tags:
-            pytest.skip("no release is tagged (v*); PENSTOCK_PREVIOUS=<commit> names another")
+            pytest.skip("needs a tagged release (v*), or PENSTOCK_PREVIOUS=<commit>")
         reference = tags[0]
     directory = tmp_path_factory.mktemp("previous")
     with tarfile.open(fileobj=BytesIO(git("archive", reference, "src"))) as archive:
@@ -132,7 +131,7 @@ class Releases:
                 broker.stop()
 
     def ledger(self) -> Ledger:
-        return Ledger([f"http://127.0.0.1:{b.ports['HTTP']}" for b in (self.before, self.this)])
+        return Ledger([f"http://127.0.0.1:{b.ports['http']}" for b in (self.before, self.this)])
 
     async def stored(self) -> list[int]:
         connection = await asyncpg.connect(self.url)
@@ -141,10 +140,11 @@ class Releases:
         return [row[0] for row in rows]
 
 
-def test_this_release_takes_a_database_over_and_hands_it_back_under_load(
+async def test_this_release_takes_a_database_over_and_hands_it_back_under_load(
     postgres, tmp_path: Path, previous: Path
 ) -> None:
-    async def body() -> None:
+    with Releases(tmp_path, await create_database(postgres, empty=True), previous) as releases:
+        before, this = releases.before, releases.this
         ledger = releases.ledger()
         await asyncio.to_thread(before.start)
         async with Client(before.url) as client:
@@ -165,17 +165,14 @@ def test_this_release_takes_a_database_over_and_hands_it_back_under_load(
             await ledger.progress()
         ledger.check(await releases.stored())
 
-    with Releases(tmp_path, fresh_database(postgres, empty=True), previous) as releases:
-        before, this = releases.before, releases.this
-        run(body, limit=900)
 
-
-def test_the_release_before_joins_this_one_or_says_why_it_cannot(
+async def test_the_release_before_joins_this_one_or_says_why_it_cannot(
     postgres, tmp_path: Path, previous: Path
 ) -> None:
     """It cannot when this release made tables that it does not know, and it never worked here."""
 
-    async def body() -> None:
+    with Releases(tmp_path, await create_database(postgres, empty=True), previous) as releases:
+        before, this = releases.before, releases.this
         ledger = releases.ledger()
         await asyncio.to_thread(this.start)
         async with ledger.running():
@@ -192,7 +189,3 @@ def test_the_release_before_joins_this_one_or_says_why_it_cannot(
                 assert NEWER in before.log
             await ledger.progress()
         ledger.check(await releases.stored())
-
-    with Releases(tmp_path, fresh_database(postgres, empty=True), previous) as releases:
-        before, this = releases.before, releases.this
-        run(body, limit=600)

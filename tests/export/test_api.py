@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.cli import app
 from penstock.cli import export as cli_export
 from penstock.config.schema import HttpServer as HttpSettings
-from penstock.net import HttpClient
 from penstock.wire.http.api import export as api
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
@@ -67,22 +67,11 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 def ask(
     url: str, method: str, target: str, body: Any = None, kind: str = "application/json"
 ) -> tuple[int, Any]:
-    async def run() -> tuple[int, Any]:
-        client = HttpClient(url)
-        data = (
-            body
-            if isinstance(body, bytes)
-            else json.dumps(body).encode()
-            if body is not None
-            else b""
-        )
-        answer = await client.request(
-            method, f"/api/v1/routes{target}", data, [("Content-Type", kind)]
-        )
-        await client.close()
-        return answer.status, json.loads(answer.body) if answer.body else None
-
-    return asyncio.run(run())
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    answer = httpx.request(
+        method, f"{url}/api/v1/routes{target}", content=data, headers={"Content-Type": kind}
+    )
+    return answer.status_code, answer.json() if answer.content else None
 
 
 def test_a_route_is_made_pushed_to_watched_and_deleted_over_http(serving: Serving):
@@ -224,21 +213,24 @@ def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
     )
 
 
-def test_the_commands_look_into_files_check_and_repair_them(tmp_path: Path):
-    async def fill() -> None:
-        async with (
-            ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination,
-            exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running,
-        ):
-            route = running.get("r")
-            await route.push([record(0)])
-            await eventually(lambda: route.dead_letters.count == 1)
-            await route.pause()
-            for number in range(1, 10):
-                await route.push([record(number, pad=50)])
+@pytest.fixture
+async def filled(tmp_path: Path) -> Path:
+    """A directory with a stopped route: nine records wait, one is a dead letter."""
+    async with (
+        ScriptedDestination(lambda ids, number: 400 if 0 in ids else 200) as destination,
+        exports(tmp_path, {"r": http_route(destination.url, compression="none")}) as running,
+    ):
+        route = running.get("r")
+        await route.push([record(0)])
+        await eventually(lambda: route.dead_letters.count == 1)
+        await route.pause()
+        for number in range(1, 10):
+            await route.push([record(number, pad=50)])
+    return tmp_path
 
-    asyncio.run(fill())
-    where = ("r", "--data-dir", str(tmp_path))
+
+def test_the_commands_look_into_files_check_and_repair_them(filled: Path, tmp_path: Path):
+    where = ("r", "--data-dir", str(filled))
     assert "0 problems" in cli("verify", *where)
     assert json.loads(cli("inspect", *where, "--json"))["waitingRecords"] == 9
     assert '"id": 3' in cli("inspect", *where, "--records", "3")

@@ -11,51 +11,43 @@ from tests.export.making import FakeClock
 from tests.support.wait import eventually
 
 
-def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
-    async def body() -> None:
-        clock = FakeClock()
-        breaker = Breaker("r", CircuitBreaker(threshold=3, reset_timeout=30.0), clock)
-        for _ in range(3):
-            breaker.failed(await breaker.admit())
-        assert breaker.state == "open"
-        waiting = [asyncio.ensure_future(breaker.admit()) for _ in range(5)]
-        await asyncio.sleep(0)
-        await clock.advance(29)
-        assert not any(each.done() for each in waiting)
-        await clock.advance(2)
-        [probe] = [each.result() for each in waiting if each.done()]
-        assert breaker.state == "half_open"
-        breaker.failed(probe)
-        await clock.advance(29)
-        assert sum(each.done() for each in waiting) == 1
-        await clock.advance(2)
-        probe = next(
-            each.result() for each in waiting if each.done() and each.result() is not probe
-        )
-        breaker.release(probe)  # its holder died without a word: the slot must come back
-        # another worker has the probe slot now
-        await eventually(lambda: sum(each.done() for each in waiting) == 3)
-        permits = [each.result() for each in waiting if each.done()]
-        for permit in permits:
-            breaker.succeeded(permit)
-        await asyncio.gather(*waiting)
-        assert breaker.state == "closed"
-
-    asyncio.run(body())
+async def test_the_breaker_opens_probes_once_and_wakes_everybody_when_it_closes():
+    clock = FakeClock()
+    breaker = Breaker("r", CircuitBreaker(threshold=3, reset_timeout=30.0), clock)
+    for _ in range(3):
+        breaker.failed(await breaker.admit())
+    assert breaker.state == "open"
+    waiting = [asyncio.ensure_future(breaker.admit()) for _ in range(5)]
+    await asyncio.sleep(0)
+    await clock.advance(29)
+    assert not any(each.done() for each in waiting)
+    await clock.advance(2)
+    [probe] = [each.result() for each in waiting if each.done()]
+    assert breaker.state == "half_open"
+    breaker.failed(probe)
+    await clock.advance(29)
+    assert sum(each.done() for each in waiting) == 1
+    await clock.advance(2)
+    probe = next(each.result() for each in waiting if each.done() and each.result() is not probe)
+    breaker.release(probe)  # its holder died without a word: the slot must come back
+    # another worker has the probe slot now
+    await eventually(lambda: sum(each.done() for each in waiting) == 3)
+    permits = [each.result() for each in waiting if each.done()]
+    for permit in permits:
+        breaker.succeeded(permit)
+    await asyncio.gather(*waiting)
+    assert breaker.state == "closed"
 
 
-def test_a_success_in_between_starts_the_count_again():
-    async def body() -> None:
-        breaker = Breaker("r", CircuitBreaker(threshold=2), FakeClock())
-        for _ in range(5):
-            breaker.failed(await breaker.admit())
-            breaker.succeeded(await breaker.admit())
-        assert breaker.state == "closed"
-        disabled = Breaker("r", CircuitBreaker(enabled=False, threshold=1), FakeClock())
-        disabled.failed(await disabled.admit())
-        assert disabled.state == "closed"
-
-    asyncio.run(body())
+async def test_a_success_in_between_starts_the_count_again():
+    breaker = Breaker("r", CircuitBreaker(threshold=2), FakeClock())
+    for _ in range(5):
+        breaker.failed(await breaker.admit())
+        breaker.succeeded(await breaker.admit())
+    assert breaker.state == "closed"
+    disabled = Breaker("r", CircuitBreaker(enabled=False, threshold=1), FakeClock())
+    disabled.failed(await disabled.admit())
+    assert disabled.state == "closed"
 
 
 def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():

@@ -74,7 +74,7 @@ class Run:
 
 
 @pytest.mark.parametrize(("policy", "code"), CASES)
-def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, code: int):
+async def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, code: int):
     """The n-th call that changes the disk fails, for every n: the queue goes on by itself, and
     nothing is missing.
     """
@@ -106,11 +106,11 @@ def test_no_failed_call_loses_what_was_accepted(tmp_path: Path, policy: str, cod
                 return n
             n += 1
 
-    assert asyncio.run(body()) > 30
+    assert await body() > 30
 
 
 @pytest.mark.parametrize(("policy", "code"), [case for case in CASES if case[0] != "never"])
-def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start(
+async def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start(
     tmp_path: Path, policy: str, code: int
 ):
     async def body() -> int:
@@ -135,218 +135,194 @@ def test_a_disk_that_is_gone_for_ever_keeps_what_was_promised_for_the_next_start
                 return n
             n += 1
 
-    assert asyncio.run(body()) > 30
+    assert await body() > 30
 
 
-def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path):
-    async def body() -> None:
-        for seed in range(pick(short=10, usual=40, soak=400)):
-            random = Random(seed)
-            fs = FaultyFs()
-            run = Run(tmp_path, fs, "always")
-            await run.go(random.randint(1, 12))
-            run.abandon()
-            how = HOWS[seed % len(HOWS)]
-            queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
-            result = await taken(queue)
-            assert run.accepted <= run.acked | set(result), (seed, how)
-            assert len(result) == len(set(result))
-            assert balanced(queue)
-            assert queue.books.queued == 0
-            await queue.close()
-
-    asyncio.run(body())
+async def test_power_loss_under_always_loses_nothing_that_was_accepted(tmp_path: Path):
+    for seed in range(pick(short=10, usual=40, soak=400)):
+        random = Random(seed)
+        fs = FaultyFs()
+        run = Run(tmp_path, fs, "always")
+        await run.go(random.randint(1, 12))
+        run.abandon()
+        how = HOWS[seed % len(HOWS)]
+        queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
+        result = await taken(queue)
+        assert run.accepted <= run.acked | set(result), (seed, how)
+        assert len(result) == len(set(result))
+        assert balanced(queue)
+        assert queue.books.queued == 0
+        await queue.close()
 
 
 @pytest.mark.parametrize("policy", ["interval", "never"])
-def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
+async def test_power_loss_under_weaker_policies_keeps_what_was_synced_and_the_books(
     tmp_path: Path, policy: str
 ):
     """What is gone is the end of what was pushed (a torn or late write: some of it), only since the
     last sync.
     """
 
-    async def body() -> None:
-        lost_some = 0
-        for seed in range(pick(short=10, usual=40, soak=400)):
-            random = Random(seed)
-            fs = FaultyFs()
-            run = Run(tmp_path, fs, policy)
-            await run.go(random.randint(1, 8))
-            synced = (
-                set(run.accepted) if policy == "interval" else set()
-            )  # `go` ends with a tick, which syncs
-            extra = range(1000, 1000 + random.randint(1, 9))
-            await run.queue.put([block(number) for number in extra])
-            run.abandon()
-            how = HOWS[seed % len(HOWS)]
-            queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
-            result = await taken(queue)
-            assert synced <= run.acked | set(result), seed
-            kept = [number for number in extra if number in result]
-            assert kept == list(extra)[: len(kept)] or how in ("tear", "reorder")
-            lost_some += len(kept) < len(extra)
-            assert balanced(queue)
-            assert queue.books.queued == 0
-            await queue.close()
-        assert lost_some, "no crash lost anything: this test proves nothing"
-
-    asyncio.run(body())
+    lost_some = 0
+    for seed in range(pick(short=10, usual=40, soak=400)):
+        random = Random(seed)
+        fs = FaultyFs()
+        run = Run(tmp_path, fs, policy)
+        await run.go(random.randint(1, 8))
+        synced = (
+            set(run.accepted) if policy == "interval" else set()
+        )  # `go` ends with a tick, which syncs
+        extra = range(1000, 1000 + random.randint(1, 9))
+        await run.queue.put([block(number) for number in extra])
+        run.abandon()
+        how = HOWS[seed % len(HOWS)]
+        queue = await opened(tmp_path, fs=fs.crash(random, how), **run.options)
+        result = await taken(queue)
+        assert synced <= run.acked | set(result), seed
+        kept = [number for number in extra if number in result]
+        assert kept == list(extra)[: len(kept)] or how in ("tear", "reorder")
+        lost_some += len(kept) < len(extra)
+        assert balanced(queue)
+        assert queue.books.queued == 0
+        await queue.close()
+    assert lost_some, "no crash lost anything: this test proves nothing"
 
 
-def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hole(tmp_path: Path):
+async def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_no_hole(
+    tmp_path: Path,
+):
     """Writes out of order leave a hole before a good block, whose position must not be believed."""
 
-    async def body() -> None:
-        holes = 0
-        for seed in range(80):
-            random = Random(seed)
-            fs = FaultyFs()
-            queue = await opened(tmp_path, fs=fs, fsync="interval", write_buffer_size=100)
-            for number in range(8):
-                each = block(number)
-                each.position = number + 1
-                await queue.put([each])
-                if number == 2:
-                    await queue.tick()
-            queue.abandon()
-            again = await opened(tmp_path, fs=fs.crash(random, "reorder"), fsync="interval")
-            position = again.books.position
-            result = await taken(again)
-            assert position >= 3
-            assert result == list(range(position)), (
-                seed
-            )  # all before the position, nothing behind it
-            holes += position < 8
-            await again.close()
-        assert holes
-
-    asyncio.run(body())
+    holes = 0
+    for seed in range(80):
+        random = Random(seed)
+        fs = FaultyFs()
+        queue = await opened(tmp_path, fs=fs, fsync="interval", write_buffer_size=100)
+        for number in range(8):
+            each = block(number)
+            each.position = number + 1
+            await queue.put([each])
+            if number == 2:
+                await queue.tick()
+        queue.abandon()
+        again = await opened(tmp_path, fs=fs.crash(random, "reorder"), fsync="interval")
+        position = again.books.position
+        result = await taken(again)
+        assert position >= 3
+        assert result == list(range(position)), seed  # all before the position, nothing behind it
+        holes += position < 8
+        await again.close()
+    assert holes
 
 
 @pytest.mark.parametrize("passes", ["damage", "chunk"])
-def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
+async def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
     tmp_path: Path, passes: str
 ):
     """A position is written without a block when damage is passed over, and when a chunk goes."""
 
-    async def body() -> None:
-        for seed in range(60):
-            fs = FaultyFs()
-            queue = await opened(
-                tmp_path, fs=fs, fsync="interval", chunk_size=1000, write_buffer_size=100
-            )
-            acked = set()
-            for number in range(12):
-                each = block(number)
-                each.position = number + 1
-                await queue.put([each])
-            while queue.store.chunks.chunks[0].stop > queue.books.first_open():
-                leased = await queue.take()
-                queue.ack(leased)
-                acked.add(number_of(leased))
-            if passes == "chunk":
-                assert await queue.store.remove_completed_chunks()
-            else:
-                await queue.pass_over(5, DAMAGED, 17)
-                queue.store.flush()
-            queue.abandon()
-            again = await opened(
-                tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval"
-            )
-            position = again.books.position
-            result = set(await taken(again))
-            assert set(range(min(position, 12))) <= result | acked, (seed, position)
-            assert again.books.dropped[CRASH] == 0
-            assert balanced(again)
-            await again.close()
-
-    asyncio.run(body())
+    for seed in range(60):
+        fs = FaultyFs()
+        queue = await opened(
+            tmp_path, fs=fs, fsync="interval", chunk_size=1000, write_buffer_size=100
+        )
+        acked = set()
+        for number in range(12):
+            each = block(number)
+            each.position = number + 1
+            await queue.put([each])
+        while queue.store.chunks.chunks[0].stop > queue.books.first_open():
+            leased = await queue.take()
+            queue.ack(leased)
+            acked.add(number_of(leased))
+        if passes == "chunk":
+            assert await queue.store.remove_completed_chunks()
+        else:
+            await queue.pass_over(5, DAMAGED, 17)
+            queue.store.flush()
+        queue.abandon()
+        again = await opened(
+            tmp_path, fs=fs.crash(Random(seed), HOWS[seed % len(HOWS)]), fsync="interval"
+        )
+        position = again.books.position
+        result = set(await taken(again))
+        assert set(range(min(position, 12))) <= result | acked, (seed, position)
+        assert again.books.dropped[CRASH] == 0
+        assert balanced(again)
+        await again.close()
 
 
-def test_the_books_balance_when_damaged_blocks_are_among_those_dropped(tmp_path: Path):
-    async def body() -> None:
-        for seed in range(40):
-            random, directory = Random(seed), tmp_path / str(seed)
-            options = {"fsync": "interval", "chunk_size": 2000, "inmemory_blocks": 2}
-            queue = await opened(directory, **options)
-            for number in range(40):
-                records, size = random.randrange(1, 9), random.randrange(50, 400)
-                await queue.put([block(number, records, size)])
-            await queue.close()
-            for chunk in queue.store.chunks.chunks:
-                data = bytearray(chunk.path.read_bytes())
-                start = random.randrange(len(data))
-                stop = min(len(data), start + random.randrange(1, 500))
-                data[start:stop] = bytes(stop - start)
-                chunk.path.write_bytes(data)
-            again = await opened(directory, **options)
-            while again.count:
-                await again.drop_oldest(random.randrange(6), OLDEST)
-                if (leased := await again.take()) is not None:
-                    again.ack(leased)
-            assert again.books.queued == 0, seed
-            await again.close()
-
-    asyncio.run(body())
+async def test_the_books_balance_when_damaged_blocks_are_among_those_dropped(tmp_path: Path):
+    for seed in range(40):
+        random, directory = Random(seed), tmp_path / str(seed)
+        options = {"fsync": "interval", "chunk_size": 2000, "inmemory_blocks": 2}
+        queue = await opened(directory, **options)
+        for number in range(40):
+            records, size = random.randrange(1, 9), random.randrange(50, 400)
+            await queue.put([block(number, records, size)])
+        await queue.close()
+        for chunk in queue.store.chunks.chunks:
+            data = bytearray(chunk.path.read_bytes())
+            start = random.randrange(len(data))
+            stop = min(len(data), start + random.randrange(1, 500))
+            data[start:stop] = bytes(stop - start)
+            chunk.path.write_bytes(data)
+        again = await opened(directory, **options)
+        while again.count:
+            await again.drop_oldest(random.randrange(6), OLDEST)
+            if (leased := await again.take()) is not None:
+                again.ack(leased)
+        assert again.books.queued == 0, seed
+        await again.close()
 
 
-def test_a_failed_fsync_is_never_retried_on_the_same_file(tmp_path: Path):
+async def test_a_failed_fsync_is_never_retried_on_the_same_file(tmp_path: Path):
     """The pages of a failed fsync are gone for good: the data must be written again, elsewhere,
     before it counts.
     """
 
-    async def body() -> None:
-        fs = FaultyFs()
-        queue = await opened(tmp_path, fs=fs)
-        await queue.put([block(1)])
-        fs.fail(1, errno.EIO, only={"sync"})
-        await queue.put([block(2)])  # answered only after it was written anew and synced
-        assert fs.failed == 1
-        queue.abandon()
-        again = await opened(tmp_path, fs=fs.crash(Random(1), "drop"))
-        assert await taken(again) == [1, 2]
-        await again.close()
-
-    asyncio.run(body())
+    fs = FaultyFs()
+    queue = await opened(tmp_path, fs=fs)
+    await queue.put([block(1)])
+    fs.fail(1, errno.EIO, only={"sync"})
+    await queue.put([block(2)])  # answered only after it was written anew and synced
+    assert fs.failed == 1
+    queue.abandon()
+    again = await opened(tmp_path, fs=fs.crash(Random(1), "drop"))
+    assert await taken(again) == [1, 2]
+    await again.close()
 
 
-def test_enospc_under_never_goes_on_in_memory_and_spills_when_there_is_room(tmp_path: Path):
-    async def body() -> None:
-        fs = FaultyFs()
-        queue = await opened(tmp_path, fs=fs, fsync="never", write_through=False, inmemory_blocks=4)
-        fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
-        for number in range(40):
-            await queue.put([block(number)])
-        await queue.tick()
-        assert queue.store.failing is not None
-        assert len(queue.memory.unwritten) == 40
-        fs.heal()
-        await queue.tick()
-        assert not queue.memory.unwritten
-        assert queue.memory.unwritten_bytes == 0
-        assert queue.store.failing is None
-        assert await taken(queue) == list(range(40))
-        await queue.close()
-
-    asyncio.run(body())
+async def test_enospc_under_never_goes_on_in_memory_and_spills_when_there_is_room(tmp_path: Path):
+    fs = FaultyFs()
+    queue = await opened(tmp_path, fs=fs, fsync="never", write_through=False, inmemory_blocks=4)
+    fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
+    for number in range(40):
+        await queue.put([block(number)])
+    await queue.tick()
+    assert queue.store.failing is not None
+    assert len(queue.memory.unwritten) == 40
+    fs.heal()
+    await queue.tick()
+    assert not queue.memory.unwritten
+    assert queue.memory.unwritten_bytes == 0
+    assert queue.store.failing is None
+    assert await taken(queue) == list(range(40))
+    await queue.close()
 
 
-def test_a_read_error_is_no_damage(tmp_path: Path):
+async def test_a_read_error_is_no_damage(tmp_path: Path):
     """EIO on a read says nothing about the block: it stays, and is read later."""
 
-    async def body() -> None:
-        fs = FaultyFs()
-        queue = await opened(tmp_path, fs=fs, inmemory_blocks=1)
-        await queue.put([block(number) for number in range(10)])
-        fs.fail(1, errno.EIO, only={"read_at"})
-        with pytest.raises(StorageFailed):
-            await queue.take()
-        assert await taken(queue) == list(range(10))
-        assert not sum(queue.books.dropped)
-        await queue.close()
-
-    asyncio.run(body())
+    fs = FaultyFs()
+    queue = await opened(tmp_path, fs=fs, inmemory_blocks=1)
+    await queue.put([block(number) for number in range(10)])
+    fs.fail(1, errno.EIO, only={"read_at"})
+    with pytest.raises(StorageFailed):
+        await queue.take()
+    assert await taken(queue) == list(range(10))
+    assert not sum(queue.books.dropped)
+    await queue.close()
 
 
 def test_a_lock_is_taken_on_a_disk_without_a_byte_left(

@@ -48,6 +48,7 @@ def test_golden_block():
     assert len(header) == HEADER_SIZE == 64
 
 
+@settings(deadline=None)
 @given(
     st.binary(max_size=300),
     st.integers(0, 3),
@@ -117,11 +118,13 @@ def test_golden_dead_letter():
 records = st.lists(st.binary(max_size=30), min_size=1, max_size=20)
 
 
+@settings(deadline=None)
 @given(records)
 def test_frames_hold_any_bytes(given_records: list[bytes]):
     assert split(join(given_records, FRAMES), FRAMES) == given_records
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -150,6 +153,7 @@ def test_raw_is_one_record():
         join([b"a", b"b"], RAW)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000), st.integers(0, 3))
 def test_compression_reads_back(data: bytes, compression: int):
     assert decompress(compress(data, compression), compression) == data

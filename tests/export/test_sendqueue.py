@@ -58,174 +58,145 @@ def dropped(queue: SendQueue) -> dict[str, int]:
     return status_of(queue)["accounting"]["dropped"]
 
 
-def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
-    async def body() -> None:
-        queue = await started(tmp_path, max_size=10)
-        for number in range(25):
-            assert (await queue.push([block(number, records=2)])).accepted == 2
-        assert queue.count == 10
-        assert dropped(queue) == {"oldest": 30}
-        assert await drained(queue) == list(range(15, 25))
-        await queue.stop()
-
-    asyncio.run(body())
+async def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
+    queue = await started(tmp_path, max_size=10)
+    for number in range(25):
+        assert (await queue.push([block(number, records=2)])).accepted == 2
+    assert queue.count == 10
+    assert dropped(queue) == {"oldest": 30}
+    assert await drained(queue) == list(range(15, 25))
+    await queue.stop()
 
 
-def test_drop_oldest_by_bytes_frees_real_bytes(tmp_path: Path):
-    async def body() -> None:
-        queue = await started(tmp_path, max_bytes=20_000, compression="none", inmemory_blocks=4)
-        for number in range(300):
-            await queue.push([block(number, size=800)])
-            assert size_of(tmp_path) <= 20_000
-        left = await drained(queue)
-        assert left == list(range(300 - len(left), 300))
-        assert len(left) >= 10
-        assert dropped(queue) == {"oldest": 300 - len(left)}
-        await queue.stop()
-
-    asyncio.run(body())
+async def test_drop_oldest_by_bytes_frees_real_bytes(tmp_path: Path):
+    queue = await started(tmp_path, max_bytes=20_000, compression="none", inmemory_blocks=4)
+    for number in range(300):
+        await queue.push([block(number, size=800)])
+        assert size_of(tmp_path) <= 20_000
+    left = await drained(queue)
+    assert left == list(range(300 - len(left), 300))
+    assert len(left) >= 10
+    assert dropped(queue) == {"oldest": 300 - len(left)}
+    await queue.stop()
 
 
-def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
-    async def body() -> None:
-        queue = await started(tmp_path, max_size=3, full_behavior="drop_newest")
-        answers = [await queue.push([block(number)]) for number in range(5)]
-        assert [answer.dropped for answer in answers] == [0, 0, 0, 1, 1]
-        assert dropped(queue) == {"newest": 2}
-        assert status_of(queue)["accounting"]["accepted"] == 5
-        assert await drained(queue) == [0, 1, 2]
-        await queue.stop()
-        again = await started(tmp_path)
-        assert dropped(again) == {"newest": 2}
-        await again.stop()
-
-    asyncio.run(body())
+async def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
+    queue = await started(tmp_path, max_size=3, full_behavior="drop_newest")
+    answers = [await queue.push([block(number)]) for number in range(5)]
+    assert [answer.dropped for answer in answers] == [0, 0, 0, 1, 1]
+    assert dropped(queue) == {"newest": 2}
+    assert status_of(queue)["accounting"]["accepted"] == 5
+    assert await drained(queue) == [0, 1, 2]
+    await queue.stop()
+    again = await started(tmp_path)
+    assert dropped(again) == {"newest": 2}
+    await again.stop()
 
 
-def test_block_is_real_backpressure(tmp_path: Path):
-    async def body() -> None:
-        clock = FakeClock()
-        queue = await started(
-            tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0
-        )
+async def test_block_is_real_backpressure(tmp_path: Path):
+    clock = FakeClock()
+    queue = await started(
+        tmp_path, clock=clock, max_size=2, full_behavior="block", block_timeout=30.0
+    )
 
-        def blocks() -> bool:
-            return any(due == clock.now + 30.0 for due, _, _ in clock.sleepers)
+    def blocks() -> bool:
+        return any(due == clock.now + 30.0 for due, _, _ in clock.sleepers)
 
-        await queue.push([block(0), block(1)])
-        waiting = asyncio.ensure_future(queue.push([block(2)]))
-        await eventually(blocks)
-        await clock.advance(29)
-        assert not waiting.done()
+    await queue.push([block(0), block(1)])
+    waiting = asyncio.ensure_future(queue.push([block(2)]))
+    await eventually(blocks)
+    await clock.advance(29)
+    assert not waiting.done()
+    queue.ack(await queue.take())
+    assert (await waiting).accepted == 1
+    late = asyncio.ensure_future(queue.push([block(3)]))
+    await eventually(blocks)
+    await clock.advance(31)
+    with pytest.raises(Full):
+        await late
+    assert await drained(queue) == [1, 2]
+    assert dropped(queue) == {}
+    await queue.stop()
+
+
+async def test_a_push_larger_than_the_queue_is_refused(tmp_path: Path):
+    queue = await started(tmp_path, max_size=3)
+    with pytest.raises(TooLarge):
+        await queue.push([block(number) for number in range(4)])
+    await queue.stop()
+
+
+async def test_the_reserve_refuses_before_the_disk_is_full_and_lets_go_by_itself(tmp_path: Path):
+    fs = FaultyFs()
+    fs.free = 10_000
+    queue = await started(tmp_path, fs=fs, free_space_reserve=5000)
+    await queue.push([block(0)])
+    fs.free = 4000
+    await queue.tick()
+    with pytest.raises(StorageFull, match="in reserve"):
+        await queue.push([block(1)])
+    fs.free = 1 << 30
+    await queue.push([block(2)])
+    assert await drained(queue) == [0, 2]
+    await queue.stop()
+
+
+async def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
+    import errno
+
+    fs = FaultyFs()
+    queue = await started(tmp_path, fs=fs, fsync="never", inmemory_blocks=4, failover_max_size=20)
+    fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
+    accepted = 0
+    with pytest.raises(StorageFull):
+        for number in range(100):
+            await queue.push([block(number)])
+            accepted += 1
+            await queue._fast.tick()
+    assert 24 <= accepted <= 26
+    fs.heal()
+    await queue.tick()
+    await queue.push([block(accepted)])
+    assert await drained(queue) == list(range(accepted + 1))
+    await queue.stop()
+
+
+async def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_path: Path):
+    clock = FakeClock()
+    queue = await started(tmp_path, clock=clock, inmemory_blocks=5, catchup_rate=2.0)
+    await queue.push([block(number) for number in range(15)])
+    times = []
+    for _ in range(10):
+        waiting = asyncio.ensure_future(queue.available())
+        while not waiting.done():
+            await clock.advance(0.1)
+            await asyncio.sleep(0.001)
         queue.ack(await queue.take())
-        assert (await waiting).accepted == 1
-        late = asyncio.ensure_future(queue.push([block(3)]))
-        await eventually(blocks)
-        await clock.advance(31)
-        with pytest.raises(Full):
-            await late
-        assert await drained(queue) == [1, 2]
-        assert dropped(queue) == {}
-        await queue.stop()
-
-    asyncio.run(body())
+        times.append(clock.now)
+    assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
+    before = clock.now
+    while len(queue._fast.memory):
+        queue.ack(await queue.take())
+    assert clock.now == before
+    await queue.stop()
 
 
-def test_a_push_larger_than_the_queue_is_refused(tmp_path: Path):
-    async def body() -> None:
-        queue = await started(tmp_path, max_size=3)
-        with pytest.raises(TooLarge):
-            await queue.push([block(number) for number in range(4)])
-        await queue.stop()
-
-    asyncio.run(body())
-
-
-def test_the_reserve_refuses_before_the_disk_is_full_and_lets_go_by_itself(tmp_path: Path):
-    async def body() -> None:
-        fs = FaultyFs()
-        fs.free = 10_000
-        queue = await started(tmp_path, fs=fs, free_space_reserve=5000)
-        await queue.push([block(0)])
-        fs.free = 4000
-        await queue.tick()
-        with pytest.raises(StorageFull, match="in reserve"):
-            await queue.push([block(1)])
-        fs.free = 1 << 30
-        await queue.push([block(2)])
-        assert await drained(queue) == [0, 2]
-        await queue.stop()
-
-    asyncio.run(body())
-
-
-def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
-    async def body() -> None:
-        import errno
-
-        fs = FaultyFs()
-        queue = await started(
-            tmp_path, fs=fs, fsync="never", inmemory_blocks=4, failover_max_size=20
-        )
-        fs.fail(1, errno.ENOSPC, forever=True, only={"append", "open"})
-        accepted = 0
-        with pytest.raises(StorageFull):
-            for number in range(100):
-                await queue.push([block(number)])
-                accepted += 1
-                await queue._fast.tick()
-        assert 24 <= accepted <= 26
-        fs.heal()
-        await queue.tick()
-        await queue.push([block(accepted)])
-        assert await drained(queue) == list(range(accepted + 1))
-        await queue.stop()
-
-    asyncio.run(body())
-
-
-def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_path: Path):
-    async def body() -> None:
-        clock = FakeClock()
-        queue = await started(tmp_path, clock=clock, inmemory_blocks=5, catchup_rate=2.0)
-        await queue.push([block(number) for number in range(15)])
-        times = []
-        for _ in range(10):
-            waiting = asyncio.ensure_future(queue.available())
-            while not waiting.done():
-                await clock.advance(0.1)
-                await asyncio.sleep(0.001)
-            queue.ack(await queue.take())
-            times.append(clock.now)
-        assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
-        before = clock.now
-        while len(queue._fast.memory):
-            queue.ack(await queue.take())
-        assert clock.now == before
-        await queue.stop()
-
-    asyncio.run(body())
-
-
-def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
+async def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def body() -> None:
-        queue = await started(tmp_path, inmemory_blocks=64, target_utilization=0.5)
-        await queue.push([block(number) for number in range(64)])
-        monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 900 << 20)
-        for _ in range(3):
-            await queue.tick()
-        assert queue._fast.memory.limit == 8
-        assert len(queue._fast.memory) == 8
-        monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 1 << 20)
-        for _ in range(20):
-            await queue.tick()
-        assert queue._fast.memory.limit == 64
-        assert await drained(queue) == list(range(64))
-        await queue.stop()
-
-    asyncio.run(body())
+    queue = await started(tmp_path, inmemory_blocks=64, target_utilization=0.5)
+    await queue.push([block(number) for number in range(64)])
+    monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 900 << 20)
+    for _ in range(3):
+        await queue.tick()
+    assert queue._fast.memory.limit == 8
+    assert len(queue._fast.memory) == 8
+    monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 1 << 20)
+    for _ in range(20):
+        await queue.tick()
+    assert queue._fast.memory.limit == 64
+    assert await drained(queue) == list(range(64))
+    await queue.stop()
 
 
 steps = st.lists(
@@ -253,7 +224,9 @@ steps = st.lists(
     st.sampled_from(["drop_oldest", "drop_newest"]),
     st.sampled_from(["fifo", "newest_first", "mixed"]),
 )
-def test_the_books_balance_after_anything(course: list[Any], policy: str, full: str, order: str):
+async def test_the_books_balance_after_anything(
+    course: list[Any], policy: str, full: str, order: str
+):
     """accepted = delivered + dead-lettered + dropped + queued, and `queued` is what can really be
     taken out.
     """
@@ -325,67 +298,56 @@ def test_the_books_balance_after_anything(course: list[Any], policy: str, full: 
         await again.stop()
 
     with tempfile.TemporaryDirectory() as directory:
-        asyncio.run(body(Path(directory)))
+        await body(Path(directory))
 
 
-def test_a_taker_waits_for_a_push_and_stops_with_the_queue(tmp_path: Path):
-    async def body() -> None:
-        queue = await started(tmp_path)
-        waiting = [asyncio.ensure_future(queue.available()) for _ in range(3)]
-        await asyncio.sleep(0)
-        await queue.push([block(1)])
-        await eventually(lambda: sum(each.done() for each in waiting) == 1)
-        await queue.stop()
-        assert sorted([await each for each in waiting]) == [False, False, True]
-
-    asyncio.run(body())
+async def test_a_taker_waits_for_a_push_and_stops_with_the_queue(tmp_path: Path):
+    queue = await started(tmp_path)
+    waiting = [asyncio.ensure_future(queue.available()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await queue.push([block(1)])
+    await eventually(lambda: sum(each.done() for each in waiting) == 1)
+    await queue.stop()
+    assert sorted([await each for each in waiting]) == [False, False, True]
 
 
-def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path):
-    async def body() -> None:
-        clock = FakeClock()
-        queue = await started(tmp_path, clock=clock, max_size=1000)
-        assert (queue.time_to_full(), queue.drain_eta()) == (-1, 0)
-        for second in range(
-            200
-        ):  # two batches come in per second, one is delivered every other second
-            await queue.push([block(second), block(second)])
-            if second % 2:
-                queue.ack(await queue.take())
-            clock.now += 1
-            await queue.tick()
-        assert queue.count == 300
-        assert queue.arrivals == pytest.approx(2, rel=0.05)
-        assert queue.time_to_full() == pytest.approx(700 / 1.5, rel=0.1)
-        assert queue.drain_eta() == -1, "it grows"
-        assert queue.gauges()["queue_oldest_age_seconds"] == pytest.approx(150, abs=1)
-        for _ in range(140):
+async def test_rates_time_to_full_and_time_to_empty_follow_what_happens(tmp_path: Path):
+    clock = FakeClock()
+    queue = await started(tmp_path, clock=clock, max_size=1000)
+    assert (queue.time_to_full(), queue.drain_eta()) == (-1, 0)
+    for second in range(200):  # two batches come in per second, one is delivered every other second
+        await queue.push([block(second), block(second)])
+        if second % 2:
             queue.ack(await queue.take())
-            clock.now += 1
-            await queue.tick()
-        assert queue.time_to_full() == -1
-        assert queue.drain_eta() == pytest.approx(160, rel=0.1), "160 left, about one a second"
-        assert queue.gauges()["queue_utilization_ratio"] == pytest.approx(0.16)
-        await queue.stop()
-
-    asyncio.run(body())
-
-
-def test_what_was_delivered_before_a_restart_is_no_part_of_the_rates(tmp_path: Path):
-    async def body() -> None:
-        clock = FakeClock()
-        queue = await started(tmp_path, clock=clock)
-        await queue.push([block(number) for number in range(1000)])
-        assert len(await drained(queue)) == 1000
-        await queue.stop()
-        queue = await started(tmp_path, clock=clock)
-        await clock.advance(1)
+        clock.now += 1
         await queue.tick()
-        status = queue.status()
-        assert (status.batches_in_per_second, status.batches_out_per_second) == (0, 0)
-        await queue.stop()
+    assert queue.count == 300
+    assert queue.arrivals == pytest.approx(2, rel=0.05)
+    assert queue.time_to_full() == pytest.approx(700 / 1.5, rel=0.1)
+    assert queue.drain_eta() == -1, "it grows"
+    assert queue.gauges()["queue_oldest_age_seconds"] == pytest.approx(150, abs=1)
+    for _ in range(140):
+        queue.ack(await queue.take())
+        clock.now += 1
+        await queue.tick()
+    assert queue.time_to_full() == -1
+    assert queue.drain_eta() == pytest.approx(160, rel=0.1), "160 left, about one a second"
+    assert queue.gauges()["queue_utilization_ratio"] == pytest.approx(0.16)
+    await queue.stop()
 
-    asyncio.run(body())
+
+async def test_what_was_delivered_before_a_restart_is_no_part_of_the_rates(tmp_path: Path):
+    clock = FakeClock()
+    queue = await started(tmp_path, clock=clock)
+    await queue.push([block(number) for number in range(1000)])
+    assert len(await drained(queue)) == 1000
+    await queue.stop()
+    queue = await started(tmp_path, clock=clock)
+    await clock.advance(1)
+    await queue.tick()
+    status = queue.status()
+    assert (status.batches_in_per_second, status.batches_out_per_second) == (0, 0)
+    await queue.stop()
 
 
 def test_nobody_outside_reaches_into_the_send_queue():

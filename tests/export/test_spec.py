@@ -1,12 +1,12 @@
 """Definitions of routes: what they mean, and what is refused before anything runs."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.config import Config, build, load
+from penstock.config.governor_flags import translate_flags
 from penstock.config.load import parse_settings
 from penstock.config.schema import Exporter, SendQueue
 from penstock.errors import ConfigError, InvalidRequest
@@ -117,6 +117,38 @@ def test_every_flag_of_the_seed_is_reachable_and_reaches_the_routes():
         assert result == meant, flag
 
 
+def test_the_command_line_of_metrics_governor_is_taken_as_it_stands():
+    flags = {flag: one for flag, one in SEED_FLAGS.items() if flag.startswith("-")}
+    for dash, join in (("-", " "), ("--", " "), ("-", "="), ("--", "=")):
+        words = ["--http-port", "0"]
+        for flag, (_, written, _) in flags.items():
+            words += f"{dash}{flag.lstrip('-')}{join}{written}".split()
+        expected = ["--http-port", "0"]
+        for key, written, _ in flags.values():
+            expected += ["--set", f"exporter.queue.{key}={written}"]
+        assert translate_flags(words) == expected
+
+
+def test_a_flag_that_is_true_or_false_may_stand_alone():
+    assert translate_flags(["-queue-always-queue", "--no-topics", "--queue-enabled"]) == [
+        *("--set", "exporter.queue.always_queue=true", "--no-topics"),
+        *("--set", "exporter.queue.enabled=true"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-queue-max-sise", "1"], "did you mean -queue-max-size"),
+        (["-queue-max-size"], "needs a value"),
+        (["-queue-max-size", "--no-topics"], "needs a value"),
+    ],
+)
+def test_a_wrong_flag_is_said(words: list[str], text: str):
+    with pytest.raises(ConfigError, match=text):
+        translate_flags(words)
+
+
 @pytest.mark.parametrize(
     ("tree", "text"),
     [
@@ -170,7 +202,7 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
         ),
         (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
-        (web() | {"source": {"group": "g"}}, "neither a topic nor a queue"),
+        (web() | {"source": {"group": "g"}}, "names no topic, queue, otlp or remote_write"),
         (
             {"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}},
             "would feed itself",
@@ -279,19 +311,16 @@ def test_all_mistakes_of_all_routes_are_reported_at_once_and_no_password_with_th
         {"headers": {"X": "a\r\nY: b"}},
     ],
 )
-def test_what_only_making_it_shows_to_be_wrong_is_the_callers_mistake_too(
+async def test_what_only_making_it_shows_to_be_wrong_is_the_callers_mistake_too(
     tmp_path: Path, target: dict[str, Any]
 ):
-    async def body() -> None:
-        async with exports(tmp_path, {}) as running:
-            with pytest.raises(InvalidRequest, match="route r"):
-                await running.create("r", web(**target))
-            assert running.names() == []
-
-    asyncio.run(body())
+    async with exports(tmp_path, {}) as running:
+        with pytest.raises(InvalidRequest, match="route r"):
+            await running.create("r", web(**target))
+        assert running.names() == []
 
 
-def test_over_the_api_a_ca_is_a_text_or_a_file_of_one_directory_and_answers_say_nothing_of_files(
+async def test_over_the_api_a_ca_is_a_text_or_a_file_of_one_directory_and_answers_say_nothing_of_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     allowed = tmp_path / ".penstock" / "certificates"
@@ -307,41 +336,38 @@ def test_over_the_api_a_ca_is_a_text_or_a_file_of_one_directory_and_answers_say_
             await running.create("r", web(url="https://host/", ca=ca))
         return str(refused.value)
 
-    async def body() -> None:
-        async with exports(tmp_path, {}) as running:
-            wrong = [
-                "missing.pem",
-                "text.pem",
-                "directory",
-                str(outside),
-                "/nowhere/x",
-                "/etc/passwd",
-                "../x",
-                "a\0b",
-            ]
-            answers = {await refusal(running, ca) for ca in [*wrong, "-----BEGIN nothing"]}
-            assert len(answers) == 1, answers
-            assert "exporter.certificates" in answers.pop()
-            assert "missing.pem" in caplog.text, "the operator is told"
-            for number, ca in enumerate(["ca.pem", pem]):
-                await running.create(f"r{number}", web(url="https://host/", ca=ca))
-        async with exports(
-            tmp_path, {}
-        ) as running:  # they start again, as does one that an older version accepted
-            assert running.names() == ["r0", "r1"]
-            await running.delete("r0")
-            await running.delete("r1")
-            named = {
-                "type": "postgres",
-                "url": "postgres://host/db?sslrootcert=/etc/passwd",
-                "table": "t",
-            }
-            with pytest.raises(InvalidRequest, match=r"names files of the broker \(sslrootcert\)"):
-                await running.create("r", {"destination": named})
-        async with exports(tmp_path, {"mine": web(url="https://host/", ca=str(outside))}):
-            pass  # what the operator writes into the configuration may name any file
-        with pytest.raises(AssertionError, match="No such file"):
-            async with exports(tmp_path, {"mine": web(url="https://host/", ca="/nowhere/x")}):
-                pass
-
-    asyncio.run(body())
+    async with exports(tmp_path, {}) as running:
+        wrong = [
+            "missing.pem",
+            "text.pem",
+            "directory",
+            str(outside),
+            "/nowhere/x",
+            "/etc/passwd",
+            "../x",
+            "a\0b",
+        ]
+        answers = {await refusal(running, ca) for ca in [*wrong, "-----BEGIN nothing"]}
+        assert len(answers) == 1, answers
+        assert "exporter.certificates" in answers.pop()
+        assert "missing.pem" in caplog.text, "the operator is told"
+        for number, ca in enumerate(["ca.pem", pem]):
+            await running.create(f"r{number}", web(url="https://host/", ca=ca))
+    async with exports(
+        tmp_path, {}
+    ) as running:  # they start again, as does one that an older version accepted
+        assert running.names() == ["r0", "r1"]
+        await running.delete("r0")
+        await running.delete("r1")
+        named = {
+            "type": "postgres",
+            "url": "postgres://host/db?sslrootcert=/etc/passwd",
+            "table": "t",
+        }
+        with pytest.raises(InvalidRequest, match=r"names files of the broker \(sslrootcert\)"):
+            await running.create("r", {"destination": named})
+    async with exports(tmp_path, {"mine": web(url="https://host/", ca=str(outside))}):
+        pass  # what the operator writes into the configuration may name any file
+    with pytest.raises(AssertionError, match="No such file"):
+        async with exports(tmp_path, {"mine": web(url="https://host/", ca="/nowhere/x")}):
+            pass

@@ -8,10 +8,9 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import inspection as module
 from penstock.monitor.inspection import Event, Inspection, matcher, push_to_ack
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Queues
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.types import Ack
-from tests.queues.support import complete, pop, push, run
+from tests.queues.support import complete, pop, push, running
 from tests.support.wait import eventually
 
 
@@ -39,11 +38,11 @@ def test_a_search_without_a_path_says_what_to_write():
         matcher("=7")
 
 
-def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatch):
+async def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatch):
     monkeypatch.setattr(module, "ROWS_PER_STEP", 4)
     monkeypatch.setattr(module, "SEARCHED", 8)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         for name, count in (("a", 2), ("b", 7), ("c", 4)):
             await push(queues, "q", *({"n": n, "in": name} for n in range(count)), partition=name)
         await complete(queues, await pop(queues, "q", 7, partition="b", group="g"))
@@ -70,11 +69,9 @@ def test_partitions_come_by_lag_and_messages_by_content(database_url, monkeypatc
         assert [one.partition_id for one in same.messages] == [hit.partition_id]
         assert (await look.by_transaction("q", "nobody")).messages == []
 
-    run(database_url, body)
 
-
-def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
-    async def body(queues: Queues) -> None:
+async def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
+    async with running(database_url) as queues:
         look = Inspection(queues)
         await queues.admin.configure("q", QueueOptions(retry_limit=0))
         await push(queues, "q", 1, 2)
@@ -120,11 +117,9 @@ def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
         with pytest.raises(InvalidRequest):
             await look.history("1y", None)
 
-    run(database_url, body)
 
-
-def test_rolled_up_minutes_add_up_over_all_queues_and_topics(database_url):
-    async def body(queues: Queues) -> None:
+async def test_rolled_up_minutes_add_up_over_all_queues_and_topics(database_url):
+    async with running(database_url) as queues:
         minute = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=5)
         nothing = await queues.analytics.totals(minute)
         assert (nothing.upto, nothing.minutes) == (None, [])
@@ -141,5 +136,3 @@ def test_rolled_up_minutes_add_up_over_all_queues_and_topics(database_url):
         totals = await queues.analytics.totals(minute)
         assert (totals.upto, totals.minutes) == (minute, [minute])
         assert (totals.pushed, totals.delivered, totals.produced) == ([7], [4], [9])
-
-    run(database_url, body)

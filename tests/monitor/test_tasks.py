@@ -10,9 +10,9 @@ from penstock.monitor import tasks as task_module
 from penstock.monitor.tasks import ADVANCE, Task, Tasks
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues import dead as dead_letters
-from penstock.queues.dead import Which
-from tests.queues.support import answer, pop, push, run, values
+from penstock.queues.admin import dead_letters
+from penstock.queues.admin.dead_letters import Which
+from tests.queues.support import answer, pop, push, running, values
 from tests.support.wait import eventually
 
 
@@ -33,10 +33,12 @@ async def has_done(tasks: Tasks, task: Task, count: int) -> bool:
     return (await tasks.get(task.id)).done == count
 
 
-def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monkeypatch) -> None:
+async def test_all_that_match_are_requeued_and_the_end_is_reported(
+    database_url, monkeypatch
+) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         ended: list[Task] = []
 
         async def note(task: Task) -> None:
@@ -60,13 +62,11 @@ def test_all_that_match_are_requeued_and_the_end_is_reported(database_url, monke
             with pytest.raises(NotFound):
                 await tasks.get(nobody)
 
-    run(database_url, body)
 
-
-def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatch) -> None:
+async def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatch) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         ended: list[Task] = []
 
         async def note(task: Task) -> None:
@@ -87,15 +87,13 @@ def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatc
         assert (ended[0].state, ended[0].done) == ("finished", 7)
         assert await queues.dead.count(Which()) == 7
 
-    run(database_url, body)
 
-
-def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
+async def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
     database_url, monkeypatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         ended: list[Task] = []
 
         async def note(task: Task) -> None:
@@ -132,13 +130,11 @@ def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
         assert (ended[1].state, ended[1].done) == ("cancelled", 1)
         await second.stop()
 
-    run(database_url, body)
 
-
-def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
+async def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         ended: list[Task] = []
 
         async def note(task: Task) -> None:
@@ -158,5 +154,3 @@ def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
         await eventually(lambda: bool(ended))
         assert (ended[0].state, ended[0].done) == ("finished", 6)
         await tasks.stop()
-
-    run(database_url, body)

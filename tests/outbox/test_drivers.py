@@ -18,7 +18,7 @@ from penstock import outbox
 from penstock.errors import InvalidRequest
 from penstock.outbox import sync as sync_outbox
 from tests.outbox.support import leased, rows
-from tests.queues.support import pop, push, run, values
+from tests.queues.support import pop, push, running, values
 
 DEAD = "SELECT d.error FROM dead_letters d JOIN queues q ON q.id = d.queue_id WHERE q.name = $1"
 EFFECT = "INSERT INTO effects VALUES ('{queue}', '{work}')"
@@ -105,10 +105,10 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("opened", ASYNC)
-def test_a_message_and_an_ack_share_the_fate_of_an_asynchronous_transaction(
+async def test_a_message_and_an_ack_share_the_fate_of_an_asynchronous_transaction(
     database_url: str, queue: str, opened: Callable[[str], Any]
 ) -> None:
-    async def body(queues: Any) -> None:
+    async with running(database_url) as queues:
         with pytest.raises(Stop):
             async with opened(database_url) as connection:
                 await outbox.push(connection, queue, {"n": 0})
@@ -140,11 +140,9 @@ def test_a_message_and_an_ack_share_the_fate_of_an_asynchronous_transaction(
         ]
         assert await rows(queues, DEAD, queue) == [("no use",)]
 
-    run(database_url, body)
-
 
 @pytest.mark.parametrize("opened", SYNC)
-def test_a_message_and_an_ack_share_the_fate_of_a_blocking_transaction(
+async def test_a_message_and_an_ack_share_the_fate_of_a_blocking_transaction(
     database_url: str, queue: str, opened: Callable[[str], Any]
 ) -> None:
     def produce() -> list[str]:
@@ -166,7 +164,7 @@ def test_a_message_and_an_ack_share_the_fate_of_a_blocking_transaction(
         with pytest.raises(sync_outbox.LeaseLost), opened(database_url) as connection:
             sync_outbox.ack(connection, messages[0])
 
-    async def body(queues: Any) -> None:
+    async with running(database_url) as queues:
         pushed = await asyncio.to_thread(produce)
         popped = await pop(queues, queue)
         assert [message.transaction_id for message in popped.messages] == pushed
@@ -176,11 +174,9 @@ def test_a_message_and_an_ack_share_the_fate_of_a_blocking_transaction(
             ("two",)
         ]
 
-    run(database_url, body)
 
-
-def test_what_cannot_work_is_refused_with_what_to_do(database_url: str, queue: str) -> None:
-    async def body(queues: Any) -> None:
+async def test_what_cannot_work_is_refused_with_what_to_do(database_url: str, queue: str) -> None:
+    async with running(database_url) as queues:
         await push(queues, queue, 1)
         (message,) = (await pop(queues, queue, auto_ack=True)).messages
         connection = await asyncpg.connect(database_url)
@@ -207,5 +203,3 @@ def test_what_cannot_work_is_refused_with_what_to_do(database_url: str, queue: s
                 async with connection.transaction():
                     await outbox.push(connection, name, 1)
         await connection.close()
-
-    run(database_url, body)

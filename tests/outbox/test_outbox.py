@@ -19,11 +19,11 @@ from penstock.database.migrate import migrate
 from penstock.errors import InvalidRequest
 from penstock.protocol.headers import decode
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, PopRequest, Queues
+from penstock.queues import Item, PopRequest
 from penstock.queues.schema import SCHEMA
-from tests.conftest import fresh_database
+from tests.conftest import create_database
 from tests.outbox.support import leased, rows
-from tests.queues.support import answer, pop, push, run, values
+from tests.queues.support import answer, pop, push, running, values
 from tests.support.cli import CliRunner
 from tests.support.wait import eventually
 
@@ -39,33 +39,33 @@ async def connected(url: str, role: str | None = None) -> Any:
     await connection.close()
 
 
-def test_waiting_consumers_are_woken_by_the_commit(
+async def test_waiting_consumers_are_woken_by_the_commit(
     database_url: str, queue: str, soak: bool
 ) -> None:
-    async def body(queues: Queues) -> None:
+    async with running(database_url, poll_interval=HOUR) as queues:
         await push(queues, queue, 0, partition="p")
         await answer(queues, (await pop(queues, queue)).messages)
         waits = []
         async with connected(database_url) as connection:
             for turn in range(200 if soak else 3):
-                before, heard = queues.signals.waiting, queues.signals.heard
+                before, heard = queues.waiting.parked, queues.waiting.heard
                 waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
-                await eventually(lambda before=before: queues.signals.waiting > before)
+                await eventually(lambda before=before: queues.waiting.parked > before)
                 async with connection.transaction():
                     await outbox.push(connection, queue, turn, partition="p")
                 committed = time.perf_counter()
                 popped = await waiting
                 waits.append(1000 * (time.perf_counter() - committed))
                 assert values(popped) == [turn]
-                assert queues.signals.heard == heard + 1  # a pop looks again by itself, but later
+                assert queues.waiting.heard == heard + 1  # a pop looks again by itself, but later
                 # the ack in a transaction of ours lets the next consumer in at once too
                 await push(queues, queue, "next", partition="p")
                 waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
-                await eventually(lambda before=before: queues.signals.waiting > before)
+                await eventually(lambda before=before: queues.waiting.parked > before)
                 async with connection.transaction():
                     await outbox.ack(connection, leased(popped.messages[0]))
                 popped = await waiting
@@ -75,11 +75,9 @@ def test_waiting_consumers_are_woken_by_the_commit(
         if soak:
             assert statistics.median(waits) < 50
 
-    run(database_url, body, poll_interval=HOUR)
 
-
-def test_order_and_deduplication_are_those_of_any_push(database_url: str, queue: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_order_and_deduplication_are_those_of_any_push(database_url: str, queue: str) -> None:
+    async with running(database_url) as queues:
         async with connected(database_url) as one, connected(database_url) as two:
             slow, quick = one.transaction(), two.transaction()
             await slow.start()
@@ -107,11 +105,9 @@ def test_order_and_deduplication_are_those_of_any_push(database_url: str, queue:
         )  # fmt: skip
         assert counts == [(305,)]
 
-    run(database_url, body)
 
-
-def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
+    async with running(database_url) as queues:
         async with connected(database_url) as connection:
             async with connection.transaction():
                 await outbox.push(connection, queue, 1, headers={"tenant": "é", "a": "b"})
@@ -131,11 +127,9 @@ def test_headers_travel_with_the_message(database_url: str, queue: str) -> None:
             {"tenant": "é", "a": "b"}, None, {"tenant": "x"}, {"tenant": "x"},
         ]  # fmt: skip
 
-    run(database_url, body)
 
-
-def test_a_message_may_be_for_later(database_url: str, queue: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_a_message_may_be_for_later(database_url: str, queue: str) -> None:
+    async with running(database_url, poll_interval=HOUR) as queues:
         later = datetime.now(UTC) + timedelta(days=1)
         async with connected(database_url) as connection:
             async with connection.transaction():
@@ -155,11 +149,11 @@ def test_a_message_may_be_for_later(database_url: str, queue: str) -> None:
                     async with connection.transaction():
                         await outbox.push(connection, queue, 1, **wrong)
 
-    run(database_url, body, poll_interval=HOUR)
 
-
-def test_a_savepoint_takes_back_what_was_asked_for_since(database_url: str, queue: str) -> None:
-    async def body(queues: Queues) -> None:
+async def test_a_savepoint_takes_back_what_was_asked_for_since(
+    database_url: str, queue: str
+) -> None:
+    async with running(database_url) as queues:
         async with connected(database_url) as connection, connection.transaction():
             for kept in (False, True, False):
                 inner = connection.transaction()
@@ -171,13 +165,11 @@ def test_a_savepoint_takes_back_what_was_asked_for_since(database_url: str, queu
         # nothing is left behind
         assert await rows(queues, "SELECT 1 FROM outbox") == []
 
-    run(database_url, body)
 
-
-def test_a_long_transaction_keeps_nobody_waiting(database_url: str, queue: str) -> None:
+async def test_a_long_transaction_keeps_nobody_waiting(database_url: str, queue: str) -> None:
     """Not even those who use its own partition, a queue with maxSize, or the queue's name."""
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         await queues.admin.configure(queue, QueueOptions(max_size=1000, ordering="none"))
         await push(queues, queue, "mine", "yours", "also yours", partition="p")
         mine, yours = [(await pop(queues, queue, 1)).messages[0] for _ in range(2)]
@@ -208,13 +200,11 @@ def test_a_long_transaction_keeps_nobody_waiting(database_url: str, queue: str) 
         taken += values(await pop(queues, queue, partitions=9))
         assert sorted(taken) == ["a", "a", "also yours", "late", "late"]
 
-    run(database_url, body)
 
-
-def test_a_lease_that_is_lost_before_the_commit_undoes_the_work(
+async def test_a_lease_that_is_lost_before_the_commit_undoes_the_work(
     database_url: str, queue: str
 ) -> None:
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         await queues.admin.configure(queue, QueueOptions(lease_time=1, retry_limit=9))
         await push(queues, queue, "work")
         (lost,) = (await pop(queues, queue)).messages
@@ -249,13 +239,11 @@ def test_a_lease_that_is_lost_before_the_commit_undoes_the_work(
             ("once",)
         ]
 
-    run(database_url, body)
 
-
-def test_what_the_queue_does_not_take_fails_the_call_or_the_commit(
+async def test_what_the_queue_does_not_take_fails_the_call_or_the_commit(
     database_url: str, queue: str
 ) -> None:
-    async def body(queues: Queues) -> None:
+    async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure(queue, QueueOptions(max_size=2))
         async with connected(database_url) as connection:
             async with connection.transaction():
@@ -281,17 +269,15 @@ def test_what_the_queue_does_not_take_fails_the_call_or_the_commit(
                 async with connection.transaction():
                     await outbox.push(connection, secret, "clear")
 
-    run(database_url, body, encryption_key="00" * 32)
 
-
-def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: str) -> None:
+async def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: str) -> None:
     role = f"r{queue}"
 
     async def command(*words: str) -> int:
         arguments = ["database", *words, "--set", f"database.url={database_url}"]
         return (await asyncio.to_thread(CliRunner().invoke, app, arguments)).exit_code
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         async with connected(database_url) as owner:
             await owner.execute(f"CREATE ROLE {role}; GRANT ALL ON effects TO {role}")
             # as in a database that was restored without its rights
@@ -329,17 +315,15 @@ def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: str) ->
             assert await command("grant", "nobody-of-this-name") == 1
             await owner.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
-    run(database_url, body)
 
-
-def test_the_functions_of_any_release_serve_the_outbox(postgres: Any, queue: str) -> None:
-    url = fresh_database(postgres)
+async def test_the_functions_of_any_release_serve_the_outbox(postgres: Any, queue: str) -> None:
+    url = await create_database(postgres)
     older = replace(
         SCHEMA, functions=tuple(f for f in SCHEMA.functions if "outbox" not in f[0])
     )  # as before there was an outbox
     newer = replace(SCHEMA, functions=(*SCHEMA.functions, ("z.sql", "SELECT 1 -- another release")))
 
-    async def body(queues: Queues) -> None:
+    async with running(url) as queues:
         async with connected(url) as connection:
             for release in (newer, older):
                 await migrate(connection, "penstock", release)
@@ -354,5 +338,3 @@ def test_the_functions_of_any_release_serve_the_outbox(postgres: Any, queue: str
             async with connection.transaction():
                 await outbox.push(connection, queue, 2)
         assert values(await pop(queues, queue)) == [1, 1, 2]
-
-    run(url, body)

@@ -29,6 +29,7 @@ class Flow:
     def __init__(self, spark: Any, server: Any, tcp: str, directory: Path) -> None:
         self.spark, self.server, self.tcp, self.directory = spark, server, tcp, directory
         self.tag = uuid.uuid4().hex[:8]
+        self.order = ""
 
     def append(self, first: int, end: int) -> None:
         with TopicLink(self.tcp, 20) as link:
@@ -37,7 +38,7 @@ class Flow:
             )
 
     def sink(self, kind: str) -> dict[str, str]:
-        own = {"appId": f"{kind}-{self.tag}"}
+        own = {"appId": f"{kind}-{self.tag}", "orderBy": self.order}
         if kind == "topic":
             return {**own, "topic": f"out-{self.tag}", "broker": self.tcp}
         return {**own, "queue": f"out-{self.tag}", "url": self.server.url}
@@ -119,7 +120,7 @@ def test_a_failed_batch_goes_on_with_the_same_rows_and_with_no_others(
         assert refused is not None
         assert "batch 0 of" in refused
         assert "before with other rows" in refused
-        assert "the steps it was begun with, or give it a new appId" in refused
+        assert "Run the batch with the steps it was begun with" in refused
         assert flow.written(kind) == before
     assert (
         flow.run(kind, f"{value} AS payload", **cut) is None
@@ -174,7 +175,7 @@ def test_a_write_with_a_used_app_id_adds_nothing_and_takes_no_other_rows(
 
     write(0, 10)
     write(0, 10)
-    assert "two ways to go on" in refused(10, 20)
+    assert "Give it an appId of its own" in refused(10, 20)
     assert "other rows" in refused(0, 9)
     assert "other rows" in refused(0, 20, 2)
     assert flow.written(kind) == sorted(str(i) for i in range(10))

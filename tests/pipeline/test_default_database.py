@@ -1,6 +1,5 @@
 """A broker with its embedded database, and those on its machine who are told no URL."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -45,12 +44,12 @@ def penstock(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
+async def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselves(
     directory: Path, spark: Any, monkeypatch: pytest.MonkeyPatch, soak: bool
 ) -> None:
     done = penstock("database", "url", cwd=directory)
     assert done.returncode == 0, done.stderr
-    assert asyncio.run(_count(done.stdout.strip())) == 20  # for psql and whoever takes a URL
+    assert await _count(done.stdout.strip()) == 20  # for psql and whoever takes a URL
 
     monkeypatch.chdir(directory)
     monkeypatch.delenv("DATABASE_URL", raising=False)

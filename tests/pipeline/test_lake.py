@@ -843,7 +843,7 @@ def test_fifty_million_records_are_archived_in_one_run_and_bounded_memory(
 ) -> None:
     """`python -m tests.pipeline.scale archive` prints the figures."""
     if not soak:
-        pytest.skip("gigabytes: make soak")
+        pytest.skip("needs gigabytes: make soak")
     peaks = scale.archive(tmp_path, postgres, 50_000_000)["peaks"]
     assert max(peaks[scale.DRIVER]) < 400
     assert max(peaks[scale.JVM]) < 2000, "its heap is 1 GiB"

@@ -31,6 +31,7 @@ from penstock.pipeline.validation import check, resolve_routes
 from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
 from tests.pipeline.support import patiently
+from tests.support.api import call
 from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
 from tests.support.tokens import SECRET, token
@@ -292,10 +293,9 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
 
 
-def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(
+async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(
     tmp_path: Path,
 ) -> None:
-    import asyncio
 
     now = [1000.0]
     metrics = Metrics()
@@ -313,15 +313,14 @@ def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restar
     assert pipelines.put("a", {"state": "running"})
     assert not pipelines.put("a", {"state": "finished"})
     again = Pipelines(tmp_path, clock=lambda: now[0])
-    asyncio.run(again.start())
+    await again.start()
     assert again.get("b")["error"] == "no such column"
     again.forget("b")
     with pytest.raises(NotFound):
         again.get("b")
 
 
-def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
-    import asyncio
+async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
 
     now = [600.0]
     pipelines = Pipelines(tmp_path, clock=lambda: now[0])
@@ -337,9 +336,9 @@ def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> None:
     report(670, "starting", 670, 0)
     report(800, "running", 670, 7, lag=3)
     pipelines.ask_to_stop("p")
-    asyncio.run(pipelines.stop())
+    await pipelines.stop()
     again = Pipelines(tmp_path, clock=lambda: now[0])
-    asyncio.run(again.start())
+    await again.start()
     known = again.get("p")
     assert [(run["state"], run["started_at"], run["rows"]) for run in known["runs"]] == [
         ("running", 670, 7),
@@ -752,12 +751,7 @@ def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(
 ) -> None:
     tag = uuid.uuid4().hex[:8]
 
-    def ask(method: str, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{server.url}/api/v1/routes{path}", data, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read() or b"null")
-
+    routes = f"{server.url}/api/v1/routes"
     with Destination() as destination, TopicLink(tcp, 20) as link:
         route = {
             "name": f"out-{tag}",
@@ -766,7 +760,7 @@ def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(
             "batch": {"records": 5, "linger": "10ms"},
             "queue": {"workers": 1, "retry_interval": "10ms", "max_retry_delay": "50ms"},
         }
-        ask("POST", "", route)
+        call(routes, "POST", route)
 
         def append(*numbers: int) -> None:
             link.append(
@@ -799,7 +793,7 @@ url: {server.url}
                 until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 120, "the others arrive")
                 letters.extend(
                     until(
-                        lambda: ask("GET", f"/out-{tag}/deadletters")["letters"],
+                        lambda: call(f"{routes}/out-{tag}/deadletters")["letters"],
                         20,
                         "one is refused",
                     )
@@ -815,7 +809,7 @@ url: {server.url}
         assert sorted(destination.taken) == [1, 3, 5, 7, 9, 11, 15, 17, 19]
         assert destination.refusals == 0
         assert [json.loads(letter["record"]) for letter in letters] == [{"id": 13}]
-        ask("DELETE", f"/out-{tag}?force=true")
+        call(f"{routes}/out-{tag}?force=true", "DELETE")
 
 
 STREAM = """

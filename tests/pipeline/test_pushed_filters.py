@@ -1,6 +1,5 @@
 """Filters of a query narrow what is read, and are applied exactly; batches that wait for more."""
 
-import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -94,14 +93,11 @@ def test_what_a_topic_cannot_apply_is_left_to_spark(tmp_path, write_topic) -> No
     assert reader.pushFilters.__func__ is DataSourceReader.pushFilters
 
 
-def test_a_queue_applies_filters_on_createdAt_and_partition(database_url: str) -> None:
-    async def fill() -> None:
-        async with running(database_url) as queues:
-            for number in range(4):
-                for partition in ("eu", "us", "it's"):
-                    await push(queues, "orders", number, partition=partition)
-
-    asyncio.run(fill())
+async def test_a_queue_applies_filters_on_createdAt_and_partition(database_url: str) -> None:
+    async with running(database_url) as queues:
+        for number in range(4):
+            for partition in ("eu", "us", "it's"):
+                await push(queues, "orders", number, partition=partition)
     rows = filtered(QueueReader(options(database_url, streaming=False)))[0]
     assert len(rows) == 12
     times = sorted(row["createdAt"] for row in rows)

@@ -1,7 +1,6 @@
 """Rows into queues, once each."""
 
 import json
-import urllib.request
 import uuid
 from datetime import UTC, datetime
 
@@ -15,24 +14,16 @@ from pyspark.sql.types import IntegerType, MapType, StringType, StructField, Str
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.pipeline.options import Options
 from penstock.pipeline.sinks import queue as queue_sink
-from penstock.pipeline.sinks.identity import Held
+from penstock.pipeline.sinks.held_rows import Checksum
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
 from penstock.protocol.buffer_lines import Event, encode
 from tests.pipeline.support import patiently
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
+from tests.support.api import call
 from tests.support.wait import until
 
 TEXT = StringType()
-
-
-def ask(url: str, method: str, path: str, body: object = None) -> dict | None:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url + path, data, {"Content-Type": "application/json"}, method=method
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read() or b"null")
 
 
 def writer(columns: list[str], **options: str) -> QueueWriter:
@@ -106,20 +97,21 @@ def test_headers_count_for_the_checksum_only_where_there_are_some() -> None:
     columns = ("payload", "headers")
 
     def checksum(*values: bytes | None) -> str:
-        held = Held(columns)
+        content = Checksum(columns)
         payload = pa.array([b"1"] * len(values), pa.binary())
         for cut in (slice(0, 1), slice(1, None)):
-            held.add(
+            content.add(
                 pa.RecordBatch.from_arrays(
                     [payload[cut], pa.array(values[cut], pa.binary())], names=columns
                 )
             )
-        return held.checksum
+        return content.of(len(values))
 
-    old = Held(("payload",))
-    old.add(pa.RecordBatch.from_arrays([pa.array([b"1"] * 3, pa.binary())], names=["payload"]))
-    assert checksum(None, None, None) == old.checksum
-    assert len({checksum(None, None, b"a"), checksum(None, b"a", None), old.checksum}) == 3
+    plain = Checksum(("payload",))
+    plain.add(pa.RecordBatch.from_arrays([pa.array([b"1"] * 3, pa.binary())], names=["payload"]))
+    old = plain.of(3)
+    assert checksum(None, None, None) == old
+    assert len({checksum(None, None, b"a"), checksum(None, b"a", None), old}) == 3
 
 
 @pytest.mark.parametrize("payload", ['1},{"queue":"x"', "1,2", "{", "", '{"a":1} {"b":2}'])
@@ -153,7 +145,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_row() -> None:
         )
     text = writer(["payload"], queue="q", appId="a", payloadFormat="text")
     with pytest.raises(InvalidRequest, match="row 1 of this task: its payload is not UTF-8"):
-        list(text._checked(iter([pa.record_batch({"payload": bad})])))
+        list(text.prepare(iter([pa.record_batch({"payload": bad})])))
 
 
 def test_texts_become_json_strings_when_asked(capsys) -> None:
@@ -206,14 +198,15 @@ def test_a_line_for_later_counts_as_stored(server) -> None:
     link = PushLink(server.url, None, 20, endpoint=queue_sink.BUFFER_LINES)
     done = link.push([encode(event)], repeatable=True)
     assert (done.queued, done.duplicate) == (1, 0)
-    assert ask(server.url, "GET", f"/api/v1/scheduled/{name}/Default/t")["payload"] == 1
+    assert call(f"{server.url}/api/v1/scheduled/{name}/Default/t")["payload"] == 1
 
 
 def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
     import threading
 
     queue = f"full-{uuid.uuid4().hex[:8]}"
-    ask(server.url, "POST", "/api/v1/configure", {"queue": queue, "options": {"maxSize": 10}})
+    options = {"queue": queue, "options": {"maxSize": 10}}
+    call(f"{server.url}/api/v1/configure", "POST", options)
     pushed = [
         json.dumps({"queue": queue, "payload": i}).encode() for i in range(25)
     ]  # no ids: nothing recognises them
@@ -226,7 +219,7 @@ def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
     taken: list[int] = []
 
     def take() -> bool:
-        body = ask(server.url, "GET", f"/api/v1/pop/queue/{queue}?batch=10&autoAck=true")
+        body = call(f"{server.url}/api/v1/pop/queue/{queue}?batch=10&autoAck=true")
         taken.extend(message["data"] for message in (body or {}).get("messages", []))
         return len(taken) >= 25 and not pushing.is_alive()
 

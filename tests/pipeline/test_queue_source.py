@@ -98,71 +98,66 @@ def test_ids_made_by_numpy_are_those_of_the_queues() -> None:
         assert result.to_pylist() == [str(message_uuid(installation, partition, seq))]
 
 
-def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> None:
+async def test_a_transaction_that_commits_late_is_never_skipped(database_url: str) -> None:
     """Three transactions stay open across batches and end in another order than they began; one is
     rolled back.
     """
 
-    async def body() -> None:
-        async with running(database_url) as queues:
-            await push(queues, "orders", 0)
-            partition = await queues.database.fetch("SELECT id FROM partitions")
+    async with running(database_url) as queues:
+        await push(queues, "orders", 0)
+        partition = await queues.database.fetch("SELECT id FROM partitions")
 
-            async def begin(name: str) -> tuple[Any, Any]:
-                connection = await asyncpg.connect(
-                    database_url, server_settings={"search_path": "penstock"}
-                )
-                transaction = connection.transaction()
-                await transaction.start()
-                await connection.execute("SELECT pg_current_xact_id()")
-                return connection, transaction
+        async def begin(name: str) -> tuple[Any, Any]:
+            connection = await asyncpg.connect(
+                database_url, server_settings={"search_path": "penstock"}
+            )
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("SELECT pg_current_xact_id()")
+            return connection, transaction
 
-            async def insert(connection: Any, n: int) -> None:
-                await connection.execute(
-                    "SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"]
-                )
-                await connection.execute(
-                    "INSERT INTO messages (partition_id, seq, created_at, queue_id, "
-                    "transaction_id, payload) "
-                    "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, "
-                    "$3 FROM messages "
-                    "WHERE partition_id = $1 GROUP BY 1",
-                    partition[0]["id"],
-                    f"t-{n}",
-                    str(n).encode(),
-                )
-
-            stream = await asyncio.to_thread(
-                lambda: Stream(QueueStreamReader(options(database_url)))
+        async def insert(connection: Any, n: int) -> None:
+            await connection.execute(
+                "SELECT 1 FROM partitions WHERE id = $1 FOR NO KEY UPDATE", partition[0]["id"]
+            )
+            await connection.execute(
+                "INSERT INTO messages (partition_id, seq, created_at, queue_id, "
+                "transaction_id, payload) "
+                "SELECT partition_id, max(seq) + 1, clock_timestamp(), max(queue_id), $2, "
+                "$3 FROM messages "
+                "WHERE partition_id = $1 GROUP BY 1",
+                partition[0]["id"],
+                f"t-{n}",
+                str(n).encode(),
             )
 
-            async def batch() -> list[int]:
-                return [int(row["payload"]) for row in await asyncio.to_thread(stream.batch)]
+        stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
 
-            assert await batch() == [0]
-            early, early_transaction = await begin("early")
-            await push(queues, "orders", 1)  # commits at once, with a larger xid than the open one
-            assert await batch() == []  # held back by the open transaction, not lost
-            late, late_transaction = await begin("late")
-            await insert(early, 2)
-            await early_transaction.commit()
-            seen = await batch()
-            assert seen == [1, 2]
-            await push(queues, "orders", 3)
-            assert await batch() == []
-            aborted, aborted_transaction = await begin("aborted")
-            await insert(late, 4)
-            await late_transaction.commit()
-            assert await batch() == [3, 4]
-            await insert(aborted, 99)
-            await aborted_transaction.rollback()
-            await push(queues, "orders", 5)
-            assert await batch() == [5]
-            assert await batch() == []
-            for connection in (early, late, aborted):
-                await connection.close()
+        async def batch() -> list[int]:
+            return [int(row["payload"]) for row in await asyncio.to_thread(stream.batch)]
 
-    asyncio.run(body())
+        assert await batch() == [0]
+        early, early_transaction = await begin("early")
+        await push(queues, "orders", 1)  # commits at once, with a larger xid than the open one
+        assert await batch() == []  # held back by the open transaction, not lost
+        late, late_transaction = await begin("late")
+        await insert(early, 2)
+        await early_transaction.commit()
+        seen = await batch()
+        assert seen == [1, 2]
+        await push(queues, "orders", 3)
+        assert await batch() == []
+        aborted, aborted_transaction = await begin("aborted")
+        await insert(late, 4)
+        await late_transaction.commit()
+        assert await batch() == [3, 4]
+        await insert(aborted, 99)
+        await aborted_transaction.rollback()
+        await push(queues, "orders", 5)
+        assert await batch() == [5]
+        assert await batch() == []
+        for connection in (early, late, aborted):
+            await connection.close()
 
 
 def test_batches_hold_whole_transactions_up_to_the_limit_and_a_large_one_is_cut_between_partitions(
@@ -328,17 +323,14 @@ async def _execute(url: str, text: str) -> list[Any]:
     return list(rows)
 
 
-def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:
+async def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:
     postgres = Postgres(Options({"database": database_url}))
     ((first,),) = postgres.rows("SELECT pg_backend_pid()")
     assert postgres.rows("SELECT pg_backend_pid()") == [(first,)]
 
-    async def cut() -> None:
-        connection = await asyncpg.connect(database_url)
-        await connection.execute("SELECT pg_terminate_backend($1, 5000)", first)
-        await connection.close()
-
-    asyncio.run(cut())
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("SELECT pg_terminate_backend($1, 5000)", first)
+    await connection.close()
     assert postgres.rows("SELECT pg_backend_pid()") != [(first,)]
 
 
@@ -388,27 +380,22 @@ def test_a_checkpoint_of_another_queue_database_or_incarnation_is_refused(
         reader.latestOffset({"orders": {"incarnation": "", "next": 3}}, limit)
 
 
-def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
-    async def body() -> None:
-        async with running(database_url) as queues:
-            await push(queues, "orders", *range(5), partition="a")
-            await push(queues, "orders", *range(3), partition="b")
-            stream = await asyncio.to_thread(
-                lambda: Stream(QueueStreamReader(options(database_url)))
-            )
-            await asyncio.to_thread(stream.batch)
-            mirror = Mirror(Postgres(Options({"database": database_url})), "orders", "spark")
-            await asyncio.to_thread(mirror.show, int(stream.at["xid"]))
-            assert await queues.groups.lag("orders", "spark") == 0
-            await push(queues, "orders", 8, 9, partition="b")
-            assert await queues.groups.lag("orders", "spark") == 2
-            await asyncio.to_thread(stream.batch)
-            mirror.move(int(stream.at["xid"]))
-            await asyncio.to_thread(mirror.stop)
-            assert await queues.groups.lag("orders", "spark") == 0
-            assert (await queues.groups.describe("spark"))[1].consumed == 5
-
-    asyncio.run(body())
+async def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> None:
+    async with running(database_url) as queues:
+        await push(queues, "orders", *range(5), partition="a")
+        await push(queues, "orders", *range(3), partition="b")
+        stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
+        await asyncio.to_thread(stream.batch)
+        mirror = Mirror(Postgres(Options({"database": database_url})), "orders", "spark")
+        await asyncio.to_thread(mirror.show, int(stream.at["xid"]))
+        assert await queues.groups.lag("orders", "spark") == 0
+        await push(queues, "orders", 8, 9, partition="b")
+        assert await queues.groups.lag("orders", "spark") == 2
+        await asyncio.to_thread(stream.batch)
+        mirror.move(int(stream.at["xid"]))
+        await asyncio.to_thread(mirror.stop)
+        assert await queues.groups.lag("orders", "spark") == 0
+        assert (await queues.groups.describe("spark"))[1].consumed == 5
 
 
 class Proxy:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
+from penstock import pipeline
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.log import producers
 from penstock.net.topic_link import TopicLink
@@ -219,3 +221,18 @@ def test_append_times_travel_as_runs() -> None:
     body = frames.times(np.array([5, 5, 7], np.int64))
     assert body.hex(" ", 4) == "00000002 00000002 00000001 00000000 00000005 00000000 00000007"
     assert frames.times(np.empty(0, np.int64)).hex() == "00000000"
+
+
+@pytest.mark.spark
+def test_a_thread_that_registers_the_source_writes(spark, broker) -> None:
+    """Without, Spark reports that there is no penstock.DefaultSource."""
+    rows = spark.range(3).selectExpr("CAST(id AS STRING) AS payload")
+
+    def write() -> None:
+        pipeline.register(spark)
+        sink = {"topic": "threads", "broker": broker.address, "appId": "threads"}
+        rows.coalesce(1).write.format("penstock").mode("append").options(**sink).save()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write).result(300)
+    assert broker.payloads("threads") == [b"0", b"1", b"2"]

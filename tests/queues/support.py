@@ -1,8 +1,7 @@
 """A queue engine on a fresh database, and short forms of what every test does with it."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,16 +34,6 @@ async def running(
     finally:
         await queues.stop()
         await connected.stop()
-
-
-def run(url: str, body: Callable[[Queues], Awaitable[None]], **settings: Any) -> None:
-    """`body` with an engine on the database of that URL."""
-
-    async def main() -> None:
-        async with running(url, **settings) as queues:
-            await body(queues)
-
-    asyncio.run(main())
 
 
 async def push(queues: Queues, queue: str, *payloads: Any, partition: str = "Default") -> list[str]:

@@ -8,9 +8,9 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
-from penstock.queues.dead import Which
-from penstock.queues.messages import MessageFilter
-from tests.queues.support import answer, pop, push, run
+from penstock.queues.admin.dead_letters import Which
+from penstock.queues.admin.messages import MessageFilter
+from tests.queues.support import answer, pop, push, running
 
 TENANT = headers.encode({"tenant": "a", "naïve".encode().hex(): "é\n\0"})
 
@@ -94,12 +94,13 @@ def test_one_bad_header_refuses_the_request_it_is_in(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_headers_come_out_with_their_message_and_nothing_with_the_others(
+async def test_headers_come_out_with_their_message_and_nothing_with_the_others(
     database_url: str, encrypted: bool
 ) -> None:
     """Pop, dead letters, putting back, and a copy of a dead letter whose original is gone."""
 
-    async def body(queues: Queues) -> None:
+    keys = {"encryption_key": "ab" * 32} if encrypted else {}
+    async with running(database_url, **keys) as queues:
         await queues.admin.configure("q", QueueOptions(retry_limit=0, encryption_enabled=encrypted))
         await push(queues, "q", "plain")
         assert [m.headers for m in (await pop(queues, "q", group="early")).messages] == [None]
@@ -126,14 +127,8 @@ def test_headers_come_out_with_their_message_and_nothing_with_the_others(
         copies = (await pop(queues, "q")).messages
         assert {json.loads(m.payload): m.headers for m in copies} == {"plain": None, "with": TENANT}
 
-    keys = {"encryption_key": "ab" * 32} if encrypted else {}
-    run(database_url, body, **keys)
 
-
-def test_a_transaction_carries_headers(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        done = await queues.transaction([Item("q", b"1"), Item("q", b"2", headers=TENANT)])
-        assert done.success
-        assert [m.headers for m in (await pop(queues, "q")).messages] == [None, TENANT]
-
-    run(database_url, body)
+async def test_a_transaction_carries_headers(queues: Queues) -> None:
+    done = await queues.transaction([Item("q", b"1"), Item("q", b"2", headers=TENANT)])
+    assert done.success
+    assert [m.headers for m in (await pop(queues, "q")).messages] == [None, TENANT]

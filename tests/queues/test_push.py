@@ -16,93 +16,78 @@ from tests.queues.support import (
     complete,
     pop,
     push,
-    run,
     running,
     values,
 )
 
 
-def test_a_transaction_id_is_stored_once_per_partition(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        items = [
-            Item("q", b"1", transaction_id="a"),
-            Item("q", b"2", transaction_id="a"),
-            Item("q", b"3", "p", "a"),
-        ]
-        first = await queues.push(items)
-        assert [answer.status for answer in first] == ["queued", "duplicate", "queued"]
-        assert first[1].message_id == first[0].message_id != first[2].message_id
-        racing = await asyncio.gather(
-            *(queues.push([Item("q", b"9", transaction_id="race")]) for _ in range(8))
-        )
-        assert sorted(pushed[0].status for pushed in racing) == ["duplicate"] * 7 + ["queued"]
-        assert len({pushed[0].message_id for pushed in racing}) == 1
-        again = await queues.push(items)
-        assert [answer.status for answer in again] == ["duplicate"] * 3
-        assert [answer.message_id for answer in again] == [answer.message_id for answer in first]
-        assert values(await pop(queues, "q", partition="Default")) == [1, 9]
-
-    run(database_url, body)
+async def test_a_transaction_id_is_stored_once_per_partition(queues: Queues) -> None:
+    items = [
+        Item("q", b"1", transaction_id="a"),
+        Item("q", b"2", transaction_id="a"),
+        Item("q", b"3", "p", "a"),
+    ]
+    first = await queues.push(items)
+    assert [answer.status for answer in first] == ["queued", "duplicate", "queued"]
+    assert first[1].message_id == first[0].message_id != first[2].message_id
+    racing = await asyncio.gather(
+        *(queues.push([Item("q", b"9", transaction_id="race")]) for _ in range(8))
+    )
+    assert sorted(pushed[0].status for pushed in racing) == ["duplicate"] * 7 + ["queued"]
+    assert len({pushed[0].message_id for pushed in racing}) == 1
+    again = await queues.push(items)
+    assert [answer.status for answer in again] == ["duplicate"] * 3
+    assert [answer.message_id for answer in again] == [answer.message_id for answer in first]
+    assert values(await pop(queues, "q", partition="Default")) == [1, 9]
 
 
-def test_max_size_refuses_what_does_not_fit_and_says_which(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        await queues.admin.configure("q", QueueOptions(max_size=3))
-        statuses = [
-            pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])
-        ]
-        assert statuses == ["queued"] * 3 + ["full"] * 2
-        await complete(queues, await pop(queues, "q", 2))
-        racing = await asyncio.gather(*(queues.push([Item("q", b"2")]) for _ in range(10)))
-        assert sorted(pushed[0].status for pushed in racing) == ["full"] * 8 + ["queued"] * 2
-
-    run(database_url, body)
+async def test_max_size_refuses_what_does_not_fit_and_says_which(queues: Queues) -> None:
+    await queues.admin.configure("q", QueueOptions(max_size=3))
+    statuses = [pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])]
+    assert statuses == ["queued"] * 3 + ["full"] * 2
+    await complete(queues, await pop(queues, "q", 2))
+    racing = await asyncio.gather(*(queues.push([Item("q", b"2")]) for _ in range(10)))
+    assert sorted(pushed[0].status for pushed in racing) == ["full"] * 8 + ["queued"] * 2
 
 
-def test_one_bad_request_fails_alone(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        async def pushed(item: Item) -> list[Pushed]:
-            return await queues.push([item])
+async def test_one_bad_request_fails_alone(queues: Queues) -> None:
+    async def pushed(item: Item) -> list[Pushed]:
+        return await queues.push([item])
 
-        good = [pushed(Item("q", str(n).encode())) for n in range(20)]
-        bad: list[Awaitable[Any]] = [
-            pushed(Item("q", b"1", trace_id="not a uuid")),
-            pushed(Item("q", b"1", transaction_id="nul\x00")),
-            pushed(Item("q", b"1", transaction_id="\ud800")),
-            pushed(Item("", b"1")),
-            pushed(Item("q", b"1", "p" * 5000)),
-        ]
-        mixed = await asyncio.gather(*good[:10], *bad, *good[10:], return_exceptions=True)
-        assert sum(isinstance(result, InvalidRequest) for result in mixed) == 5
-        assert sum(isinstance(result, list) for result in mixed) == 20
-        assert len((await pop(queues, "q")).messages) == 20
-
-    run(database_url, body)
+    good = [pushed(Item("q", str(n).encode())) for n in range(20)]
+    bad: list[Awaitable[Any]] = [
+        pushed(Item("q", b"1", trace_id="not a uuid")),
+        pushed(Item("q", b"1", transaction_id="nul\x00")),
+        pushed(Item("q", b"1", transaction_id="\ud800")),
+        pushed(Item("", b"1")),
+        pushed(Item("q", b"1", "p" * 5000)),
+    ]
+    mixed = await asyncio.gather(*good[:10], *bad, *good[10:], return_exceptions=True)
+    assert sum(isinstance(result, InvalidRequest) for result in mixed) == 5
+    assert sum(isinstance(result, list) for result in mixed) == 20
+    assert len((await pop(queues, "q")).messages) == 20
 
 
-def test_payload_bytes_come_back_untouched(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        payloads = [
-            b"null",
-            b"{}",
-            b'{ "b":1,  "a":2, "a":3 }',
-            b"1e400",
-            '"ü\\u0000"'.encode(),
-            b"[]",
-        ]
-        await queues.push([Item("q", payload) for payload in payloads])
-        assert [message.payload for message in (await pop(queues, "q")).messages] == payloads
-
-    run(database_url, body)
+async def test_payload_bytes_come_back_untouched(queues: Queues) -> None:
+    payloads = [
+        b"null",
+        b"{}",
+        b'{ "b":1,  "a":2, "a":3 }',
+        b"1e400",
+        '"ü\\u0000"'.encode(),
+        b"[]",
+    ]
+    await queues.push([Item("q", payload) for payload in payloads])
+    assert [message.payload for message in (await pop(queues, "q")).messages] == payloads
 
 
-def test_large_pushes_share_no_call_however_few_they_are(
+async def test_large_pushes_share_no_call_however_few_they_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
     monkeypatch.setattr(pushing, "HEAVY_BYTES", 100)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url, merge_max=10) as queues:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))
         counted = await queues.admin._database.fetch(
             "SELECT count(*) FROM messages GROUP BY xmin::text"
@@ -110,13 +95,11 @@ def test_large_pushes_share_no_call_however_few_they_are(
         assert sum(row["count"] for row in counted) == 12
         assert max(row["count"] for row in counted) <= 2
 
-    run(database_url, body, merge_max=10)
 
-
-def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> None:
+async def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> None:
     long = json.dumps([random.Random(1).random() for _ in range(300)])
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url) as queues:
         await push(queues, "q", 1)
         with pytest.raises(InvalidRequest, match="consumerGroup"):
             await queues.pop(PopRequest(queue="q", group=long))
@@ -128,15 +111,10 @@ def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: str) -> 
         with pytest.raises(InvalidRequest, match="consumerGroup"):
             await queues.messages.bury(message.partition_id, message.transaction_id, long)
 
-    run(database_url, body)
 
-
-def test_the_payload_is_whole_json_after_everything(database_url: str) -> None:
-    async def body() -> None:
-        async with running(database_url) as queues:
-            big = {"text": "x" * 300_000, "n": list(range(1000))}
-            await push(queues, "q", big)
-            (message,) = (await pop(queues, "q")).messages
-            assert json.loads(message.payload) == big
-
-    asyncio.run(body())
+async def test_the_payload_is_whole_json_after_everything(database_url: str) -> None:
+    async with running(database_url) as queues:
+        big = {"text": "x" * 300_000, "n": list(range(1000))}
+        await push(queues, "q", big)
+        (message,) = (await pop(queues, "q")).messages
+        assert json.loads(message.payload) == big

@@ -1,6 +1,7 @@
 """Schedules: when they are due, and that each due time gives one message."""
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -11,10 +12,11 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.headers import encode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues import cron as times
-from penstock.queues.cron import Cron, due_until
-from penstock.queues.schedules import Definition
-from tests.queues.support import answer, pop, run, running, values
+from penstock.queues.background import cron as times
+from penstock.queues.background.cron import Cron, due_until
+from penstock.queues.background.schedules import Definition
+from penstock.queues.types import Item
+from tests.queues.support import answer, pop, running, values
 from tests.support.wait import eventually
 
 EVERY_SECOND = "* * * * * *"
@@ -91,99 +93,86 @@ async def make_due(queues: Queues, name: str, ago: str) -> None:
     queues.schedules.look()
 
 
-def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
-    async def main() -> None:
-        async with running(database_url) as one, running(database_url) as two:
-            wanted = Definition(
-                "* * * * *", "reports", "Europe/Rome", "p", b'{"a":1}', encode({"h": "v"}), "all"
-            )
-            await one.schedules.put("minutely", wanted)
-            await make_due(one, "minutely", "30 minutes")
-            two.schedules.look()
-            await asyncio.gather(
-                *(queues.schedules.fire() for queues in (one, two) for _ in range(4))
-            )
-
-            async def pushed() -> list[Any]:
-                rows = await one.database.fetch(
-                    "SELECT transaction_id FROM messages ORDER BY partition_id, seq"
-                )
-                return [row[0] for row in rows]
-
-            await eventually(
-                lambda: one.database.fetch("SELECT 1 FROM schedules WHERE next_at > now()")
-            )
-            ids = await pushed()
-            assert len(ids) == len(set(ids)) >= 31
-            assert ids == sorted(ids)
-            assert all(text.startswith("schedule:minutely:2") for text in ids)
-            (message,) = (await pop(two, "reports", 1)).messages
-            assert (message.payload, message.partition) == (b'{"a":1}', "p")
-            assert message.headers == b'{"h":"v"}'
-            shown = await two.schedules.get("minutely")
-            assert [run.transaction_id for run in shown.last_runs] == ids[:-11:-1]
-            assert {run.result for run in shown.last_runs} == {"queued"}
-            assert len(shown.next_runs) == 5
-
-    asyncio.run(main())
-
-
-def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
-    async def main() -> None:
-        async with running(database_url) as one, running(database_url) as two:
-            one.schedules._task.cancel()  # the other broker hears of it and does it
-            await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=b'"tick"'))
-            for _ in range(2):
-                popped = await pop(one, "ticks", 1, wait=True, timeout=30)
-                assert values(popped) == ["tick"]
-                (message,) = popped.messages
-                due = at(
-                    message.transaction_id.removeprefix("schedule:ticker:").replace("Z", "+00:00")
-                )
-                assert message.created_at >= due  # never early
-                await answer(one, popped.messages)
-            await two.schedules.pause("ticker")
-            shown = await one.schedules.get("ticker")
-            assert (shown.definition.paused, shown.next_runs) == (True, [])
-
-    asyncio.run(main())
-
-
-def test_schedules_are_paused_run_replaced_and_deleted(database_url: str) -> None:
-    async def body(queues: Queues) -> None:
-        schedules = queues.schedules
-        with pytest.raises(NotFound, match="nightly"):
-            await schedules.run("nightly")
-        made = await schedules.put("nightly", Definition("0 3 * * *", "reports", "Europe/Rome"))
-        assert {due.minute for due in made.next_runs} == {0}
-        run = await schedules.run("nightly")
-        assert (run.manual, run.result) == (True, "queued")
-        assert len((await pop(queues, "reports")).messages) == 1
-        # to say the same again while it is due loses nothing
-        await queues.schedules.stop()
-        await make_due(queues, "nightly", "1 minute")
-        due = (await schedules.get("nightly")).next_runs[0]
-        again = await schedules.put(
-            "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=b"2")
+async def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
+    async with running(database_url) as one, running(database_url) as two:
+        wanted = Definition(
+            "* * * * *", "reports", "Europe/Rome", "p", b'{"a":1}', encode({"h": "v"}), "all"
         )
-        assert again.next_runs[0] == due
-        await schedules.pause("nightly")
-        assert await schedules.fire() is None
-        resumed = await schedules.pause("nightly", paused=False)
-        assert resumed.next_runs == made.next_runs
-        assert await schedules.fire() > 0
+        await one.schedules.put("minutely", wanted)
+        await make_due(one, "minutely", "30 minutes")
+        two.schedules.look()
+        await asyncio.gather(*(queues.schedules.fire() for queues in (one, two) for _ in range(4)))
+
+        async def pushed() -> list[Any]:
+            rows = await one.database.fetch(
+                "SELECT transaction_id FROM messages ORDER BY partition_id, seq"
+            )
+            return [row[0] for row in rows]
+
+        await eventually(
+            lambda: one.database.fetch("SELECT 1 FROM schedules WHERE next_at > now()")
+        )
+        ids = await pushed()
+        assert len(ids) == len(set(ids)) >= 31
+        assert ids == sorted(ids)
+        assert all(text.startswith("schedule:minutely:2") for text in ids)
+        (message,) = (await pop(two, "reports", 1)).messages
+        assert (message.payload, message.partition) == (b'{"a":1}', "p")
+        assert message.headers == b'{"h":"v"}'
+        shown = await two.schedules.get("minutely")
+        assert [run.transaction_id for run in shown.last_runs] == ids[:-11:-1]
+        assert {run.result for run in shown.last_runs} == {"queued"}
+        assert len(shown.next_runs) == 5
+
+
+async def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
+    async with running(database_url) as one, running(database_url) as two:
+        one.schedules._task.cancel()  # the other broker hears of it and does it
+        await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=b'"tick"'))
+        for _ in range(2):
+            popped = await pop(one, "ticks", 1, wait=True, timeout=30)
+            assert values(popped) == ["tick"]
+            (message,) = popped.messages
+            due = at(message.transaction_id.removeprefix("schedule:ticker:").replace("Z", "+00:00"))
+            assert message.created_at >= due  # never early
+            await answer(one, popped.messages)
+        await two.schedules.pause("ticker")
+        shown = await one.schedules.get("ticker")
+        assert (shown.definition.paused, shown.next_runs) == (True, [])
+
+
+async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> None:
+    schedules = queues.schedules
+    with pytest.raises(NotFound, match="nightly"):
+        await schedules.run("nightly")
+    made = await schedules.put("nightly", Definition("0 3 * * *", "reports", "Europe/Rome"))
+    assert {due.minute for due in made.next_runs} == {0}
+    run = await schedules.run("nightly")
+    assert (run.manual, run.result) == (True, "queued")
+    assert len((await pop(queues, "reports")).messages) == 1
+    # to say the same again while it is due loses nothing
+    await queues.schedules.stop()
+    await make_due(queues, "nightly", "1 minute")
+    due = (await schedules.get("nightly")).next_runs[0]
+    again = await schedules.put(
+        "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=b"2")
+    )
+    assert again.next_runs[0] == due
+    await schedules.pause("nightly")
+    assert await schedules.fire() is None
+    resumed = await schedules.pause("nightly", paused=False)
+    assert resumed.next_runs == made.next_runs
+    assert await schedules.fire() > 0
+    await schedules.delete("nightly")
+    with pytest.raises(NotFound):
         await schedules.delete("nightly")
-        with pytest.raises(NotFound):
-            await schedules.delete("nightly")
-        assert await schedules.listing() == []
-
-    run(database_url, body)
+    assert await schedules.listing() == []
 
 
-def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.queues.schedules.RETRY_SECONDS", 0.05)
+async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.queues.background.schedules.RETRY_SECONDS", 0.05)
 
-    async def body(queues: Queues) -> None:
+    async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure("small", QueueOptions(max_size=1))
         await queues.admin.configure("secret", QueueOptions(encryption_enabled=True))
         for queue in ("small", "secret"):
@@ -207,4 +196,64 @@ def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: A
         assert values(await pop(queues, "secret")) == ["clear"]
         assert (await queues.schedules.get("secret")).definition.payload == b'"clear"'
 
-    run(database_url, body, encryption_key="00" * 32)
+
+async def runs_of(queues: Queues, name: str) -> list[datetime]:
+    """The due times whose messages are stored, in order."""
+    rows = await queues.database.fetch(
+        "SELECT transaction_id FROM messages WHERE transaction_id LIKE $1 ORDER BY seq",
+        f"schedule:{name}:%",
+    )
+    return [datetime.fromisoformat(row[0].removeprefix(f"schedule:{name}:")) for row in rows]
+
+
+@pytest.mark.parametrize("change", ["cron", "zone", "pause", "put paused"])
+async def test_a_change_pushes_first_what_was_due_before_it(database_url: str, change: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        await schedules.stop()  # nothing fires by itself
+        before = Definition("* * * * *", "q", payload=b'"before"', catch_up="all")
+        await schedules.put("s", before)
+        await make_due(queues, "s", "3 minutes")
+        after = Definition("* * * * *", "q", payload=b'"after"', catch_up="all")
+        if change == "cron":
+            after.cron = "*/5 * * * *"
+        elif change == "zone":
+            after.timezone = "Europe/Rome"
+        elif change == "put paused":
+            after.paused = True
+        shown = await (schedules.pause("s") if change == "pause" else schedules.put("s", after))
+        runs = await runs_of(queues, "s")
+        assert len(runs) >= 4  # five when the next minute has begun meanwhile
+        assert {b - a for a, b in itertools.pairwise(runs)} == {timedelta(minutes=1)}
+        assert set(values(await pop(queues, "q"))) == {"before"}
+        assert len(shown.last_runs) == len(runs)
+        await schedules.fire()
+        assert await runs_of(queues, "s") == runs
+
+
+async def test_a_run_that_a_full_queue_refused_stays_due_over_a_change(database_url: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        await schedules.stop()
+        await queues.admin.configure("q", QueueOptions(max_size=1))
+        await queues.push([Item("q", b"0")])
+        await schedules.put("s", Definition("* * * * *", "q", catch_up="all"))
+        await make_due(queues, "s", "1 minute")
+        await schedules.fire()
+        assert await runs_of(queues, "s") == []
+        await schedules.put("s", Definition("0 0 1 1 *", "q", catch_up="all"))
+        assert (await schedules.get("s")).next_runs[0] < datetime.now(UTC)
+
+
+async def test_a_schedule_that_is_edited_all_the_time_skips_no_run(database_url: str) -> None:
+    async with running(database_url) as queues:
+        schedules = queues.schedules
+        expressions = itertools.cycle([EVERY_SECOND, "*/1 * * * * *"])
+        for edits in itertools.count():
+            wanted = Definition(next(expressions), "q", catch_up="all")
+            await schedules.put("s", wanted)
+            runs = await runs_of(queues, "s")
+            if len(runs) >= 4:
+                break
+            assert edits < 100_000
+        assert {b - a for a, b in itertools.pairwise(runs)} == {timedelta(seconds=1)}

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,21 +17,6 @@ from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
-
-
-def run(
-    body: Callable[[], Awaitable[None]],
-    limit: float = 120.0,
-    loop: Callable[[], Any] = uvloop.new_event_loop,
-) -> None:
-    """Run an async test body on the loop the broker runs on, with a limit."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(limit):
-            await body()
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(limited())
 
 
 @asynccontextmanager

@@ -21,14 +21,14 @@ import psutil
 
 from penstock.config import cluster_link
 
-RUN = "PENSTOCK_TEST_RUN"
+RUN = "TEST_RUN_DIRECTORY"
 PREFIX = "penstock-run-"
 PLACES = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 OURS = re.compile(r"penstock|PostgreSQL\.|spark-|blockmgr-|playwright|azurite|pgbouncer")
 GRACE_SECONDS = 20.0  # for processes that are ending
 LOOK_SECONDS = 2.0
 # They end with the process that runs the tests, when that is not a worker of pytest-xdist.
-END_WITH_US = re.compile(r"pyspark-shell|multiprocessing\.resource_tracker")
+END_WITH_US = re.compile(r"pyspark-shell|multiprocessing\.(resource_tracker|forkserver)")
 
 
 class Run:

@@ -17,15 +17,22 @@ import httpx
 import psutil
 import yaml
 
-from tests.support import guard
+from tests.support import guard, leftovers
 from tests.support.ports import free_port
 from tests.support.wait import until
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 INSTALLED = bool(PROGRAMS and shutil.which("patroni") and shutil.which("etcd"))
+NEEDED = "Patroni, etcd and PostgreSQL (Debian: patroni etcd-server postgresql)"
 USER = "postgres"
 TTL_SECONDS, LOOP_SECONDS, RETRY_SECONDS = 20, 1, 3  # the shortest that Patroni takes
 ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}  # its Python is the system's
+
+
+def _environment() -> dict[str, str]:
+    """With what tells the run and the test that a process belongs to."""
+    names = (leftovers.RUN, "PYTEST_CURRENT_TEST")
+    return ENV | {name: os.environ[name] for name in names if name in os.environ}
 
 
 class Process:
@@ -38,7 +45,7 @@ class Process:
     def start(self) -> None:
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=ENV, cwd=self.directory, user=USER,
+                self._command, stdout=log, stderr=log, env=_environment(), cwd=self.directory, user=USER,
                 group=pwd.getpwnam(USER).pw_gid, extra_groups=[], start_new_session=True,
             )  # fmt: skip
         guard.watch(self.process.pid)

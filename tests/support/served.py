@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from penstock.config.schema import Auth as AuthSettings
 from penstock.config.schema import HttpServer as HttpSettings
 from penstock.config.schema import KafkaServer as KafkaSettings
@@ -34,7 +36,6 @@ from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificate
 from penstock.wire.websocket import WebsocketServer
-from tests.support.http import run
 
 
 @dataclass
@@ -153,7 +154,7 @@ def serving_in_thread(directory: Path, *, limit: float = 100, **options: Any) ->
                 started.set()
                 await asyncio.get_running_loop().run_in_executor(None, stop.wait)
 
-        run(body, limit=limit)
+        uvloop.run(body())
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -1,7 +1,7 @@
 """A topic store in a test: real files, a pool, a clock that the test moves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -52,10 +52,6 @@ async def running(
             await store.stop()
 
 
-def run(body: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(body)
-
-
 Arrays = tuple[np.ndarray, memoryview]  # lengths of records, and their bytes
 
 
@@ -73,7 +69,7 @@ def append(
                 else:
                     await topic.append(batch)
 
-    run(body())
+    asyncio.run(body())
 
 
 def random_records(count: int, size: int, step: int = 100_000) -> Iterator[Arrays]:

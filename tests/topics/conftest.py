@@ -13,3 +13,13 @@ def form(request: pytest.FixtureRequest) -> Iterator[str]:
     topics.chosen_format = request.param
     yield request.param
     topics.chosen_format = "aiq"
+
+
+@pytest.fixture(autouse=True)
+def default_form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give a test that does not ask for `form` the default, whichever test of its module ran before."""
+    before = topics.chosen_format
+    if "form" not in request.fixturenames:
+        topics.chosen_format = "aiq"
+    yield
+    topics.chosen_format = before

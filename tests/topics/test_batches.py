@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import shutil
+import struct
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from penstock.errors import Conflict, Damaged, InvalidRequest, NotFound, StorageError
 from penstock.log.batches.index import INTERVAL_BYTES, SparseIndex
 from penstock.log.format import InvalidRecord
 from penstock.log.layout import CHECKPOINT, DATA, INDEX
 from penstock.log.producers import OutOfOrder, Producer, ProducerFenced
+from penstock.log.segment import StoredBatch
 from penstock.log.verify import verify
 from penstock.protocol.kafka_batch import (
     PRODUCER_HEADER,
@@ -249,6 +252,25 @@ async def test_damage_before_a_later_commit_is_a_hole(tmp_path: Path) -> None:
             topic.read(2)
         assert caught.value.resume == 4
         assert [offset for offset, _ in topic.read(4)] == [4, 5]
+
+
+def test_an_index_is_these_bytes() -> None:
+    index = SparseIndex(7)
+    index.add(StoredBatch(7, 9, 2, 100, 5000))
+    index.add(StoredBatch(9, 10, 1, INTERVAL_BYTES, 4000))
+    index.add(StoredBatch(10, 12, 2, 50, 6000))
+    rows = (7, 0, 0, 0), (10, 100 + INTERVAL_BYTES, 5000, 3)
+    body = b"".join(struct.pack("<QQQQ", *row) for row in rows)
+    body += struct.pack("<8sQQQQQI", b"PENSIDX1", 7, 150 + INTERVAL_BYTES, 12, 5, 6000, 0)
+    assert index.pack() == body + struct.pack("<I", crc32c(body))
+    parsed = SparseIndex.parse(index.pack())
+    assert parsed is not None
+    assert parsed.pack() == index.pack()
+    for i in range(len(index.pack())):
+        harmed = bytearray(index.pack())
+        harmed[i] ^= 4
+        assert SparseIndex.parse(bytes(harmed)) is None
+    assert SparseIndex.parse(b"") is None
 
 
 async def test_the_index_is_rebuilt_from_the_data(tmp_path: Path) -> None:

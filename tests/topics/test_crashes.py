@@ -22,7 +22,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
 from tests.support.form import SOAK, pick
-from tests.support.topics import everything, log_directory, run, running
+from tests.support.topics import everything, log_directory, running
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -182,44 +182,43 @@ async def reopen(fs: FaultyFs, ledger: Ledger, lossless: bool, **settings: objec
 @pytest.mark.parametrize(
     ("policy", "how"), [*(("group", how) for how in HOWS), ("always", "reorder")]
 )
-def test_power_loss_at_any_call_loses_nothing_acknowledged(policy: str, how: How) -> None:
+async def test_power_loss_at_any_call_loses_nothing_acknowledged(policy: str, how: How) -> None:
     async def attempt(n: int) -> bool:
         fs, ledger = FaultyFs(), Ledger()
         over = await crashed(fs, ledger, n, policy)
         await reopen(fs.crash(Random(n), how), ledger, True, fsync=policy)
         return over
 
-    run(at_every_call(attempt, 50))
+    await at_every_call(attempt, 50)
 
 
 @pytest.mark.parametrize("policy", ["group", "interval", "never"])
-def test_a_killed_process_loses_nothing_acknowledged(policy: str) -> None:
+async def test_a_killed_process_loses_nothing_acknowledged(policy: str) -> None:
     async def attempt(n: int) -> bool:
         fs, ledger = FaultyFs(), Ledger()
         over = await crashed(fs, ledger, n, policy)
         await reopen(fs.kill(), ledger, True, fsync=policy)
         return over
 
-    run(at_every_call(attempt, 20))
+    await at_every_call(attempt, 20)
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_knows_of(how: How) -> None:
-    async def body() -> None:
-        for n in range(1, 160, pick(short=11, usual=5, soak=1)):
-            fs, ledger = FaultyFs(), Ledger()
-            await crashed(fs, ledger, n, "interval")
-            try:
-                await reopen(fs.crash(Random(n), how), ledger, False, fsync="interval")
-            except AssertionError as error:
-                raise AssertionError(f"power lost at call {n}: {error}") from error
-
-    run(body())
+async def test_power_loss_without_fsync_loses_nothing_in_silence_that_a_file_knows_of(
+    how: How,
+) -> None:
+    for n in range(1, 160, pick(short=11, usual=5, soak=1)):
+        fs, ledger = FaultyFs(), Ledger()
+        await crashed(fs, ledger, n, "interval")
+        try:
+            await reopen(fs.crash(Random(n), how), ledger, False, fsync="interval")
+        except AssertionError as error:
+            raise AssertionError(f"power lost at call {n}: {error}") from error
 
 
 @pytest.mark.parametrize("begun", [True, False], ids=["sealed", "replaced"])
 @pytest.mark.parametrize("policy", ["group", "interval"])
-def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_the_repair(
+async def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_the_repair(
     policy: str, begun: bool, form: str
 ) -> None:
     """The segment's data did not reach the disk, and is on its way from memory to a new one. The old
@@ -263,12 +262,12 @@ def test_power_loss_while_a_failed_fsync_is_repaired_undoes_or_finishes_the_repa
         return over
 
     for how in HOWS:
-        run(at_every_call(partial(attempt, how=how), 15))
+        await at_every_call(partial(attempt, how=how), 15)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("policy", ["group", "interval", *(("always", "never") if SOAK else ())])
-def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> None:
+async def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> None:
     unexpected: list[dict[str, Any]] = []  # what nobody awaited any more
 
     async def attempt(n: int) -> bool:
@@ -291,11 +290,11 @@ def test_one_failing_call_is_answered_and_survived(policy: str, code: int) -> No
         )
         return over
 
-    run(at_every_call(attempt, 20))
+    await at_every_call(attempt, 20)
     assert unexpected == []
 
 
-def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
+async def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
     """Faults at random calls of a longer run."""
 
     async def attempt(seed: int) -> None:
@@ -319,11 +318,8 @@ def test_a_disk_that_comes_and_goes_loses_nothing_acknowledged() -> None:
                 ledger.check(topic)
         await reopen(fs.crash(random, random.choice(HOWS)), ledgers[0], True, fsync="group")
 
-    async def body() -> None:
-        for seed in range(pick(short=5, usual=15, soak=200)):
-            try:
-                await asyncio.wait_for(attempt(seed), 30)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {error}") from error
-
-    run(body())
+    for seed in range(pick(short=5, usual=15, soak=200)):
+        try:
+            await asyncio.wait_for(attempt(seed), 30)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error

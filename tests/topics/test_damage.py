@@ -2,6 +2,7 @@
 the rest reported.
 """
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from penstock.log.verify import verify
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs
 from tests.support.form import pick
-from tests.support.topics import log_directory, run, running
+from tests.support.topics import log_directory, running
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -43,7 +44,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory, form: str) -> Path:
             await topic.mark_archived(5)
             assert [segment.base for segment in topic.segments] == [0, 25, 45]
 
-    run(body())
+    asyncio.run(body())
     assert verify(log_directory(directory, "t", form)).sound
     return directory
 
@@ -163,54 +164,50 @@ BATCH_MATRIX = [
 
 
 @pytest.mark.parametrize(
-    ("matrix", "cell"),
+    ("form", "cell"),
     [
         *(("aiq", row) for row in MATRIX),
         *(("kafka", row) for row in BATCH_MATRIX),
     ],
     ids=lambda v: v if isinstance(v, str) else f"{v[0]}-{v[1].__name__}",
+    indirect=["form"],
+    scope="module",
 )
-def test_damage_is_never_silent(
+async def test_damage_is_never_silent(
     pristine: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     form: str,
-    matrix: str,
     cell: tuple[str, Callable[[Path], None], int, str],
 ) -> None:
     name, harm, served, seen_by = cell
-    if matrix != form:
-        pytest.skip("a file of the other format")
     data = damaged(pristine, tmp_path / "data", form, name, harm)
     report = verify(log_directory(data, "t", form))
     assert not report.sound
     assert name in {finding.file for finding in report.findings}
 
-    async def body() -> None:
-        async with running(data, fsync="never") as store:
-            opening = store._context.instruments.damage.values
-            assert bool(opening) == (seen_by == "opening"), opening
-            topic = store.require("t")
-            result = readable(topic)
-            right = [offset for offset, payload in result.items() if payload == PAYLOADS[offset]]
-            assert len(right) >= served
-            if seen_by != "verify":
-                assert len(right) == len(result), "something wrong was served"
-            if seen_by == "reading" and form == "aiq":
-                assert opening == {("walked",): 1}
-            if seen_by == "opening":
-                assert any(
-                    name.split("-")[0].split(".")[0] in message for message in caplog.messages
-                ), caplog.messages
-            appended = await topic.append([b"still working"])
-            assert topic.read(appended.first_offset).payloads() == [b"still working"]
-        before = dict(result)
-        async with running(data, fsync="never") as store:
-            result = readable(store.require("t"))
-            assert result.pop(appended.first_offset) == b"still working"
-            assert result == before, "a second start changed what is served"
-
-    run(body())
+    async with running(data, fsync="never") as store:
+        opening = store._context.instruments.damage.values
+        assert bool(opening) == (seen_by == "opening"), opening
+        topic = store.require("t")
+        result = readable(topic)
+        right = [offset for offset, payload in result.items() if payload == PAYLOADS[offset]]
+        assert len(right) >= served
+        if seen_by != "verify":
+            assert len(right) == len(result), "something wrong was served"
+        if seen_by == "reading" and form == "aiq":
+            assert opening == {("walked",): 1}
+        if seen_by == "opening":
+            assert any(
+                name.split("-")[0].split(".")[0] in message for message in caplog.messages
+            ), caplog.messages
+        appended = await topic.append([b"still working"])
+        assert topic.read(appended.first_offset).payloads() == [b"still working"]
+    before = dict(result)
+    async with running(data, fsync="never") as store:
+        result = readable(store.require("t"))
+        assert result.pop(appended.first_offset) == b"still working"
+        assert result == before, "a second start changed what is served"
 
 
 def far_away(path: Path) -> None:
@@ -219,30 +216,24 @@ def far_away(path: Path) -> None:
     path.write_bytes(data[:15] + b"\x80" + data[16:])
 
 
-def test_an_index_that_points_behind_any_file_is_rebuilt(
+async def test_an_index_that_points_behind_any_file_is_rebuilt(
     pristine: Path, tmp_path: Path, form: str
 ) -> None:
     data = damaged(pristine, tmp_path / "data", form, f"index-{0:020d}.idx", far_away)
 
-    async def body() -> None:
-        async with running(data) as store:
-            assert list(readable(store.require("t")).values()) == PAYLOADS
-
-    run(body())
+    async with running(data) as store:
+        assert list(readable(store.require("t")).values()) == PAYLOADS
 
 
-def test_the_archived_mark_that_cannot_be_read_protects_everything(
+async def test_the_archived_mark_that_cannot_be_read_protects_everything(
     pristine: Path, tmp_path: Path, form: str
 ) -> None:
     data = damaged(pristine, tmp_path / "data", form, "archived", zero)
 
-    async def body() -> None:
-        async with running(data, retention_bytes=1) as store:
-            await store.maintain()
-            assert store.require("t").archived_offset == 0
-            assert store.require("t").first_offset == 0
-
-    run(body())
+    async with running(data, retention_bytes=1) as store:
+        await store.maintain()
+        assert store.require("t").archived_offset == 0
+        assert store.require("t").first_offset == 0
 
 
 def test_verify_finds_every_single_flipped_bit(pristine: Path, tmp_path: Path, form: str) -> None:
@@ -267,48 +258,42 @@ def test_verify_counts_records_that_no_checksum_covers(tmp_path: Path) -> None:
     assert (report.records, report.unchecked, report.findings) == (25, 25, [])
 
 
-def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path, form: str) -> None:
-    async def body() -> None:
-        async with running(tmp_path) as store:
+async def test_verify_of_a_live_topic_stops_at_what_was_visible(tmp_path: Path, form: str) -> None:
+    async with running(tmp_path) as store:
+        topic = await store.create("t")
+        await topic.append(PAYLOADS)
+        until = topic.next_offset
+        await topic.append(PAYLOADS)
+        report = verify(log_directory(tmp_path, "t", form), until=until)
+        assert (report.records, report.findings) == (60, [])
+
+
+async def test_a_roll_that_was_interrupted_is_no_damage(form: str) -> None:
+    seen = set()
+    for n in count(1):
+        fs = FaultyFs()
+        async with running(ROOT, fs=fs) as store:
             topic = await store.create("t")
             await topic.append(PAYLOADS)
-            until = topic.next_offset
-            await topic.append(PAYLOADS)
-            report = verify(log_directory(tmp_path, "t", form), until=until)
-            assert (report.records, report.findings) == (60, [])
-
-    run(body())
-
-
-def test_a_roll_that_was_interrupted_is_no_damage(form: str) -> None:
-    async def body() -> None:
-        seen = set()
-        for n in count(1):
-            fs = FaultyFs()
-            async with running(ROOT, fs=fs) as store:
-                topic = await store.create("t")
-                await topic.append(PAYLOADS)
-                fs.fail(n, forever=True, only={"rename"})
-                with contextlib.suppress(StorageFailed):
-                    await topic.seal()
-                after, over = (
-                    fs.crash(Random(n), "keep"),
-                    fs.failed == 0,
-                )  # as a killed process leaves it
-                fs.heal()
-            report = verify(log_directory(ROOT, "t", form), fs=after)
-            assert (report.records, report.findings) == (60, []), n
-            seen.add(tuple(after.list_dir(log_directory(ROOT, "t", form))))
-            if over:
-                break
-        assert len(seen) > (6 if form == "aiq" else 4)  # names given away, and taken
-
-    run(body())
+            fs.fail(n, forever=True, only={"rename"})
+            with contextlib.suppress(StorageFailed):
+                await topic.seal()
+            after, over = (
+                fs.crash(Random(n), "keep"),
+                fs.failed == 0,
+            )  # as a killed process leaves it
+            fs.heal()
+        report = verify(log_directory(ROOT, "t", form), fs=after)
+        assert (report.records, report.findings) == (60, []), n
+        seen.add(tuple(after.list_dir(log_directory(ROOT, "t", form))))
+        if over:
+            break
+    assert len(seen) > (6 if form == "aiq" else 4)  # names given away, and taken
 
 
 @settings(max_examples=pick(short=10, usual=30, soak=400), deadline=None)
 @given(data=st.data())
-def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
+async def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
     pristine: Path, tmp_path_factory: pytest.TempPathFactory, form: str, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("harm") / "data"
@@ -333,15 +318,12 @@ def test_whatever_happens_to_a_file_the_topic_opens_and_serves_what_is_intact(
                 content[at : at + len(piece)] = piece
         (topic / name).write_bytes(content)
 
-    async def body() -> None:
-        async with running(directory, fsync="never") as store:
-            opened = store.require("t")
-            result = readable(opened)
-            if not harmed_data:
-                # only hints were harmed: no wrong payload, and the index errors that are met leave
-                # the data intact
-                assert all(PAYLOADS[offset] == payload for offset, payload in result.items())
-            appended = await opened.append([b"still working"])
-            assert opened.read(appended.first_offset).payloads() == [b"still working"]
-
-    run(body())
+    async with running(directory, fsync="never") as store:
+        opened = store.require("t")
+        result = readable(opened)
+        if not harmed_data:
+            # only hints were harmed: no wrong payload, and the index errors that are met leave
+            # the data intact
+            assert all(PAYLOADS[offset] == payload for offset, payload in result.items())
+        appended = await opened.append([b"still working"])
+        assert opened.read(appended.first_offset).payloads() == [b"still working"]

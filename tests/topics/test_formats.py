@@ -5,12 +5,12 @@ from pathlib import Path
 
 from penstock.log.layout import Checkpoint, parse_sealed, sealed_name
 from penstock.log.producers import Producer
-from tests.support.topics import Clock, castagnoli, run, running
+from tests.support.topics import Clock, castagnoli, running
 
 ME = bytes(range(16))
 
 
-def test_golden_bytes_of_a_topic(tmp_path: Path) -> None:
+async def test_golden_bytes_of_a_topic(tmp_path: Path) -> None:
     async def body() -> str:
         async with running(tmp_path, clock=Clock(1000.0)) as store:
             topic = await store.create("t")
@@ -20,7 +20,7 @@ def test_golden_bytes_of_a_topic(tmp_path: Path) -> None:
             await topic.mark_archived(2)
             return topic.incarnation
 
-    incarnation = run(body())
+    incarnation = await body()
     topic = tmp_path / "t"
     sealed = struct.pack("<QI3sQI5s", 0, 3, b"one", 1, 5, b"three")
     active = struct.pack("<QI1s", 2, 1, b"x")

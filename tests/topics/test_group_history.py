@@ -1,6 +1,5 @@
 """What groups on topics did per minute, and how long after the append."""
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -68,70 +67,64 @@ def test_the_bytes_of_a_line() -> None:
     assert minute.line() == b'3bd791b6 [1700000040,"t","g",7,2,null,[80,81],[3,4]]\n'
 
 
-def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) -> None:
-    async def body() -> None:
-        async with running(tmp_path / "topics") as store:
-            topic = await store.create("t")
-            await topic.append([b"x"] * 100)
+async def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path / "topics") as store:
+        topic = await store.create("t")
+        await topic.append([b"x"] * 100)
 
-            pool = ThreadPoolExecutor(1)
+        pool = ThreadPoolExecutor(1)
 
-            def groups() -> Groups:
-                return Groups(tmp_path / "groups", store, pool=pool, metrics=Metrics())
+        def groups() -> Groups:
+            return Groups(tmp_path / "groups", store, pool=pool, metrics=Metrics())
 
-            one = groups()
-            await one.start()
-            await one.commit("reader", "t", 10)  # where it begins: what it read before is not known
-            await one.commit("reader", "t", 30)
-            await one.commit("reader", "t", 20)  # goes back: nothing is done by that
-            lease = one.lease("workers", "t", "m", 40)
-            assert lease is not None
-            one.release(lease.lease_id)
-            again = one.lease("workers", "t", "m", 40)
-            assert again is not None
-            await one.complete(again.lease_id)
-            await one.stop()
-            other = groups()
-            await other.start()
-            await other.commit("reader", "t", 50)
-            result = await other.history.between(0, 1 << 40)
-            by_group: dict[str, Minute] = {}
-            for minute in result:
-                by_group.setdefault(minute.group, Minute(0, "t", minute.group)).add(minute)
-            reader, workers = by_group["reader"], by_group["workers"]
-            assert (reader.acked, reader.retried, reader.lag) == (50, 0, 50)
-            assert (workers.acked, workers.retried, workers.lag) == (40, 40, 60)
-            assert sum(reader.latency.values()) == 50
-            await other.stop()
-            pool.shutdown()
-
-    asyncio.run(body())
+        one = groups()
+        await one.start()
+        await one.commit("reader", "t", 10)  # where it begins: what it read before is not known
+        await one.commit("reader", "t", 30)
+        await one.commit("reader", "t", 20)  # goes back: nothing is done by that
+        lease = one.lease("workers", "t", "m", 40)
+        assert lease is not None
+        one.release(lease.lease_id)
+        again = one.lease("workers", "t", "m", 40)
+        assert again is not None
+        await one.complete(again.lease_id)
+        await one.stop()
+        other = groups()
+        await other.start()
+        await other.commit("reader", "t", 50)
+        result = await other.history.between(0, 1 << 40)
+        by_group: dict[str, Minute] = {}
+        for minute in result:
+            by_group.setdefault(minute.group, Minute(0, "t", minute.group)).add(minute)
+        reader, workers = by_group["reader"], by_group["workers"]
+        assert (reader.acked, reader.retried, reader.lag) == (50, 0, 50)
+        assert (workers.acked, workers.retried, workers.lag) == (40, 40, 60)
+        assert sum(reader.latency.values()) == 50
+        await other.stop()
+        pool.shutdown()
 
 
-def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(
+async def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behind(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(group_history, "MAX_FILE_BYTES", 150)
 
-    async def body() -> None:
-        now = [600.0]
-        topic: Any = Timed([(500.0, 1000)])
-        with ThreadPoolExecutor(1) as pool:
-            minutes = GroupHistory(tmp_path, pool=pool, clock=lambda: now[0])
-            for _ in range(10):
-                minutes.committed(topic, "g", 0, 5, 7)
-                now[0] += 60
-                minutes._over()
-                assert minutes._writing is not None
-                await minutes._writing
-            with (tmp_path / "minutes.log").open("ab") as file:
-                file.write(b"torn")
-            result = await minutes.between(0, 1 << 40)
-            assert [minute.at for minute in result] == sorted({minute.at for minute in result})
-            assert 3 <= len(result) < 10  # bounded
-            assert result[-1] == Minute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
-            assert (tmp_path / "minutes.log").stat().st_size < 500
-            assert await minutes.between(1140, 1200) == result[-1:]
-            await minutes.stop()
-
-    asyncio.run(body())
+    now = [600.0]
+    topic: Any = Timed([(500.0, 1000)])
+    with ThreadPoolExecutor(1) as pool:
+        minutes = GroupHistory(tmp_path, pool=pool, clock=lambda: now[0])
+        for _ in range(10):
+            minutes.committed(topic, "g", 0, 5, 7)
+            now[0] += 60
+            minutes._over()
+            assert minutes._writing is not None
+            await minutes._writing
+        with (tmp_path / "minutes.log").open("ab") as file:
+            file.write(b"torn")
+        result = await minutes.between(0, 1 << 40)
+        assert [minute.at for minute in result] == sorted({minute.at for minute in result})
+        assert 3 <= len(result) < 10  # bounded
+        assert result[-1] == Minute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
+        assert (tmp_path / "minutes.log").stat().st_size < 500
+        assert await minutes.between(1140, 1200) == result[-1:]
+        await minutes.stop()

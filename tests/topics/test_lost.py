@@ -6,6 +6,7 @@ are not given again. The one exception is the newest commit of a broker that was
 cannot tell whether it was answered, so it is dropped with a word in the log.
 """
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from tests.support.faults import FaultyFs, Inode
 from tests.support.form import SOAK, pick
-from tests.support.topics import log_directory, run, running
+from tests.support.topics import log_directory, running
 
 pytestmark = pytest.mark.usefixtures("form")
 
@@ -59,7 +60,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory, form: str) -> dict[str, Pa
                     shutil.copytree(root / "live" / name, root / name)
         shutil.copytree(root / "live" / "stopped", root / "stopped")
 
-    run(body())
+    asyncio.run(body())
     for name in ENDINGS:
         assert verify(log_directory(root / name, "t", form)).findings == []
     return {name: root / name for name in ENDINGS}
@@ -152,7 +153,7 @@ def in_memory(files: dict[str, bytes], form: str) -> FaultyFs:
 
 @pytest.mark.timeout(1200 if SOAK else 300)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_nothing_is_lost_in_silence(endings: dict[str, Path], ending: str, form: str) -> None:
+async def test_nothing_is_lost_in_silence(endings: dict[str, Path], ending: str, form: str) -> None:
     directory = log_directory(endings[ending], "t", form)
     whole = {path.name: path.read_bytes() for path in directory.iterdir()}
     assert len(whole) == (14 if form == "aiq" else 10)
@@ -166,30 +167,27 @@ def test_nothing_is_lost_in_silence(endings: dict[str, Path], ending: str, form:
         ]
         more += [("checkpoint", "metadata.meta", "index.idx")]
 
-    async def body() -> None:
-        for name, data in sorted(whole.items()):
-            for share in SHARES:
-                for also in more:
-                    if name in also or not whole.keys() >= set(also):
-                        continue
-                    # What a commit stores as a record batch is in one file until it is sealed.
-                    alone = form == "kafka" and ending != "stopped" and name == DATA
-                    what = f"{ending}: {share} of {name}, without {also}"
-                    harmed = {**whole, name: data[: int(len(data) * (share or 0))]}
-                    for other in (*also, *([name] if share is None else ())):
-                        del harmed[other]
-                    try:
-                        unknown = 45 if alone else 60
-                        fs = in_memory(harmed, form)
-                        await check(fs, form, ending != "stopped", unknown, what)
-                    except Exception as error:
-                        error.add_note(what)
-                        raise
-
-    run(body())
+    for name, data in sorted(whole.items()):
+        for share in SHARES:
+            for also in more:
+                if name in also or not whole.keys() >= set(also):
+                    continue
+                # What a commit stores as a record batch is in one file until it is sealed.
+                alone = form == "kafka" and ending != "stopped" and name == DATA
+                what = f"{ending}: {share} of {name}, without {also}"
+                harmed = {**whole, name: data[: int(len(data) * (share or 0))]}
+                for other in (*also, *([name] if share is None else ())):
+                    del harmed[other]
+                try:
+                    unknown = 45 if alone else 60
+                    fs = in_memory(harmed, form)
+                    await check(fs, form, ending != "stopped", unknown, what)
+                except Exception as error:
+                    error.add_note(what)
+                    raise
 
 
-def test_everything_but_one_hint_is_gone_and_no_offset_is_given_again(
+async def test_everything_but_one_hint_is_gone_and_no_offset_is_given_again(
     endings: dict[str, Path], tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = Path(shutil.copytree(endings["stopped"], tmp_path / "data"))
@@ -198,64 +196,55 @@ def test_everything_but_one_hint_is_gone_and_no_offset_is_given_again(
         if path.name != hint:
             path.unlink()
 
-    async def body() -> None:
-        async with running(data) as store:
-            topic = store.require("t")
-            assert (topic.first_offset, topic.next_offset) == (60, 60)
-            # an index of record batches knows of its own segment only
-            first = 0 if form == "aiq" else 45
-            assert lost_offsets(topic) == set(range(first, 60))
-            with pytest.raises(Damaged, match=f"offsets {first} to 59 are lost") as caught:
-                topic.read(first + 10)
-            assert caught.value.resume == 60
-            with pytest.raises(InvalidOffset):
-                topic.read(10, strict=True)
-
-    run(body())
+    async with running(data) as store:
+        topic = store.require("t")
+        assert (topic.first_offset, topic.next_offset) == (60, 60)
+        # an index of record batches knows of its own segment only
+        first = 0 if form == "aiq" else 45
+        assert lost_offsets(topic) == set(range(first, 60))
+        with pytest.raises(Damaged, match=f"offsets {first} to 59 are lost") as caught:
+            topic.read(first + 10)
+        assert caught.value.resume == 60
+        with pytest.raises(InvalidOffset):
+            topic.read(10, strict=True)
     assert f"{hint} had them" in caplog.text
 
 
-def test_who_reads_the_files_beside_the_broker_does_not_pass_over_what_was_lost(
+async def test_who_reads_the_files_beside_the_broker_does_not_pass_over_what_was_lost(
     endings: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
     data = Path(shutil.copytree(endings["stopped"], tmp_path / "data"))
     directory = log_directory(data, "t", form)
     cut(0.3)(directory / DATA)
 
-    async def body() -> None:
-        async with running(data) as store:
-            topic = store.require("t")
-            await topic.append([b"next"])
-            lost = sorted(lost_offsets(topic))
-            assert lost[-1] == 59
-        files = TopicFiles(directory)
-        seen: list[int] = []
-        with pytest.raises(Damaged, match=f"offsets {lost[0]} to 59 are lost") as caught:
-            for piece in files.read(20, 61):
-                seen += piece.offsets.tolist()
-        assert seen == list(range(20, lost[0]))
-        assert caught.value.resume == 60
-        assert [piece.offsets.tolist() for piece in files.read(60, 61)] == [[60]]
-
-    run(body())
+    async with running(data) as store:
+        topic = store.require("t")
+        await topic.append([b"next"])
+        lost = sorted(lost_offsets(topic))
+        assert lost[-1] == 59
+    files = TopicFiles(directory)
+    seen: list[int] = []
+    with pytest.raises(Damaged, match=f"offsets {lost[0]} to 59 are lost") as caught:
+        for piece in files.read(20, 61):
+            seen += piece.offsets.tolist()
+    assert seen == list(range(20, lost[0]))
+    assert caught.value.resume == 60
+    assert [piece.offsets.tolist() for piece in files.read(60, 61)] == [[60]]
 
 
-def test_a_topic_of_the_original_server_that_was_cut_says_so(tmp_path: Path) -> None:
+async def test_a_topic_of_the_original_server_that_was_cut_says_so(tmp_path: Path) -> None:
     original = Path(__file__).parent / "fixtures" / "original" / "data" / "orders"
     shutil.copytree(original, tmp_path / "orders")
     cut(0.5)(tmp_path / "orders" / DATA)
 
-    async def body() -> None:
-        async with running(tmp_path) as store:
-            topic = store.require("orders")
-            assert topic.next_offset == 25
-            assert lost_offsets(topic) == set(range(25)) - served(topic).keys() != set()
-
-    run(body())
+    async with running(tmp_path) as store:
+        topic = store.require("orders")
+        assert topic.next_offset == 25
+        assert lost_offsets(topic) == set(range(25)) - served(topic).keys() != set()
 
 
 @pytest.mark.parametrize("ending", ["killed", "killed under interval"])
-def test_a_flipped_bit_in_the_active_segment_is_a_hole_after_a_kill(
+async def test_a_flipped_bit_in_the_active_segment_is_a_hole_after_a_kill(
     endings: dict[str, Path],
     tmp_path: Path,
     ending: str,
@@ -269,19 +258,16 @@ def test_a_flipped_bit_in_the_active_segment_is_a_hole_after_a_kill(
     log.write_bytes(content)
     batch = set(range(50, 55))
 
-    async def body() -> None:
-        for start in range(2):
-            async with running(data) as store:
-                topic = store.require("t")
-                assert topic.next_offset >= NEWEST
-                assert not batch & served(topic).keys()
-                assert batch <= lost_offsets(topic)
-                if ending == "killed":
-                    assert served(topic).keys() == set(range(60)) - batch
-                assert bool(store._context.instruments.damage.value("lost")) == (start == 0)
-        assert not verify(log_directory(data, "t", form)).sound
-
-    run(body())
+    for start in range(2):
+        async with running(data) as store:
+            topic = store.require("t")
+            assert topic.next_offset >= NEWEST
+            assert not batch & served(topic).keys()
+            assert batch <= lost_offsets(topic)
+            if ending == "killed":
+                assert served(topic).keys() == set(range(60)) - batch
+            assert bool(store._context.instruments.damage.value("lost")) == (start == 0)
+    assert not verify(log_directory(data, "t", form)).sound
     assert "offsets 50 to 5" in caplog.text
 
 
@@ -302,101 +288,85 @@ def outcomes(groups: Groups) -> set[str]:
 
 
 @pytest.fixture
-def committed(endings: dict[str, Path], tmp_path: Path) -> Path:
+async def committed(endings: dict[str, Path], tmp_path: Path) -> Path:
     """A topic with three groups, killed; its last commit is known to one of them only."""
     data = Path(shutil.copytree(endings["killed"], tmp_path / "live"))
-
-    async def body() -> None:
-        async with grouped(data, fsync="group") as (_, groups):
-            await groups.commit("early", "t", 7)
-            await groups.commit("late", "t", 60)
-            await groups.commit("middle", "t", 30)
-            shutil.copytree(data, tmp_path / "data")
-
-    run(body())
+    async with grouped(data, fsync="group") as (_, groups):
+        await groups.commit("early", "t", 7)
+        await groups.commit("late", "t", 60)
+        await groups.commit("middle", "t", 30)
+        shutil.copytree(data, tmp_path / "data")
     assert not (tmp_path / "data" / ".penstock" / "groups" / "minutes.log").exists()
     return tmp_path / "data"
 
 
-def test_what_a_group_committed_was_there(committed: Path, form: str) -> None:
+async def test_what_a_group_committed_was_there(committed: Path, form: str) -> None:
     log = log_directory(committed, "t", form) / DATA
     log.write_bytes(
         log.read_bytes()[:-1]
     )  # of the last commit, which nothing else proves to be answered
 
-    async def body() -> None:
-        for _ in range(2):
-            async with grouped(committed) as (store, groups):
-                topic = store.require("t")
-                assert lost_offsets(topic) == set(range(NEWEST, 60))
-                assert topic.next_offset == 60
-                assert groups.committed("late", "t") == 60
+    for _ in range(2):
         async with grouped(committed) as (store, groups):
-            assert (await store.require("t").append([b"next"])).first_offset == 60
-            with pytest.raises(Damaged):
-                store.require("t").read(NEWEST)
-
-    run(body())
+            topic = store.require("t")
+            assert lost_offsets(topic) == set(range(NEWEST, 60))
+            assert topic.next_offset == 60
+            assert groups.committed("late", "t") == 60
+    async with grouped(committed) as (store, groups):
+        assert (await store.require("t").append([b"next"])).first_offset == 60
+        with pytest.raises(Damaged):
+            store.require("t").read(NEWEST)
     assert not verify(log_directory(committed, "t", form)).sound
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, empty, cut(0.5)], ids=["deleted", "emptied", "cut"])
-def test_lost_group_offsets_are_reported_and_taken_from_the_copy(
+async def test_lost_group_offsets_are_reported_and_taken_from_the_copy(
     committed: Path, harm: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     private = committed / ".penstock" / "groups"
 
-    async def body() -> None:
-        async with grouped(committed) as (_, groups):
-            assert outcomes(groups) == set()
-        harm(private / "offsets.log")
-        async with grouped(committed) as (_, groups):
-            assert "restored" in outcomes(groups)
-            assert {name: groups.committed(name, "t") for name in groups.names()} == {
-                "early": 7,
-                "late": 60,
-                "middle": 30,
-            }
-        caplog.clear()
-        async with grouped(committed) as (_, groups):
-            assert outcomes(groups) == set()
-            assert groups.committed("middle", "t") == 30
-
-    run(body())
+    async with grouped(committed) as (_, groups):
+        assert outcomes(groups) == set()
+    harm(private / "offsets.log")
+    async with grouped(committed) as (_, groups):
+        assert "restored" in outcomes(groups)
+        assert {name: groups.committed(name, "t") for name in groups.names()} == {
+            "early": 7,
+            "late": 60,
+            "middle": 30,
+        }
+    caplog.clear()
+    async with grouped(committed) as (_, groups):
+        assert outcomes(groups) == set()
+        assert groups.committed("middle", "t") == 30
     assert not caplog.records
 
 
-def test_group_offsets_that_no_file_has_are_reported(
+async def test_group_offsets_that_no_file_has_are_reported(
     committed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     private = committed / ".penstock" / "groups"
 
-    async def body() -> None:
-        async with grouped(committed) as (_, groups):
-            await groups.commit("early", "t", 8)  # figures of this minute are written at the end
-        for name in ("offsets.log", "offsets.copy"):
-            (private / name).unlink()
-        async with grouped(committed) as (_, groups):
-            assert outcomes(groups) == {"lost"}
-            assert groups.names() == []
-
-    run(body())
+    async with grouped(committed) as (_, groups):
+        await groups.commit("early", "t", 8)  # figures of this minute are written at the end
+    for name in ("offsets.log", "offsets.copy"):
+        (private / name).unlink()
+    async with grouped(committed) as (_, groups):
+        assert outcomes(groups) == {"lost"}
+        assert groups.names() == []
     assert "the committed offsets of early are lost" in caplog.text
 
 
-def test_groups_keep_their_offsets_when_a_topic_lost_its_incarnation(
+async def test_groups_keep_their_offsets_when_a_topic_lost_its_incarnation(
     committed: Path, form: str
 ) -> None:
     for name in ("incarnation", "checkpoint"):
         (log_directory(committed, "t", form) / name).unlink()
 
-    async def body() -> None:
-        for start in range(2):
-            async with grouped(committed) as (_, groups):
-                assert groups.committed("middle", "t") == 30
-                assert outcomes(groups) == ({"restored"} if start == 0 else set())
-        shutil.rmtree(log_directory(committed, "t", form))
+    for start in range(2):
         async with grouped(committed) as (_, groups):
-            assert outcomes(groups) == {"lost"}
-
-    run(body())
+            assert groups.committed("middle", "t") == 30
+            assert outcomes(groups) == ({"restored"} if start == 0 else set())
+    shutil.rmtree(log_directory(committed, "t", form))
+    async with grouped(committed) as (_, groups):
+        assert outcomes(groups) == {"lost"}

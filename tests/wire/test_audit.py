@@ -1,6 +1,5 @@
 """Which requests are recorded as changes, and what is kept of them."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +12,7 @@ from penstock.wire.http.audit import object_of, recording
 from penstock.wire.http.messages import EMPTY, Head
 from penstock.wire.http.routes import Audited
 from penstock.wire.listeners import Listeners
-from tests.queues.support import run
+from tests.queues.support import running
 
 # What moves messages and records, and what consumers and jobs report of their own work.
 NOT_CHANGES = {
@@ -28,6 +27,7 @@ NOT_CHANGES = {
     "POST /api/v1/transaction",
     "POST /api/v1/traces",
     "POST /api/v1/sinks/claim",
+    "POST /api/v1/sinks/push",
     "POST /api/v1/sinks/commit",
     "POST /api/v1/stats/refresh",
     "POST /internal/api/notify",
@@ -66,7 +66,7 @@ def test_the_object_reads_like_elsewhere(named, text):
     assert object_of(named) == text
 
 
-def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_without_it():
+async def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_without_it():
     recorded: list[tuple] = []
 
     async def record(*entry) -> None:
@@ -78,7 +78,7 @@ def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_recorded_w
         body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
     handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)
-    assert asyncio.run(handler(Nested())) is EMPTY
+    assert await handler(Nested()) is EMPTY
     assert recorded == [("ann", "queue.configure", "orders", {})]
 
 
@@ -93,10 +93,10 @@ class FakeOutage:
         return getattr(self._database, name)
 
 
-def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_url, monkeypatch):
+async def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_url, monkeypatch):
     monkeypatch.setattr(storage, "KEPT_ENTRIES", 5)
 
-    async def body(queues) -> None:
+    async with running(database_url) as queues:
         database = queues.database
         outage = FakeOutage(database)
         audit = Audit(outage, "b-1")
@@ -121,5 +121,3 @@ def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_url, m
         await database.fetch("UPDATE audit SET at = $1 WHERE object = 'q3'", old)
         await audit.record("bo", "group.seek", "last", {})
         assert "q3" not in [one.object for one in (await audit.page("", None, 10))[0]]
-
-    run(database_url, body)

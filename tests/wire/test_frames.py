@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock.errors import Damaged, InvalidRequest
 from penstock.protocol import frames
 from penstock.protocol.frames import Body, Command
+from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.record_batch import HEADER_SIZE, RECORD_HEADER, Batch, walk
 from penstock.protocol.status import Malformed, TcpStatus
-from tests.support.http import run
 from tests.support.served import Wire, serving
 
 ID = bytes(range(16))
@@ -47,6 +47,18 @@ def hexed(text: str) -> bytes:
         (
             frames.fetch("a", 9, 65536, 0, frames.LENGTHS),
             "07 00000014 0001 61 0000000000000009 00010000 00000000 01",
+        ),
+        (
+            b"".join(frames.produce_records("a", [NewRecord(b"v", b"k", [("h", None)], 5)])),
+            "0b 00000023 0001 61 00 00000001 0000000000000005 00000001 6b 00000001 76 0001 0001 68 ffffffff",
+        ),
+        (
+            b"".join(frames.produce_records("a/3", [NewRecord(None)], (ID, 5))),
+            "0b 00000034 0003 612f33 01 000102030405060708090a0b0c0d0e0f 0000000000000005 00000001 8000000000000000 ffffffff ffffffff 0000",
+        ),
+        (
+            frames.create_partitioned("a", "kafka", 3),
+            "0c 0000000e 0001 61 0005 6b61666b61 00000003",
         ),
     ],
 )
@@ -89,9 +101,9 @@ RECORDS = (
     "0200000000000000 00000000 0300000000000000 02000000 797a"
 )
 THREE = "00000003 00000001 00000000 00000002 78 797a"
-INFO = "00000001 0000000000000004 ffffffffffffffff 00 00000000"
+INFO = "00000001 0000000000000004 ffffffffffffffff 00 00000000 00000001 00"
 CLAIM = b'{"target":"t","app":"a","batch":0,"task":0,"checksum":"c","run":"r"}'
-CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[]}'
+CLAIMED = b'{"verdict":"write","newest":0,"note":"","tasks":[],"rows":0}'
 COMMIT = b'{"target":"t","app":"a","batch":0}'
 CONVERSATION = [
     ("10 00000005 746f6b656e", "90 00 00000000"),
@@ -109,7 +121,7 @@ CONVERSATION = [
     (f"03 00000004 {AB}", "83 00 00000008 0000000000000004"),
     (
         f"09 00000004 {AB}",
-        "89 00 00000041 {incarnation:16} 0000000000000000 0000000000000004 {bytes:8} " + INFO,
+        "89 00 00000046 {incarnation:16} 0000000000000000 0000000000000004 {bytes:8} " + INFO,
     ),
     (
         f"07 00000014 {AB} 0000000000000000 00010000 00000000",
@@ -134,25 +146,32 @@ CONVERSATION = [
     (f"30 {len(CLAIM):08x} {CLAIM.hex()}", f"b0 00 {len(CLAIMED):08x} {CLAIMED.hex()}"),
     (f"31 {len(COMMIT):08x} {COMMIT.hex()}", "b1 00 00000000"),
     (f"0a 00000004 {AB}", "8a 00 00000000"),
+    (f"0c 0000000f {AB} 0005 6b61666b61 00000002", "8c 00 00000000"),
+    (
+        "0b 0000001f 0004 61622f31 00 00000001 8000000000000000 00000001 6b 00000001 76 0000",
+        "8b 00 0000000c 0000000000000000 00000001",
+    ),
+    (
+        "0b 0000001c 0002 6162 00 00000001 8000000000000000 ffffffff 00000001 76 0000",
+        "8b 00 0000000c 0000000000000000 00000001",
+    ),
+    (f"0a 00000004 {AB}", "8a 00 00000000"),
     (f"0a 00000004 {AB}", "ff 01 {length:4} {message:*}"),
 ]
 
 
-def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
-    async def talk() -> None:
-        async with serving(tmp_path) as served:
-            wire = await Wire.connect(served.tcp.port)
-            chosen: dict[str, str] = {}
-            for request, expected in CONVERSATION:
-                wire.writer.write(hexed(request.format(**chosen)))
-                command, status, body = await wire.answer()
-                answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
-                match = re.fullmatch(pattern(expected, chosen), answer)
-                assert match, f"{request}: {answer}"
-                chosen |= match.groupdict()
-            wire.close()
-
-    run(talk)
+async def test_a_broker_answers_every_command_with_exactly_these_bytes(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        wire = await Wire.connect(served.tcp.port)
+        chosen: dict[str, str] = {}
+        for request, expected in CONVERSATION:
+            wire.writer.write(hexed(request.format(**chosen)))
+            command, status, body = await wire.answer()
+            answer = struct.pack(">BBI", command, status, len(body)).hex() + body.hex()
+            match = re.fullmatch(pattern(expected, chosen), answer)
+            assert match, f"{request}: {answer}"
+            chosen |= match.groupdict()
+        wire.close()
 
 
 def pattern(expected: str, chosen: dict[str, str]) -> str:
@@ -189,6 +208,7 @@ def test_commands_and_statuses_have_the_numbers_of_the_original() -> None:
     assert [*TcpStatus] == [*range(11)]  # the last two are ours
 
 
+@settings(deadline=None)
 @given(
     st.text(max_size=30), st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 2**64 - 1)
 )
@@ -204,6 +224,30 @@ def test_a_batch_reads_back_as_it_was_written(
     assert bytes(request.payloads) == b"".join(payloads)
 
 
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            NewRecord,
+            st.none() | st.binary(max_size=9),
+            st.none() | st.binary(max_size=9),
+            st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9))),
+            st.none() | st.integers(-(2**40), 2**50),
+        ),
+        max_size=5,
+    ),
+)
+def test_records_read_back_as_they_were_written(records: list[NewRecord]) -> None:
+    frame = b"".join(frames.produce_records("t/1", records, (ID, 9)))
+    command, length = frames.REQUEST.unpack_from(frame)
+    assert (command, length) == (Command.PRODUCE_RECORDS, len(frame) - 5)
+    assert frames.read_records(memoryview(frame)[5:]) == ("t/1", (ID, 9), records)
+    for cut in range(5, len(frame) - 1):
+        with pytest.raises(Malformed):
+            frames.read_records(memoryview(frame)[5:cut])
+
+
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_no_bytes_make_the_batch_parser_fail_in_another_way_than_refusing(body: bytes) -> None:
     try:

@@ -2,7 +2,6 @@
 Prometheus likes, as docs/reference/metrics.md says.
 """
 
-import asyncio
 import re
 import shutil
 import subprocess
@@ -171,7 +170,7 @@ def test_the_page_lists_every_metric_as_it_is(text):
     assert documented.keys() - kinds.keys() == CONDITIONAL
 
 
-def test_a_database_that_does_not_answer_costs_only_its_own_figures(client, text, broker):
+async def test_a_database_that_does_not_answer_costs_only_its_own_figures(client, text, broker):
     async def held() -> str:
         connection = await asyncpg.connect(broker.database_url)
         async with connection.transaction():
@@ -186,7 +185,7 @@ def test_a_database_that_does_not_answer_costs_only_its_own_figures(client, text
         await connection.close()
         return scrapes[-1]
 
-    blocked = asyncio.run(held())
+    blocked = await held()
     assert value(blocked, "penstock_database_up") == 1
     assert value(blocked, "penstock_queue_pushed_total", queue="orders") == 10
     until(lambda: "penstock_queue_depth{" in client.get("/metrics").text, 60, "it is back")

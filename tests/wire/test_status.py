@@ -114,7 +114,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def failing(served: Served, error: errors.PenstockError, monkeypatch: pytest.MonkeyPatch) -> Served:
     """A broker on which no topic can be created because of `error`."""
 
-    async def create(_: str) -> None:
+    async def create(_: str, **_options: object) -> None:
         raise error
 
     monkeypatch.setattr(served.topics, "create", create)
@@ -130,7 +130,7 @@ def test_every_error_class_is_among_those_sent() -> None:
 
 
 @each_error
-def test_an_error_over_http_is_the_same_in_our_clients(
+async def test_an_error_over_http_is_the_same_in_our_clients(
     failing: Served, error: errors.PenstockError
 ) -> None:
     url = f"http://127.0.0.1:{failing.http.port}"
@@ -138,20 +138,17 @@ def test_an_error_over_http_is_the_same_in_our_clients(
         caller.json("POST", "/topics/t")
     assert same(caught.value, error)
 
-    async def ask() -> None:
+    with pytest.raises(errors.PenstockError) as caught:
         brokers = Brokers([url], patience=0.0)
         try:
             await brokers.json(dict[str, Any], "POST", "/topics/t")
         finally:
             await brokers.close()
-
-    with pytest.raises(errors.PenstockError) as caught:
-        asyncio.run(ask())
     assert same(caught.value, error)
 
 
 @each_error
-def test_an_error_over_tcp_is_the_same_in_our_clients(
+async def test_an_error_over_tcp_is_the_same_in_our_clients(
     failing: Served, error: errors.PenstockError
 ) -> None:
     with (
@@ -174,7 +171,7 @@ def test_an_error_over_tcp_is_the_same_in_our_clients(
         b"".join(frames.produce_batch("t", [b"x"])),
     ):
         with pytest.raises(errors.PenstockError) as caught:
-            asyncio.run(ask(frame))
+            await ask(frame)
         assert same(caught.value, error)
 
 
@@ -190,18 +187,15 @@ def test_an_error_over_websocket_is_the_same_when_it_is_read(
 
 
 @each_error
-def test_a_client_of_the_original_reads_status_and_message_where_they_were(
+async def test_a_client_of_the_original_reads_status_and_message_where_they_were(
     failing: Served, error: errors.PenstockError
 ) -> None:
-    async def ask() -> None:
-        wire = await Wire.connect(failing.tcp.port)
-        command, status, body = await wire.ask(Command.CREATE_TOPIC, frames.name("t"))
-        (length,) = struct.unpack_from(">I", body)
-        assert (command, status) == (frames.ERROR, status_of(error).tcp)
-        assert body[4 : 4 + length].decode() == str(error)
-        wire.close()
-
-    asyncio.run(ask())
+    wire = await Wire.connect(failing.tcp.port)
+    command, status, body = await wire.ask(Command.CREATE_TOPIC, frames.name("t"))
+    (length,) = struct.unpack_from(">I", body)
+    assert (command, status) == (frames.ERROR, status_of(error).tcp)
+    assert body[4 : 4 + length].decode() == str(error)
+    wire.close()
 
 
 @pytest.mark.parametrize(

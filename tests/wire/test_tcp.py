@@ -5,7 +5,8 @@ import random
 import resource
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from penstock.errors import StorageFailed
 from penstock.log.writer import Write, Writer
 from penstock.protocol.frames import Command
 from penstock.wire.tcp.connection import WAITING
-from tests.support.http import run
 from tests.support.served import Served, Wire, consume_body, consumed, named, produce_body, serving
 from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
@@ -29,16 +29,14 @@ ERROR, AUTH, UNAUTHORIZED = 0xFF, 0x10, 9
 Body = Callable[[Served, Wire], Awaitable[None]]
 
 
-def over_tcp(directory: Path, body: Body, **settings: object) -> None:
-    async def test() -> None:
-        async with serving(directory, **settings) as served:  # type: ignore[arg-type]
-            wire = await Wire.connect(served.tcp.port)
-            try:
-                await body(served, wire)
-            finally:
-                wire.close()
-
-    run(test)
+@asynccontextmanager
+async def over_tcp(directory: Path, **settings: object) -> AsyncIterator[tuple[Served, Wire]]:
+    async with serving(directory, **settings) as served:  # type: ignore[arg-type]
+        wire = await Wire.connect(served.tcp.port)
+        try:
+            yield served, wire
+        finally:
+            wire.close()
 
 
 def u64(*values: int) -> bytes:
@@ -56,8 +54,8 @@ def batch_body(
     )
 
 
-def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         assert await wire.ask(LIST) == (0x85, OK, struct.pack(">I", 0))
         assert await wire.ask(CREATE, named("a")) == (0x84, OK, b"")
         assert await wire.ask(CREATE, named("a")) == (0x84, OK, b"")
@@ -70,23 +68,19 @@ def test_the_five_commands_of_the_original_answer_to_the_letter(tmp_path: Path) 
         assert consumed(result) == [(1, b"")]
         assert await wire.ask(LIST) == (0x85, OK, struct.pack(">I", 1) + named("a"))
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_topic_is_made_by_its_first_record_and_names_may_hold_anything_a_file_name_may(
+async def test_a_topic_is_made_by_its_first_record_and_names_may_hold_anything_a_file_name_may(
     tmp_path: Path,
 ) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         name = "topic with spaces & symbols !@#$%^&()_+ é"
         for number in range(3):
             assert await wire.ask(PRODUCE, produce_body(name, b"x")) == (0x81, OK, u64(number))
         assert served.topics.names() == [name]
 
-    over_tcp(tmp_path, body)
 
-
-def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         assert await wire.ask(NEXT, named("none")) == (0x83, OK, u64(0))
         assert await wire.ask(CONSUME, consume_body("none", 0, 5)) == (
             0x82,
@@ -101,8 +95,6 @@ def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
             struct.pack(">I", 0),
         )
         assert await wire.ask(CONSUME, consume_body("a", 0, 0)) == (0x82, OK, struct.pack(">I", 0))
-
-    over_tcp(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +133,10 @@ def test_what_is_not_there_is_empty_not_an_error(tmp_path: Path) -> None:
         (0x81, b"xyz", UNKNOWN),
     ],
 )
-def test_a_bad_request_is_answered_and_the_connection_stays_usable(
+async def test_a_bad_request_is_answered_and_the_connection_stays_usable(
     tmp_path: Path, command: int, request_body: bytes, status: int
 ) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         await wire.ask(CREATE, named("a"))
         answered, result, message = await wire.ask(command, request_body)
         assert (answered, result) == (ERROR, status)
@@ -152,19 +144,15 @@ def test_a_bad_request_is_answered_and_the_connection_stays_usable(
         assert length == len(message) - 4 > 0
         assert await wire.ask(PRODUCE, produce_body("a", b"fine")) == (0x81, OK, u64(0))
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_token_is_welcome_where_none_is_asked_for(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_a_token_is_welcome_where_none_is_asked_for(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         assert await wire.ask(0x10, b"any.old.token") == (0x90, OK, b"")
         assert await wire.ask(PRODUCE, produce_body("a", b"fine")) == (0x81, OK, u64(0))
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_frame_above_the_limit_is_refused_at_once_and_passed_over(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_a_frame_above_the_limit_is_refused_at_once_and_passed_over(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, tcp={"max_frame": 1000}) as (_, wire):
         wire.send(PRODUCE, produce_body("a", b"before"))
         wire.writer.write(struct.pack(">BI", PRODUCE, 2000) + b"only the beginning")
         assert await wire.answer() == (0x81, OK, u64(0))
@@ -181,10 +169,8 @@ def test_a_frame_above_the_limit_is_refused_at_once_and_passed_over(tmp_path: Pa
         assert (await wire.answer())[:2] == (ERROR, TOO_LARGE)
         assert await wire.ended()
 
-    over_tcp(tmp_path, body, tcp={"max_frame": 1000})
 
-
-def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
+async def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
     tmp_path: Path,
 ) -> None:
     """As the original's client does: blocking, all of the frame first."""
@@ -200,7 +186,8 @@ def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
                 answers += connection.recv(4096) or pytest.fail(f"closed after {answers!r}")
             return answers
 
-    async def body(_: Served, wire: Wire) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with over_tcp(tmp_path) as (_, wire):
         port = wire.writer.get_extra_info("peername")[1]
         answers = await asyncio.to_thread(send, port)
         assert answers[:2] == bytes([ERROR, TOO_LARGE])
@@ -209,12 +196,9 @@ def test_a_client_that_sends_a_frame_of_65_mb_before_it_reads_gets_the_answer(
             32 << 10
         )  # kilobytes: it was not kept
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    over_tcp(tmp_path, body)
 
-
-def test_a_record_above_the_limit_is_refused_alone_and_counted_once(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_record_above_the_limit_is_refused_alone_and_counted_once(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, max_record=100) as (served, wire):
         await wire.ask(CREATE, named("a"))
         for payload in (b"small", b"x" * 101, b"small"):
             wire.send(PRODUCE, produce_body("a", payload))
@@ -226,12 +210,10 @@ def test_a_record_above_the_limit_is_refused_alone_and_counted_once(tmp_path: Pa
         assert await wire.ask(NEXT, named("a")) == (0x83, OK, u64(2))
         assert served.metrics.snapshot()['penstock_tcp_requests_total{command="produce"}'] == 3
 
-    over_tcp(tmp_path, body, max_record=100)
-
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "group", "always"])
-def test_pipelined_requests_are_answered_in_their_order(tmp_path: Path, fsync: str) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_pipelined_requests_are_answered_in_their_order(tmp_path: Path, fsync: str) -> None:
+    async with over_tcp(tmp_path, fsync=fsync) as (_, wire):
         choose = random.Random(fsync)
         expected: list[tuple[int, int]] = []
         offsets = {"a": 0, "b": 0}
@@ -259,14 +241,12 @@ def test_pipelined_requests_are_answered_in_their_order(tmp_path: Path, fsync: s
             if offset >= 0:
                 assert struct.unpack_from(">Q", result)[0] == offset
 
-    over_tcp(tmp_path, body, fsync=fsync)
-
 
 @pytest.mark.parametrize("sizes", [[100] * 300, [*range(300)], [100] * 40 + [7] * 40 + [100] * 40])
-def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
+async def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
     tmp_path: Path, sizes: list[int]
 ) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         await wire.ask(CREATE, named("a"))
         payloads = [bytes([place % 256]) * size for place, size in enumerate(sizes)]
         wire.writer.write(
@@ -285,12 +265,10 @@ def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
             )
         assert collected == [*enumerate(payloads)]
 
-    over_tcp(tmp_path, body)
-
 
 @pytest.mark.parametrize("fsync", ["group", "interval"])
 @pytest.mark.parametrize("error", [StorageFailed("no disk"), ValueError("a bug")])
-def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored(
+async def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str, error: Exception
 ) -> None:
     write = Writer.write
@@ -303,8 +281,7 @@ def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored
 
     monkeypatch.setattr(Writer, "write", fail)
 
-    async def body(_: Served, wire: Wire) -> None:
-        nonlocal failing
+    async with over_tcp(tmp_path, fsync=fsync) as (_, wire):
         await wire.ask(CREATE, named("a"))
         for size in (3, 3, 3, 3, 3, 7):
             wire.send(PRODUCE, produce_body("a", bytes(size)))
@@ -316,11 +293,9 @@ def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored
         assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
         assert consumed((await wire.ask(CONSUME, consume_body("a", 0, 9)))[2]) == [(0, b"x")]
 
-    over_tcp(tmp_path, body, fsync=fsync)
 
-
-def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (_, wire):
         large = (
             bytes(range(256)) * 1000
         )  # above what is kept joined: received into memory of its own
@@ -350,11 +325,9 @@ def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:
         result = consumed((await wire.ask(CONSUME, consume_body("a", 20, 3)))[2])
         assert result == [(20, large), (21, b"x"), (22, large)]
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_batch_is_stored_once_when_its_producer_sends_it_again(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_batch_is_stored_once_when_its_producer_sends_it_again(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         me = bytes(range(16))
         first = await wire.ask(BATCH, batch_body("a", [b"x", b"y"], (me, 0)))
         assert first == (0x86, OK, u64(0) + struct.pack(">I", 2))
@@ -371,16 +344,14 @@ def test_a_batch_is_stored_once_when_its_producer_sends_it_again(tmp_path: Path)
         command, status, _ = await wire.ask(BATCH, batch_body("a", [b"q"], (me, 9)))
         assert (command, status) == (ERROR, INVALID)
 
-    over_tcp(tmp_path, body)
-
 
 def fetch_body(topic: str, start: int, most: int, wait: int = 0, lengths: bool = False) -> bytes:
     return named(topic) + struct.pack(">QII", start, most, wait) + (b"\1" if lengths else b"")
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         payloads = [b"r" * size for size in (0, 5, 100, 1, 1000)]
         await wire.ask(BATCH, batch_body("a", payloads))
         log = (tmp_path / "a" / "data.log").read_bytes()
@@ -409,11 +380,9 @@ def test_fetch_gives_the_file_as_it_is(tmp_path: Path, lengths: bool) -> None:
         rows = (await wire.ask(FETCH, fetch_body("a", 5, 100, lengths=lengths)))[2]
         assert struct.unpack_from(">16sQQQI", rows)[1:] == (5, 5, 5, 0)
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_fetch_that_waits_is_answered_by_the_next_append(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_fetch_that_waits_is_answered_by_the_next_append(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         await wire.ask(CREATE, named("a"))
         wire.send(FETCH, fetch_body("a", 0, 100, wait=10_000))
         wire.send(LIST)  # behind a waiting request: answered after it
@@ -426,11 +395,9 @@ def test_a_fetch_that_waits_is_answered_by_the_next_append(tmp_path: Path) -> No
         assert struct.unpack_from(">16sQQQI", (await wire.answer())[2])[4] == 0
         other.close()
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_waiting_fetch_hears_that_its_topic_is_deleted(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_waiting_fetch_hears_that_its_topic_is_deleted(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         await wire.ask(CREATE, named("a"))
         wire.send(FETCH, fetch_body("a", 0, 100, wait=10_000))
         other = await Wire.connect(served.tcp.port)
@@ -438,11 +405,9 @@ def test_a_waiting_fetch_hears_that_its_topic_is_deleted(tmp_path: Path) -> None
         assert (await wire.answer())[:2] == (ERROR, NO_TOPIC)
         other.close()
 
-    over_tcp(tmp_path, body)
 
-
-def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         await wire.ask(BATCH, batch_body("a", [b"x", b"y"]))
         fields = struct.unpack(">16sQQQIQQBI", (await wire.ask(INFO, named("a")))[2])
         incarnation, first, following, size, segments, records, archived, policy, damaged = fields
@@ -464,13 +429,11 @@ def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
         assert await wire.ask(PRODUCE, produce_body("a", b"new")) == (0x81, OK, u64(0))
         assert served.topics.require("a").incarnation != incarnation.hex()
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(
+async def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(
     tmp_path: Path,
 ) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         large = b"z" * (1 << 20)
         await wire.ask(BATCH, batch_body("a", [large] * 4))
         slow = await Wire.connect(served.tcp.port, receive_buffer=4096)
@@ -492,11 +455,9 @@ def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_else(
             assert len(consumed((await slow.answer())[2])) == 4
         slow.close()
 
-    over_tcp(tmp_path, body)
 
-
-def test_appends_in_flight_are_bounded_and_all_are_answered(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_appends_in_flight_are_bounded_and_all_are_answered(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, fsync="group") as (served, wire):
         payload = b"q" * (1 << 20)
         await wire.ask(CREATE, named("a"))
         for _ in range(60):
@@ -507,11 +468,9 @@ def test_appends_in_flight_are_bounded_and_all_are_answered(tmp_path: Path) -> N
             most = max(most, *(each._in_flight for each in served.tcp._connections))
         assert most <= (16 << 20) + 2 * len(payload)
 
-    over_tcp(tmp_path, body, fsync="group")
 
-
-def test_an_abrupt_close_in_the_middle_leaves_the_server_well(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_an_abrupt_close_in_the_middle_leaves_the_server_well(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         await wire.ask(CREATE, named("a"))
         for cut in (0, 3, 5, 9, 30):
             gone = await Wire.connect(served.tcp.port)
@@ -525,11 +484,9 @@ def test_an_abrupt_close_in_the_middle_leaves_the_server_well(tmp_path: Path) ->
         await eventually(lambda: len(served.tcp._connections) == 1)
         assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
 
-    over_tcp(tmp_path, body)
 
-
-def test_a_client_that_stops_sending_still_gets_its_answers(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_a_client_that_stops_sending_still_gets_its_answers(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, fsync="group") as (_, wire):
         for _ in range(10):
             wire.send(PRODUCE, produce_body("a", b"x"))
         wire.writer.write_eof()
@@ -537,11 +494,9 @@ def test_a_client_that_stops_sending_still_gets_its_answers(tmp_path: Path) -> N
             assert await wire.answer() == (0x81, OK, u64(number))
         assert await wire.ended()
 
-    over_tcp(tmp_path, body, fsync="group")
 
-
-def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, tcp={"max_connections": 1}) as (served, wire):
         await wire.ask(LIST)
         second = await Wire.connect(served.tcp.port)
         assert await second.ended()
@@ -552,19 +507,17 @@ def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None
         assert (await third.ask(LIST))[1] == OK
         third.close()
 
-    over_tcp(tmp_path, body, tcp={"max_connections": 1})
 
-
-def test_silent_connections_are_closed_after_the_idle_time(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_silent_connections_are_closed_after_the_idle_time(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, tcp={"idle_timeout": 0.1}) as (_, wire):
         await wire.ask(LIST)
         assert await wire.ended()
 
-    over_tcp(tmp_path, body, tcp={"idle_timeout": 0.1})
 
-
-def test_a_connection_that_does_not_authenticate_in_time_is_closed(tmp_path: Path) -> None:
-    async def body(served: Served, silent: Wire) -> None:
+async def test_a_connection_that_does_not_authenticate_in_time_is_closed(tmp_path: Path) -> None:
+    async with over_tcp(
+        tmp_path, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 1.0}
+    ) as (served, silent):
         known, refused, busy = [await Wire.connect(served.tcp.port) for _ in range(3)]
         admitted = await known.ask(AUTH, token().encode())
         assert admitted[1] == OK
@@ -581,13 +534,13 @@ def test_a_connection_that_does_not_authenticate_in_time_is_closed(tmp_path: Pat
         for wire in (known, refused, busy):
             wire.close()
 
-    over_tcp(tmp_path, body, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 1.0})
 
-
-def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(
+async def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(
     tmp_path: Path,
 ) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_tcp(
+        tmp_path, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 1.0}
+    ) as (served, wire):
         renewing = await Wire.connect(served.tcp.port)
         for one in (wire, renewing):
             brief = token(lifetime=1.0)  # up to one second more
@@ -597,12 +550,12 @@ def test_a_connection_whose_token_expired_is_closed_unless_it_brings_another(
         assert (await renewing.ask(LIST))[1] == OK
         renewing.close()
 
-    over_tcp(tmp_path, body, auth={"secret": SECRET, "clock_skew": 0.0}, tcp={"auth_timeout": 1.0})
-
 
 @pytest.mark.parametrize("size", [100, 200_000])
-def test_a_frame_that_does_not_end_or_trickles_in_is_given_up(tmp_path: Path, size: int) -> None:
-    async def body(served: Served, stuck: Wire) -> None:
+async def test_a_frame_that_does_not_end_or_trickles_in_is_given_up(
+    tmp_path: Path, size: int
+) -> None:
+    async with over_tcp(tmp_path, tcp={"frame_timeout": 0.3}) as (served, stuck):
         trickling, idle = await Wire.connect(served.tcp.port), await Wire.connect(served.tcp.port)
         start = struct.pack(">BI", PRODUCE, size) + b"x" * 20
         for wire in (stuck, trickling):
@@ -621,11 +574,9 @@ def test_a_frame_that_does_not_end_or_trickles_in_is_given_up(tmp_path: Path, si
         for wire in (trickling, idle):
             wire.close()
 
-    over_tcp(tmp_path, body, tcp={"frame_timeout": 0.3})
 
-
-def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> None:
-    async def body(served: Served, one: Wire) -> None:
+async def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, max_bodies=1_000_000) as (served, one):
         two, small = await Wire.connect(served.tcp.port), await Wire.connect(served.tcp.port)
         memory = served.tcp.memory
         large = produce_body("a", b"x" * 700_000)
@@ -645,11 +596,9 @@ def test_all_frames_that_are_arriving_have_a_common_bound(tmp_path: Path) -> Non
         await eventually(lambda: memory.total == 0)
         two.close()
 
-    over_tcp(tmp_path, body, max_bodies=1_000_000)
 
-
-def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path, fsync="group") as (served, wire):
         await wire.ask(CREATE, named("a"))
         for _ in range(20):
             wire.send(PRODUCE, produce_body("a", b"x"))
@@ -665,11 +614,9 @@ def test_stopping_answers_what_is_under_way(tmp_path: Path) -> None:
             answers += 1
         assert answers == served.topics.require("a").next_offset > 0
 
-    over_tcp(tmp_path, body, fsync="group")
 
-
-def test_random_bytes_never_take_the_server_down(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_random_bytes_never_take_the_server_down(tmp_path: Path) -> None:
+    async with over_tcp(tmp_path) as (served, wire):
         choose = random.Random(20)
         for _ in range(150):
             victim = await Wire.connect(served.tcp.port)
@@ -694,5 +641,3 @@ def test_random_bytes_never_take_the_server_down(tmp_path: Path) -> None:
                     pass
             victim.close()
         assert (await wire.ask(LIST))[1] == OK
-
-    over_tcp(tmp_path, body)

@@ -29,7 +29,6 @@ from penstock.pipeline.sinks.queue import PushLink
 from penstock.wire.tls import Certificate, Certificates
 from tests.support.certificates import Authority
 from tests.support.cli import CliRunner
-from tests.support.http import run
 from tests.support.served import Served, Wire, produce_body, serving, serving_in_thread
 from tests.support.wait import eventually
 
@@ -59,128 +58,114 @@ def tls_of(served: Served) -> str:
     return f"tls://localhost:{served.tcp.port}"
 
 
-def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None:
-    async def body() -> None:
-        async with (
-            serving(tmp_path / "data", tls=made.certificate()) as served,
-            TopicClient(tls_of(served), ca=made.ca) as client,
-        ):
-            assert served.http.url.startswith("https://")
-            payloads = [os.urandom(MEGABYTE) for _ in range(24)]
-            await asyncio.gather(*(client.produce("t", payload) for payload in payloads))
-            async with client.reader(
-                "t", "earliest", follow=False, max_bytes=8 * MEGABYTE
-            ) as reader:
-                result = [bytes(record.payload) async for record in reader]
-            assert sorted(result) == sorted(payloads)
-            http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
-            sent = await http.request(
-                "POST",
-                "/topics/h/produce",
-                payloads[0],
-                [("Content-Type", "application/octet-stream")],
-            )
-            assert sent.status == 201
-            got = await http.request("GET", "/topics/h/consume?offset=0&max_messages=1")
-            assert (got.status, len(got.body) > MEGABYTE) == (200, True)
-            await http.close()
-
-    run(body)
+async def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path / "data", tls=made.certificate()) as served,
+        TopicClient(tls_of(served), ca=made.ca) as client,
+    ):
+        assert served.http.url.startswith("https://")
+        payloads = [os.urandom(MEGABYTE) for _ in range(24)]
+        await asyncio.gather(*(client.produce("t", payload) for payload in payloads))
+        async with client.reader("t", "earliest", follow=False, max_bytes=8 * MEGABYTE) as reader:
+            result = [bytes(record.payload) async for record in reader]
+        assert sorted(result) == sorted(payloads)
+        http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
+        sent = await http.request(
+            "POST",
+            "/topics/h/produce",
+            payloads[0],
+            [("Content-Type", "application/octet-stream")],
+        )
+        assert sent.status == 201
+        got = await http.request("GET", "/topics/h/consume?offset=0&max_messages=1")
+        assert (got.status, len(got.body) > MEGABYTE) == (200, True)
+        await http.close()
 
 
-def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(
+async def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(
     made: Made, tmp_path: Path
 ) -> None:
-    async def body() -> None:
-        async with (
-            serving(tmp_path / "data", tls=made.certificate()) as served,
-            TopicClient(tls_of(served), ca=made.ca) as client,
-        ):
-            await client.produce("t", *[b"x" * MEGABYTE for _ in range(16)])
-            for _ in range(3):
-                plain = socket.create_connection(("127.0.0.1", served.tcp.port))
-                plain.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
-                )  # closing resets
-                loop = asyncio.get_running_loop()
-                secure = await loop.run_in_executor(
-                    None,
-                    lambda at=plain: client_context(made.ca).wrap_socket(
-                        at, server_hostname="localhost"
-                    ),
-                )
-                secure.sendall(
-                    frame(0x07, b"\0\1t" + bytes(8) + (16 * MEGABYTE).to_bytes(4, "big") + bytes(5))
-                )
-                assert await loop.run_in_executor(None, secure.recv, 1000)
-                secure.close()
-            assert (await client.info("t")).records == 16
-            await eventually(lambda: served.metrics.values_of("penstock_tcp_connections")[()] == 1)
-
-    run(body)
+    async with (
+        serving(tmp_path / "data", tls=made.certificate()) as served,
+        TopicClient(tls_of(served), ca=made.ca) as client,
+    ):
+        await client.produce("t", *[b"x" * MEGABYTE for _ in range(16)])
+        for _ in range(3):
+            plain = socket.create_connection(("127.0.0.1", served.tcp.port))
+            plain.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+            )  # closing resets
+            loop = asyncio.get_running_loop()
+            secure = await loop.run_in_executor(
+                None,
+                lambda at=plain: client_context(made.ca).wrap_socket(
+                    at, server_hostname="localhost"
+                ),
+            )
+            secure.sendall(
+                frame(0x07, b"\0\1t" + bytes(8) + (16 * MEGABYTE).to_bytes(4, "big") + bytes(5))
+            )
+            assert await loop.run_in_executor(None, secure.recv, 1000)
+            secure.close()
+        assert (await client.info("t")).records == 16
+        await eventually(lambda: served.metrics.values_of("penstock_tcp_connections")[()] == 1)
 
 
 def frame(command: int, body: bytes) -> bytes:
     return bytes([command]) + len(body).to_bytes(4, "big") + body
 
 
-def test_clients_must_show_a_certificate_when_they_are_asked_for_one(
+async def test_clients_must_show_a_certificate_when_they_are_asked_for_one(
     made: Made, tmp_path: Path
 ) -> None:
     stranger = Authority("Another CA")
 
-    async def body() -> None:
-        async with serving(tmp_path / "data", tls=made.certificate(client_ca=made.ca)) as served:
-            shown = client_context(made.ca, *made.client)
-            async with TopicClient(tls_of(served), tls=shown) as client:
-                await client.create("t")
-                assert await client.names() == ["t"]
-            http = HttpClient(f"https://localhost:{served.http.port}", tls=shown)
-            assert (await http.request("GET", "/topics")).body == b'["t"]'
+    async with serving(tmp_path / "data", tls=made.certificate(client_ca=made.ca)) as served:
+        shown = client_context(made.ca, *made.client)
+        async with TopicClient(tls_of(served), tls=shown) as client:
+            await client.create("t")
+            assert await client.names() == ["t"]
+        http = HttpClient(f"https://localhost:{served.http.port}", tls=shown)
+        assert (await http.request("GET", "/topics")).body == b'["t"]'
+        await http.close()
+        others = [
+            client_context(made.ca),
+            client_context(made.ca, *stranger.issue(made.directory, "x", "x")),
+        ]
+        for other in others:
+            link = Link(Endpoint([("localhost", served.tcp.port)], other))
+            with pytest.raises(Unavailable, match="client certificate"):
+                connection = await link.connection(0.0)  # one attempt
+                await connection.request(frame(0x06, b""))
+            link.close()
+            http = HttpClient(f"https://localhost:{served.http.port}", tls=other)
+            with pytest.raises(Unavailable, match="client certificate"):
+                await http.request("GET", "/topics")
             await http.close()
-            others = [
-                client_context(made.ca),
-                client_context(made.ca, *stranger.issue(made.directory, "x", "x")),
-            ]
-            for other in others:
-                link = Link(Endpoint([("localhost", served.tcp.port)], other))
-                with pytest.raises(Unavailable, match="client certificate"):
-                    connection = await link.connection(0.0)  # one attempt
-                    await connection.request(frame(0x06, b""))
-                link.close()
-                http = HttpClient(f"https://localhost:{served.http.port}", tls=other)
-                with pytest.raises(Unavailable, match="client certificate"):
-                    await http.request("GET", "/topics")
-                await http.close()
-
-    run(body)
 
 
-def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_not(
+async def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_not(
     made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body() -> None:
-        certificate = made.certificate()
-        async with (
-            serving(tmp_path / "data", tls=certificate) as served,
-            TopicClient(tls_of(served), ca=made.ca) as open_before,
-        ):
-            await open_before.create("t")
-            assert not certificate.reload_if_changed()
-            renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
-            shutil.copy(renewal[0], made.cert)  # the key has not come yet
-            assert not certificate.reload_if_changed()
-            assert "is not the one of the certificate" in caplog.text
-            assert (await shown_to(served, made)) == "localhost"
-            made.cert.unlink()
-            assert not certificate.reload_if_changed()
-            shutil.copy(renewal[0], made.cert)
-            shutil.copy(renewal[1], made.key)
-            assert certificate.reload_if_changed()
-            assert (await shown_to(served, made)) == "renewed.example"
-            assert await open_before.names() == ["t"]
-
-    run(body)
+    certificate = made.certificate()
+    async with (
+        serving(tmp_path / "data", tls=certificate) as served,
+        TopicClient(tls_of(served), ca=made.ca) as open_before,
+    ):
+        await open_before.create("t")
+        assert not certificate.reload_if_changed()
+        renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
+        shutil.copy(renewal[0], made.cert)  # the key has not come yet
+        assert not certificate.reload_if_changed()
+        assert "is not the one of the certificate" in caplog.text
+        assert (await shown_to(served, made)) == "localhost"
+        made.cert.unlink()
+        assert not certificate.reload_if_changed()
+        shutil.copy(renewal[0], made.cert)
+        shutil.copy(renewal[1], made.key)
+        assert certificate.reload_if_changed()
+        assert (await shown_to(served, made)) == "renewed.example"
+        assert await open_before.names() == ["t"]
 
 
 async def shown_to(served: Served, made: Made) -> str:
@@ -195,80 +180,69 @@ async def shown_to(served: Served, made: Made) -> str:
     return str(result)
 
 
-def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> None:
-    async def body() -> None:
-        async with serving(tmp_path / "data", tls=made.certificate()) as served:
-            http = HttpClient(f"http://localhost:{served.http.port}")
-            answer = await http.request("POST", "/topics/t", b"x" * 100_000)
-            assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (
-                400,
-                True,
-            )
-            await http.close()
-            wire = await Wire.connect(served.tcp.port)
-            command, _, text = await wire.ask(0x01, produce_body("t", b"x"))
-            assert (command, b"use tls://" in text) == (0xFF, True)
-            wire.close()
-            async with TopicClient(f"localhost:{served.tcp.port}") as client:
-                with pytest.raises(InvalidRequest, match="this port speaks TLS"):
-                    await client.names()
-            # Someone who connects and says nothing, or goes away, is no burden.
-            silent = [socket.create_connection(("127.0.0.1", served.tcp.port)) for _ in range(3)]
-            for one in silent:
-                one.close()
-            async with TopicClient(tls_of(served), ca=made.ca) as client:
-                assert await client.names() == []
-
-    run(body)
+async def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", tls=made.certificate()) as served:
+        http = HttpClient(f"http://localhost:{served.http.port}")
+        answer = await http.request("POST", "/topics/t", b"x" * 100_000)
+        assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (
+            400,
+            True,
+        )
+        await http.close()
+        wire = await Wire.connect(served.tcp.port)
+        command, _, text = await wire.ask(0x01, produce_body("t", b"x"))
+        assert (command, b"use tls://" in text) == (0xFF, True)
+        wire.close()
+        async with TopicClient(f"localhost:{served.tcp.port}") as client:
+            with pytest.raises(InvalidRequest, match="this port speaks TLS"):
+                await client.names()
+        # Someone who connects and says nothing, or goes away, is no burden.
+        silent = [socket.create_connection(("127.0.0.1", served.tcp.port)) for _ in range(3)]
+        for one in silent:
+            one.close()
+        async with TopicClient(tls_of(served), ca=made.ca) as client:
+            assert await client.names() == []
 
 
-def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path) -> None:
+async def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path) -> None:
     expired = made.authority.issue(made.directory, stem="expired", days=-1)
 
-    async def body() -> None:
-        for certificate, name, ca, said in (
-            (Certificate(*expired), "localhost", made.ca, "has expired"),
-            (made.certificate(), "localhost", None, "not from a CA we believe"),
-            (made.certificate(), "127.0.0.1", made.ca, "not accepted: IP address mismatch"),
-        ):
-            async with serving(tmp_path / "data", tls=certificate) as served:
-                http = HttpClient(f"https://{name}:{served.http.port}", tls=client_context(ca))
-                with pytest.raises(CannotConnect, match=said):
-                    await http.request("GET", "/topics")
-                await http.close()
-                async with TopicClient(
-                    f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2
-                ) as client:
-                    with pytest.raises(Unavailable, match=said):
-                        await client.names()
-        async with (
-            serving(tmp_path / "data") as served,
-            TopicClient(tls_of(served), ca=made.ca, timeout=0.2) as client,
-        ):
-            with pytest.raises(Unavailable, match="no TLS on this port"):
-                await client.names()
-        with pytest.raises(
-            InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"
-        ):
-            client_context("/none.pem")
-        with pytest.raises(InvalidRequest, match="either all addresses begin with tls"):
-            TopicClient("tls://a:1,b:2")
-
-    run(body)
-
-
-def test_old_versions_are_refused(made: Made, tmp_path: Path) -> None:
-    async def body() -> None:
-        async with serving(tmp_path / "data", tls=made.certificate(minimum="1.3")) as served:
-            old = client_context(made.ca)
-            old.maximum_version = ssl.TLSVersion.TLSv1_2
-            async with TopicClient(tls_of(served), tls=old, timeout=0.2) as client:
-                with pytest.raises(Unavailable, match="another version"):
+    for certificate, name, ca, said in (
+        (Certificate(*expired), "localhost", made.ca, "has expired"),
+        (made.certificate(), "localhost", None, "not from a CA we believe"),
+        (made.certificate(), "127.0.0.1", made.ca, "not accepted: IP address mismatch"),
+    ):
+        async with serving(tmp_path / "data", tls=certificate) as served:
+            http = HttpClient(f"https://{name}:{served.http.port}", tls=client_context(ca))
+            with pytest.raises(CannotConnect, match=said):
+                await http.request("GET", "/topics")
+            await http.close()
+            async with TopicClient(f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2) as client:
+                with pytest.raises(Unavailable, match=said):
                     await client.names()
-            async with TopicClient(tls_of(served), ca=made.ca) as client:
-                assert await client.names() == []
+    async with (
+        serving(tmp_path / "data") as served,
+        TopicClient(tls_of(served), ca=made.ca, timeout=0.2) as client,
+    ):
+        with pytest.raises(Unavailable, match="no TLS on this port"):
+            await client.names()
+    with pytest.raises(
+        InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"
+    ):
+        client_context("/none.pem")
+    with pytest.raises(InvalidRequest, match="either all addresses begin with tls"):
+        TopicClient("tls://a:1,b:2")
 
-    run(body)
+
+async def test_old_versions_are_refused(made: Made, tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", tls=made.certificate(minimum="1.3")) as served:
+        old = client_context(made.ca)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        async with TopicClient(tls_of(served), tls=old, timeout=0.2) as client:
+            with pytest.raises(Unavailable, match="another version"):
+                await client.names()
+        async with TopicClient(tls_of(served), ca=made.ca) as client:
+            assert await client.names() == []
 
 
 def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
@@ -345,19 +319,16 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
     assert (done.exit_code, "next pass" in done.stdout) == (0, True), done.output
 
 
-def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) -> None:
-    async def body() -> None:
-        async with serving(tmp_path / "data", tls=made.certificate()) as served:
-            url = f"https://localhost:{served.http.port}"
-            records = [b"one", b"two"]
-            batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
-            mirror = BrokerDestination(BrokerTarget(url=url, topic="mirror", ca=str(made.ca)))
-            await mirror.send(batch, mirror.prepare(batch))
-            await mirror.stop()
-            assert served.topics.require("mirror").read(0).payloads() == records
-            stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
-            with pytest.raises(Retry, match="not from a CA we believe"):
-                await stranger.send(batch, stranger.prepare(batch))
-            await stranger.stop()
-
-    run(body)
+async def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) -> None:
+    async with serving(tmp_path / "data", tls=made.certificate()) as served:
+        url = f"https://localhost:{served.http.port}"
+        records = [b"one", b"two"]
+        batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
+        mirror = BrokerDestination(BrokerTarget(url=url, topic="mirror", ca=str(made.ca)))
+        await mirror.send(batch, mirror.prepare(batch))
+        await mirror.stop()
+        assert served.topics.require("mirror").read(0).payloads() == records
+        stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
+        with pytest.raises(Retry, match="not from a CA we believe"):
+            await stranger.send(batch, stranger.prepare(batch))
+        await stranger.stop()

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,17 @@ import psutil
 import pytest
 
 from penstock.wire.feed import Chunk
-from tests.support.form import SOAK, pick
-from tests.support.http import Reply, Wire, connected, get, post, request, run
+from tests.support.form import pick
+from tests.support.http import Reply, Wire, connected, get, post, request
 from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
 
 
-def over_http(
-    directory: Path, body: Callable[[Served, Wire], Awaitable[None]], **settings: Any
-) -> None:
-    async def test() -> None:
-        async with serving(directory, **settings) as served, connected(served.http) as wire:
-            await body(served, wire)
-
-    run(test, limit=300 if SOAK else 60)
+@asynccontextmanager
+async def over_http(directory: Path, **settings: Any) -> AsyncIterator[tuple[Served, Wire]]:
+    async with serving(directory, **settings) as served, connected(served.http) as wire:
+        yield served, wire
 
 
 def answer(reply: Reply) -> tuple[int, Any]:
@@ -40,8 +36,8 @@ def produce(topic: str, **body: Any) -> bytes:
     )
 
 
-def test_the_endpoints_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_the_endpoints_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
         assert answer(await wire.ask(get("/topics"))) == (200, [])
         assert answer(await wire.ask(post("/topics/t", b""))) == (
             201,
@@ -88,11 +84,9 @@ def test_the_endpoints_of_the_original_answer_to_the_letter(tmp_path: Path) -> N
             {"topic": "new one", "offset": 0},
         )
 
-    over_http(tmp_path, body)
 
-
-def test_max_messages_is_100_unless_told_and_1000_at_most(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_max_messages_is_100_unless_told_and_1000_at_most(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
         many = [str(number) for number in range(1500)]
         assert answer(await wire.ask(produce("t", payloads=many))) == (
             201,
@@ -106,11 +100,9 @@ def test_max_messages_is_100_unless_told_and_1000_at_most(tmp_path: Path) -> Non
         ):
             assert len(answer(await wire.ask(get("/topics/t/consume" + query)))[1]) == count
 
-    over_http(tmp_path, body)
 
-
-def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
         raw = bytes(range(256))
         coded = base64.b64encode(raw).decode()
         assert (await wire.ask(produce("t", payload=coded, encoding="base64"))).status == 201
@@ -129,8 +121,6 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
             {"offset": 4, "topic": "t", "payload": "é\0"},
         ]
 
-    over_http(tmp_path, body)
-
 
 @pytest.mark.parametrize(
     ("message", "status"),
@@ -142,7 +132,9 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         (get("/topics/t/consume?at=yesterday"), 400),
         (get("/topics/t/stream?offset=x"), 400),
         (get("/topics/t/stream?offset=-1"), 400),
-        (get("/topics/none/stream"), 404),
+        (get("/topics/a%2Fb/stream"), 400),
+        (get("/topics/none/stream?offset=x"), 400),
+        (get("/topics/none/stream?at=yesterday"), 400),
         (get("/topics/none"), 404),
         (get("/topics/t/offset"), 400),
         (get("/topics/t/offset?at="), 400),
@@ -168,19 +160,17 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
         (post("/topics/none/groups/g/lease", b'{"member": "m"}'), 404),
     ],
 )
-def test_bad_requests_are_told_apart(tmp_path: Path, message: bytes, status: int) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_bad_requests_are_told_apart(tmp_path: Path, message: bytes, status: int) -> None:
+    async with over_http(tmp_path, max_record=1000) as (served, wire):
         await served.topics.create("t")
         result, said = answer(await wire.ask(message))
         assert result == status
         assert said["error"]
         assert served.topics.require("t").next_offset == 0
 
-    over_http(tmp_path, body, max_record=1000)
 
-
-def test_details_offset_by_time_and_delete(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_details_offset_by_time_and_delete(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
         await wire.ask(produce("t", payloads=["a", "b"]))
         await asyncio.sleep(0.01)
         between = round(time.time() * 1000)
@@ -214,11 +204,9 @@ def test_details_offset_by_time_and_delete(tmp_path: Path) -> None:
         )
         assert answer(await wire.ask(get("/topics"))) == (200, [])
 
-    over_http(tmp_path, body)
 
-
-def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+async def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
         group = "/topics/t/groups/g"
         await wire.ask(produce("t", payloads=["a", "b", "c"]))
         leased = answer(
@@ -246,13 +234,11 @@ def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) -> Non
         assert (await wire.ask(request("DELETE", group, b""))).status == 200
         assert (await wire.ask(get(group))).status == 404
 
-    over_http(tmp_path, body)
 
-
-def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(
+async def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(
     tmp_path: Path,
 ) -> None:
-    async def body(_: Served, wire: Wire) -> None:
+    async with over_http(tmp_path) as (_, wire):
         for name, count in (("big", 5), ("small", 1), ("other", 2)):
             await wire.ask(produce(name, payloads=["x"] * count))
         await wire.ask(post("/topics/big/groups/g/commit", b'{"offset": 4}'))
@@ -282,8 +268,6 @@ def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(
             await wire.ask(post("/topics/other/groups/g/reset", b'{"to": "end"}'))
         ).status == 404
         assert (await wire.ask(get("/topics?details=true&sort=nothing"))).status == 400
-
-    over_http(tmp_path, body)
 
 
 # -- server-sent events
@@ -339,14 +323,17 @@ async def events(served: Served, target: str, *headers: str) -> AsyncIterator[Ev
         await wire.close()
 
 
-def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(
+    tmp_path: Path,
+) -> None:
+    async with over_http(tmp_path) as (served, wire):
         await wire.ask(produce("t", payload="Message content"))
         async with connected(served.http) as other:
             stream = Events(other)
             headers = await stream.open("/topics/t/stream?offset=0")
             assert headers["content-type"] == "text/event-stream"
             assert headers["cache-control"] == "no-cache"
+            assert headers["connection"] == "keep-alive"
             event = await stream.read()
             assert event.startswith(
                 'id: 0\nevent: message\ndata: {"offset":0,"topic":"t","payload":"Message content"}'
@@ -354,8 +341,6 @@ def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path
             for number in range(1, 50):
                 await wire.ask(produce("t", payload=f"two\nlines {number}"))
                 assert await stream.offset() == number
-
-    over_http(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -370,10 +355,10 @@ def test_a_stream_begins_with_what_is_there_and_goes_on_with_what_comes(tmp_path
         ("?at=2000-01-01T00:00:00Z", [], 0),
     ],
 )
-def test_a_stream_begins_where_it_is_told(
+async def test_a_stream_begins_where_it_is_told(
     tmp_path: Path, target: str, headers: list[str], first: int
 ) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_http(tmp_path) as (served, wire):
         await wire.ask(produce("t", payloads=[*"abcde"]))
         async with events(served, "/topics/t/stream" + target, *headers) as stream:
             await eventually(lambda: served.feeds.subscribers == 1)
@@ -382,11 +367,9 @@ def test_a_stream_begins_where_it_is_told(
             assert await stream.offset() == first
             assert await stream.offset() == first + 1
 
-    over_http(tmp_path, body)
 
-
-def test_every_stream_gets_a_comment_once_in_a_period(tmp_path: Path) -> None:
-    async def body(served: Served, _: Wire) -> None:
+async def test_every_stream_gets_a_comment_once_in_a_period(tmp_path: Path) -> None:
+    async with over_http(tmp_path, keep_alive=0.01) as (served, _):
         await served.topics.create("t")
         async with (
             events(served, "/topics/t/stream") as one,
@@ -396,11 +379,9 @@ def test_every_stream_gets_a_comment_once_in_a_period(tmp_path: Path) -> None:
                 assert await one.read() == ": keep-alive"
                 assert await two.read() == ": keep-alive"
 
-    over_http(tmp_path, body, keep_alive=0.01)
 
-
-def test_a_slow_stream_holds_back_nobody_and_misses_nothing(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_slow_stream_holds_back_nobody_and_misses_nothing(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (served, _):
         await served.topics.create("t")
         topic = served.topics.require("t")
         async with (
@@ -425,11 +406,9 @@ def test_a_slow_stream_holds_back_nobody_and_misses_nothing(tmp_path: Path) -> N
             await topic.append([b"last"])
             assert await slow.offset() == 3000
 
-    over_http(tmp_path, body)
 
-
-def test_a_deleted_topic_ends_its_streams(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_a_deleted_topic_ends_its_streams(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (served, wire):
         await wire.ask(produce("t", payload="x"))
         async with events(served, "/topics/t/stream") as stream:
             assert await stream.offset() == 0
@@ -437,10 +416,8 @@ def test_a_deleted_topic_ends_its_streams(tmp_path: Path) -> None:
             assert await stream.read() == ""
         await eventually(lambda: not served.feeds._feeds)
 
-    over_http(tmp_path, body)
 
-
-def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path: Path) -> None:
+async def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
     class Subscriber:
@@ -450,17 +427,15 @@ def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path: Path)
         def ended(self) -> None:
             ended.set()
 
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_http(tmp_path) as (served, _):
         topic = await served.topics.create("t")
         await served.topics.delete("t")
         served.feeds.subscribe(topic, Subscriber(), topic.next_offset)
         await asyncio.wait_for(ended.wait(), 10)
 
-    over_http(tmp_path, body)
 
-
-def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
-    async def body(served: Served, _: Wire) -> None:
+async def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (served, _):
         await served.topics.create("t")
         for _ in range(5):
             async with events(served, "/topics/t/stream"):
@@ -468,11 +443,9 @@ def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
             await eventually(lambda: served.feeds.subscribers == 0)
         assert not served.topics.require("t")._subscriptions._callbacks
 
-    over_http(tmp_path, body)
 
-
-def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
-    async def body(served: Served, wire: Wire) -> None:
+async def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (served, wire):
         for letter in "abc":
             await wire.ask(produce("t", payload=letter))
         with (tmp_path / "t" / "data.log").open("r+b") as file:
@@ -485,13 +458,11 @@ def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None
             assert "damaged" in said
             assert await stream.offset() == 2
 
-    over_http(tmp_path, body)
 
-
-def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> None:
+async def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> None:
     count = pick(short=150, usual=500, soak=10_000)
 
-    async def body(served: Served, wire: Wire) -> None:
+    async with over_http(tmp_path) as (served, wire):
         await served.topics.create("t")
         before = psutil.Process().memory_info().rss
         clients = await start(served.http.port, count, get("/topics/t/stream"), "everyone")
@@ -505,4 +476,66 @@ def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> No
         await clients.wait()
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
 
-    over_http(tmp_path, body)
+
+@pytest.mark.parametrize(
+    ("target", "headers", "first"),
+    [
+        ("", [], 0),
+        ("?offset=earliest", [], 0),
+        ("?offset=latest", [], 0),
+        ("?offset=2", [], 2),
+        ("?offset=0", ["Last-Event-ID: 2"], 3),
+        ("?at=2000-01-01T00:00:00Z", [], 0),
+    ],
+)
+async def test_a_stream_waits_for_a_topic_that_does_not_exist_yet(
+    tmp_path: Path, target: str, headers: list[str], first: int
+) -> None:
+    async with (
+        serving(tmp_path, keep_alive=0.01) as served,
+        connected(served.http) as wire,
+        events(served, "/topics/later/stream" + target, *headers) as stream,
+    ):
+        assert await stream.read() == ": keep-alive"
+        assert served.topics.names() == []
+        for number in range(6):
+            await wire.ask(produce("later", payload=f"{number}"))
+        received = [await next_event(stream) for _ in range(2)]
+        assert [event.split("\n")[0] for event in received] == [f"id: {first}", f"id: {first + 1}"]
+
+
+async def next_event(stream: Events) -> str:
+    while (event := await stream.read()) == ": keep-alive":
+        pass
+    return event
+
+
+async def test_a_stream_that_waits_ends_with_its_client_and_another_gets_the_next_topic(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as served, connected(served.http) as wire:
+        async with events(served, "/topics/t/stream"):
+            pass
+        await wire.ask(produce("t", payload="one"))
+        await served.topics.delete("t")
+        async with events(served, "/topics/t/stream") as stream:
+            await wire.ask(produce("t", payload="two"))
+            assert json.loads((await stream.read()).partition("data: ")[2])["payload"] == "two"
+            await served.topics.delete("t")
+            assert await stream.read() == ""
+
+
+async def test_a_topic_that_could_not_be_opened_is_an_error_and_not_an_empty_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "t" / "data.log").mkdir(parents=True)
+    async with serving(tmp_path) as served, connected(served.http) as wire:
+        for message in (
+            get("/topics/t/consume"),
+            get("/topics/t/next_offset"),
+            get("/topics/t/stream"),
+            produce("t", payload="x"),
+        ):
+            answer = await wire.ask(message)
+            assert answer.status == 503, answer.body
+            assert b"topic 't' cannot be opened" in answer.body

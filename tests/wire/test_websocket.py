@@ -17,8 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.wire.tls import Certificate
 from penstock.wire.websocket import session
 from tests.support.certificates import certificate
-from tests.support.form import SOAK, pick
-from tests.support.http import run
+from tests.support.form import pick
 from tests.support.idle_clients import said, start
 from tests.support.served import Served, serving
 from tests.support.wait import eventually
@@ -59,16 +58,14 @@ async def talking(served: Served, **options: Any) -> AsyncIterator[Talk]:
         yield Talk(socket)
 
 
-def over_websocket(directory: Path, body: Body, **settings: Any) -> None:
-    async def test() -> None:
-        async with serving(directory, **settings) as served, talking(served) as talk:
-            await body(served, talk)
-
-    run(test, limit=300 if SOAK else 60)
+@asynccontextmanager
+async def over_websocket(directory: Path, **settings: Any) -> AsyncIterator[tuple[Served, Talk]]:
+    async with serving(directory, **settings) as served, talking(served) as talk:
+        yield served, talk
 
 
-def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
-    async def body(_: Served, talk: Talk) -> None:
+async def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (_, talk):
         assert await talk.ask("create_topic_request", req_id=4, topic="live_feed") == {
             "command": "create_topic_response",
             "req_id": 4,
@@ -126,16 +123,12 @@ def test_the_commands_of_the_original_answer_to_the_letter(tmp_path: Path) -> No
             "code": "NotFound",
         }
 
-    over_websocket(tmp_path, body)
 
-
-def test_req_id_is_echoed_as_it_came_and_left_out_when_there_was_none(tmp_path: Path) -> None:
-    async def body(_: Served, talk: Talk) -> None:
+async def test_req_id_is_echoed_as_it_came_and_left_out_when_there_was_none(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (_, talk):
         for req_id in (0, -5, "text", None, 1.5, {"a": [1, 2]}):
             assert (await talk.ask("list_topics_request", req_id=req_id))["req_id"] == req_id
         assert "req_id" not in await talk.ask("list_topics_request")
-
-    over_websocket(tmp_path, body)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +177,10 @@ def test_req_id_is_echoed_as_it_came_and_left_out_when_there_was_none(tmp_path: 
         ),
     ],
 )
-def test_a_bad_message_is_answered_and_the_connection_stays_usable(
+async def test_a_bad_message_is_answered_and_the_connection_stays_usable(
     tmp_path: Path, message: str, command: str | None, req_id: int | None
 ) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+    async with over_websocket(tmp_path) as (served, talk):
         await served.topics.create("t")
         await talk.socket.send(message)
         said = await talk.read()
@@ -197,13 +190,11 @@ def test_a_bad_message_is_answered_and_the_connection_stays_usable(
         assert said.get("req_id") == req_id
         assert (await talk.ask("list_topics_request"))["success"]
 
-    over_websocket(tmp_path, body)
 
-
-def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(
+async def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(
     tmp_path: Path,
 ) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+    async with over_websocket(tmp_path) as (served, talk):
         for name in ("a", "b"):
             await talk.ask("produce_request", topic=name, message_payload="first")
             await talk.ask("subscribe_topic_request", topic=name, start_offset="latest")
@@ -223,11 +214,9 @@ def test_several_subscriptions_on_one_connection_are_pushed_to_as_records_come(
                 await other.ask("produce_request", topic=name, message_payload="x")
             assert (await talk.read())["topic"] == "b"
 
-    over_websocket(tmp_path, body)
 
-
-def test_subscribing_again_moves_the_subscription(tmp_path: Path) -> None:
-    async def body(_: Served, talk: Talk) -> None:
+async def test_subscribing_again_moves_the_subscription(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (_, talk):
         for letter in "abc":
             await talk.ask("produce_request", topic="t", message_payload=letter)
         await talk.ask("subscribe_topic_request", topic="t", start_offset=2)
@@ -235,11 +224,9 @@ def test_subscribing_again_moves_the_subscription(tmp_path: Path) -> None:
         await talk.ask("subscribe_topic_request", topic="t", start_offset=1)
         assert await talk.offsets(2) == [1, 2]
 
-    over_websocket(tmp_path, body)
 
-
-def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> None:
-    async def body(_: Served, talk: Talk) -> None:
+async def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (_, talk):
         coded = base64.b64encode(b"\xff\x00").decode()
         await talk.ask("produce_request", topic="t", message_payload=coded, encoding="base64")
         await talk.ask("subscribe_topic_request", topic="t", start_offset=0)
@@ -247,11 +234,9 @@ def test_bytes_that_are_no_text_travel_as_base64_both_ways(tmp_path: Path) -> No
             {"offset": 0, "topic": "t", "payload": coded, "encoding": "base64"}
         ]
 
-    over_websocket(tmp_path, body)
 
-
-def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path, websocket={"max_message": 4000}) as (served, talk):
         text = json.dumps(
             {"command": "produce_request", "topic": "t", "message_payload": "x" * 1000, "req_id": 1}
         )
@@ -267,44 +252,47 @@ def test_a_message_may_come_in_pieces_but_not_without_end(tmp_path: Path) -> Non
                 await other.read()
         assert (await talk.ask("list_topics_request"))["success"]
 
-    over_websocket(tmp_path, body, websocket={"max_message": 4000})
 
-
-def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
-        memory = served.websocket.memory
-        sent, release = asyncio.Event(), asyncio.Event()
-
-        async def parts(count: int) -> AsyncIterator[str]:
-            for _ in range(count):
-                yield "x" * 50_000
-            sent.set()
-            await release.wait()
-            yield "x"
-
-        holding = asyncio.ensure_future(talk.socket.send(parts(3)))
-        await eventually(lambda: memory.total == 150_000)
-        async with talking(served) as other:
-            await other.ask("produce_request", topic="t", message_payload="small")
-            too_much = asyncio.ensure_future(other.socket.send(parts(2)))
-            await other.socket.wait_closed()
-            assert (other.socket.close_code, "try again" in (other.socket.close_reason or "")) == (
-                1013,
-                True,
-            )
-            too_much.cancel()
-        assert memory.total == 150_000
-        await talk.socket.wait_closed()  # its message does not go on, though it answers to pings
-        assert memory.total == 0
-        holding.cancel()
-
+async def test_messages_in_parts_have_a_common_bound_and_a_least_rate(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(session, "PART_SECONDS", -300.0)
-        over_websocket(tmp_path, body, max_bodies=200_000, keep_alive=0.1)
+        async with over_websocket(tmp_path, max_bodies=200_000, keep_alive=0.1) as (served, talk):
+            memory = served.websocket.memory
+            sent, release = asyncio.Event(), asyncio.Event()
+
+            async def parts(count: int) -> AsyncIterator[str]:
+                for _ in range(count):
+                    yield "x" * 50_000
+                sent.set()
+                await release.wait()
+                yield "x"
+
+            holding = asyncio.ensure_future(talk.socket.send(parts(3)))
+            await eventually(lambda: memory.total == 150_000)
+            async with talking(served) as other:
+                await other.ask("produce_request", topic="t", message_payload="small")
+                too_much = asyncio.ensure_future(other.socket.send(parts(2)))
+                await other.socket.wait_closed()
+                assert (
+                    other.socket.close_code,
+                    "try again" in (other.socket.close_reason or ""),
+                ) == (
+                    1013,
+                    True,
+                )
+                too_much.cancel()
+            assert memory.total == 150_000
+            await (
+                talk.socket.wait_closed()
+            )  # its message does not go on, though it answers to pings
+            assert memory.total == 0
+            holding.cancel()
 
 
-def test_pipelined_produces_are_answered_in_order_and_create_their_topic(tmp_path: Path) -> None:
-    async def body(_: Served, talk: Talk) -> None:
+async def test_pipelined_produces_are_answered_in_order_and_create_their_topic(
+    tmp_path: Path,
+) -> None:
+    async with over_websocket(tmp_path, fsync="group") as (_, talk):
         for number in range(200):
             await talk.send(
                 "produce_request", req_id=number, topic="t", message_payload=str(number)
@@ -313,11 +301,9 @@ def test_pipelined_produces_are_answered_in_order_and_create_their_topic(tmp_pat
             said = await talk.read()
             assert (said["req_id"], said["offset"]) == (number, number)
 
-    over_websocket(tmp_path, body, fsync="group")
 
-
-def test_a_slow_subscriber_holds_back_nobody_and_resumes_where_it_was(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_a_slow_subscriber_holds_back_nobody_and_resumes_where_it_was(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (served, talk):
         topic = await served.topics.create("t")
         await talk.ask("subscribe_topic_request", topic="t", start_offset=0)
         async with talking(served, max_queue=1) as slow:
@@ -334,11 +320,9 @@ def test_a_slow_subscriber_holds_back_nobody_and_resumes_where_it_was(tmp_path: 
             await topic.append([b"last"])
             assert await slow.offsets(1) == [3000]
 
-    over_websocket(tmp_path, body)
 
-
-def test_a_deleted_topic_is_told_to_its_subscribers(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_a_deleted_topic_is_told_to_its_subscribers(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path) as (served, talk):
         await talk.ask("create_topic_request", topic="t")
         await talk.ask("subscribe_topic_request", topic="t")
         await served.topics.delete("t")
@@ -349,21 +333,17 @@ def test_a_deleted_topic_is_told_to_its_subscribers(tmp_path: Path) -> None:
         )
         assert not served.feeds._feeds
 
-    over_websocket(tmp_path, body)
 
-
-def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path, websocket={"max_connections": 1}) as (served, talk):
         with pytest.raises(InvalidStatus):
             async with talking(served):
                 pass
         assert (await talk.ask("list_topics_request"))["success"]
 
-    over_websocket(tmp_path, body, websocket={"max_connections": 1})
 
-
-def test_a_client_that_answers_no_ping_is_given_up_and_others_stay(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_a_client_that_answers_no_ping_is_given_up_and_others_stay(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path, keep_alive=0.005) as (served, talk):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.websocket.port)
         writer.write(
             b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -376,11 +356,9 @@ def test_a_client_that_answers_no_ping_is_given_up_and_others_stay(tmp_path: Pat
         assert (await talk.ask("list_topics_request"))["success"]
         await eventually(lambda: len(served.websocket._sessions) == 1)
 
-    over_websocket(tmp_path, body, keep_alive=0.005)
 
-
-def test_stopping_answers_what_is_under_way_and_says_goodbye(tmp_path: Path) -> None:
-    async def body(served: Served, talk: Talk) -> None:
+async def test_stopping_answers_what_is_under_way_and_says_goodbye(tmp_path: Path) -> None:
+    async with over_websocket(tmp_path, fsync="group") as (served, talk):
         await talk.ask("create_topic_request", topic="t")
         for number in range(10):
             await talk.send("produce_request", req_id=number, topic="t", message_payload="x")
@@ -394,31 +372,24 @@ def test_stopping_answers_what_is_under_way_and_says_goodbye(tmp_path: Path) -> 
         assert closed.value.rcvd.code == 1001
         assert answers == served.topics.require("t").next_offset
 
-    over_websocket(tmp_path, body, fsync="group")
 
-
-def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
+async def test_with_a_certificate_it_speaks_wss(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
 
-    async def test() -> None:
-        tls = Certificate(cert, key)
-        trust = ssl.create_default_context(cafile=str(cert))
-        async with serving(tmp_path / "data", tls=tls) as served:
-            url = f"wss://localhost:{served.websocket.port}"
-            async with connect(
-                url, ssl=trust, host="127.0.0.1", server_hostname="localhost"
-            ) as socket:
-                talk = Talk(socket)
-                assert (await talk.ask("produce_request", topic="t", message_payload="x"))[
-                    "offset"
-                ] == 0
-                await talk.ask("subscribe_topic_request", topic="t")
-                assert await talk.offsets(1) == [0]
-
-    run(test)
+    tls = Certificate(cert, key)
+    trust = ssl.create_default_context(cafile=str(cert))
+    async with serving(tmp_path / "data", tls=tls) as served:
+        url = f"wss://localhost:{served.websocket.port}"
+        async with connect(url, ssl=trust, host="127.0.0.1", server_hostname="localhost") as socket:
+            talk = Talk(socket)
+            assert (await talk.ask("produce_request", topic="t", message_payload="x"))[
+                "offset"
+            ] == 0
+            await talk.ask("subscribe_topic_request", topic="t")
+            assert await talk.offsets(1) == [0]
 
 
-def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -> None:
+async def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -> None:
     count = pick(short=150, usual=500, soak=10_000)
     hello = (
         b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -426,7 +397,7 @@ def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -
     )
     subscribe = json.dumps({"command": "subscribe_topic_request", "topic": "t"}).encode()
 
-    async def body(served: Served, talk: Talk) -> None:
+    async with over_websocket(tmp_path) as (served, talk):
         await talk.ask("create_topic_request", topic="t")
         before = psutil.Process().memory_info().rss
         clients = await start(
@@ -445,4 +416,37 @@ def test_many_idle_subscribers_cost_little_and_all_are_reached(tmp_path: Path) -
         await clients.wait()
         await eventually(lambda: served.feeds.subscribers == 0, timeout=60)
 
-    over_websocket(tmp_path, body)
+
+async def test_records_have_keys_headers_and_partitions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, talking(served) as talk:
+        created = await talk.ask("create_topic_request", topic="t", format="kafka", partitions=2)
+        assert created["success"], created
+        fields = {"key": "k", "headers": [["h", {"base64": "/w=="}], ["h", None]], "timestamp": 5}
+        done = await talk.ask(
+            "produce_request", topic="t", message_payload="v", partition=1, **fields
+        )
+        assert (done["success"], done["offset"]) == (True, 0)
+        await talk.ask("produce_request", topic="t", message_payload=None, key="k", partition=1)
+        following = await talk.ask("get_next_offset_request", topic="t", partition=1)
+        assert following["next_offset"] == 2
+        assert (await talk.ask("get_next_offset_request", topic="t"))["next_offset"] == 0
+        await talk.ask("subscribe_topic_request", topic="t", partition=1)
+        pushed: list[dict[str, Any]] = []
+        while len(pushed) < 2:
+            said = await talk.read()
+            assert (said["topic"], said["partition"]) == ("t", 1)
+            pushed += said["messages"]
+        assert pushed[0] == {"offset": 0, "topic": "t", "payload": "v", **fields}
+        assert (pushed[1]["payload"], pushed[1]["key"]) == (None, "k")
+        gone = await talk.ask("unsubscribe_topic_request", topic="t", partition=1)
+        assert gone["success"]
+
+
+async def test_a_partition_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, talking(served) as talk:
+        await talk.ask("create_topic_request", topic="t")
+        for command in ("produce_request", "subscribe_topic_request"):
+            said = await talk.ask(command, topic="t", message_payload="v", partition=3)
+            assert (said["command"], said["code"]) == ("error_response", "NotFound")
+        said = await talk.ask("produce_request", topic="t", message_payload="v", key="k")
+        assert "aiq" in said["error_message"]

@@ -149,17 +149,34 @@ def _cut(snapshot: TopicSnapshot, metadata: int) -> None:
         data.size = int(rows["position"][-1]) + _length(data, rows[-1])
         snapshot.next_offset = int(rows["offset"][-1]) + 1
     else:
+        # The segment was just rolled, and the metadata may still be from before.
         data.size = 0
-        snapshot.next_offset = metadata
+        snapshot.next_offset = max(metadata, _sealed_end(snapshot))
     snapshot.small[METADATA] = pack_metadata(snapshot.next_offset)
+
+
+def _sealed_end(snapshot: TopicSnapshot) -> int:
+    """The offset after the last record of the sealed segments; 0 when there are none."""
+    for name in sorted(snapshot.files, reverse=True):
+        if name == INDEX or not name.endswith(".idx"):
+            continue
+        content = _all_of(snapshot.files[name])
+        sparse = SparseIndex.parse(content)
+        if sparse is not None:
+            return sparse.end
+        rows = np.frombuffer(content, INDEX_TYPE, len(content) // INDEX_SIZE)
+        if rows.size:
+            return int(rows["offset"][-1]) + 1
+    return 0
 
 
 def _cut_batches(snapshot: TopicSnapshot) -> None:
     """Cut the active data after the last batch that is whole. Its index describes a part of it."""
     data, index = snapshot.files[DATA], SparseIndex.parse(_all_of(snapshot.files[INDEX]))
-    checkpoint = Checkpoint.parse(snapshot.small.get(CHECKPOINT, b""))
-    if index is None:
-        index = SparseIndex(checkpoint.base if checkpoint is not None else 0)
+    if index is None:  # rolled since the last checkpoint, which may be of the segment before
+        checkpoint = Checkpoint.parse(snapshot.small.get(CHECKPOINT, b""))
+        base = checkpoint.base if checkpoint is not None else 0
+        index = SparseIndex(max(base, _sealed_end(snapshot)))
     for batch in whole_batches(data, index.size, data.size, index.end):
         index.add(batch.stored())
     data.size, snapshot.next_offset = index.size, index.end

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from penstock.cli import ConfigFile, Settings, app, option, usage
+from penstock.cli import Command, ConfigFile, Settings, app, option, usage
+from penstock.config.governor_flags import translate_flags
 from penstock.config.load import parse_settings
 from penstock.errors import ConfigError
 from penstock.server import ORDER
@@ -21,7 +22,17 @@ for _library in ("asyncpg", "numpy", "picows", "uvloop"):  # of the extra `serve
         raise ModuleNotFoundError(_library, name=_library)
 
 
-@app.command()
+class ServeCommand(Command):
+    """`serve` also takes the flags of metrics-governor."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, translate_flags(args))
+        except ConfigError as error:
+            raise usage(str(error)) from None
+
+
+@app.command(cls=ServeCommand)
 def serve(
     config: ConfigFile = None,
     data_dir: Annotated[Path | None, option("The broker's data directory.")] = None,
@@ -53,6 +64,8 @@ def serve(
     Without options, it runs an embedded PostgreSQL and keeps everything in ./penstock-data. With
     --database-url, it uses your own PostgreSQL. With --no-topics, it is a further broker on the
     same PostgreSQL, for queues only.
+
+    The flags of metrics-governor set `exporter.queue`: `-queue-max-size 10000`.
 
     Examples:
 

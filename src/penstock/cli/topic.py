@@ -46,7 +46,10 @@ from penstock.cli.tables import Column, Facts, View, count, print_json
 from penstock.client import Batch, SyncReader, SyncTopicClient
 from penstock.client.reader import Start
 from penstock.client.sync_topics import SyncProducer
-from penstock.protocol.records import message
+from penstock.protocol.kafka_batch import KafkaRecord
+from penstock.protocol.names import partition_label
+from penstock.protocol.record_batch import Record
+from penstock.protocol.records import Message, message, record_message
 
 commands = Commands("Create, read, write and check topics.", app, name="topic")
 
@@ -76,6 +79,11 @@ class Broker:
         return SyncTopicClient(self.broker, timeout=10.0, token=self.token)
 
 
+class Format(StrEnum):
+    AIQ = "aiq"
+    KAFKA = "kafka"
+
+
 class Policy(StrEnum):
     DELETE = "delete"
     COMPACT = "compact"
@@ -85,14 +93,24 @@ class Policy(StrEnum):
 def create(
     broker: Broker,
     topics: Annotated[list[str], argument("Names of the topics.", metavar="TOPIC...")],
+    format: Annotated[
+        Format | None, option("Format on disk; default: as the broker is configured.")
+    ] = None,
+    partitions: Annotated[
+        int, option("Number of partitions; more than one need --format kafka.", min=1)
+    ] = 1,
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
-    Example: `penstock topic create orders payments`
+    Examples:
+
+    `penstock topic create orders payments`
+
+    `penstock topic create events --format kafka --partitions 8`
     """
     with broker.connect() as client:
         for topic in topics:
-            client.create(topic)
+            client.create(topic, format=format, partitions=partitions)
 
 
 @commands.command("list")
@@ -128,6 +146,8 @@ def describe(broker: Broker, topic: Name) -> View:
         "policy": info.policy,
         "archived_offset": info.archived,
         "damaged_places": info.damaged,
+        "format": info.format,
+        "partitions": info.partitions,
     }
     columns = [
         Column(name, format=count) if isinstance(value, int) else Column(name)
@@ -184,6 +204,12 @@ def produce(
     timeout: Annotated[
         float, option("Seconds to wait for a record to be stored before it fails.", min=0.1)
     ] = 30.0,
+    key_delimiter: Annotated[
+        str, option("Delimiter between a key and its payload in each record.", "-K")
+    ] = "",
+    partition: Annotated[
+        int | None, option("Partition; default: as the key says, or one after another.", "-p")
+    ] = None,
     quiet: Annotated[bool, option("Do not show progress or a summary.", "-q")] = False,
 ) -> None:
     """Append records from standard input or files, one per line. Each is stored once, in order.
@@ -197,6 +223,7 @@ def produce(
     end = _unescaped(delimiter)
     if not end:
         raise usage("the delimiter is empty; --whole makes each input one record")
+    split = _unescaped(key_delimiter)
     progress = progress_bar(quiet, _size_of(files), f"to {topic}")
     with broker.connect() as client, progress as advance:
         producer = client.producer(topic, linger=linger, timeout=timeout)
@@ -204,7 +231,12 @@ def produce(
         try:
             with producer:
                 for payloads, size in _records(files, None if whole else end):
-                    producer.send_many(payloads)
+                    if split or partition is not None:
+                        for payload in payloads:
+                            key, value = _split(payload, split)
+                            producer.send(value, key=key, partition=partition)
+                    else:
+                        producer.send_many(payloads)
                     sent += len(payloads)
                     advance(size, sent)
                     # Leaving raises it; what is queued behind would wait as long again.
@@ -217,6 +249,14 @@ def produce(
             raise
         if not quiet:
             typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
+
+
+def _split(record: bytes, delimiter: bytes) -> tuple[bytes | None, bytes]:
+    """The key and the payload of a record that was read."""
+    if not delimiter or delimiter not in record:
+        return None, record
+    key, _, payload = record.partition(delimiter)
+    return key, payload
 
 
 def _stored(producer: SyncProducer, topic: str) -> str:
@@ -246,8 +286,13 @@ def consume(
     count: Annotated[int | None, option("Exit after this many records.", "-n", min=1)] = None,
     format: Annotated[
         str,
-        option(r"Format: %s payload, %S its length, %o offset, %t topic, %% %, \n, \t, \0.", "-f"),
+        option(
+            r"Format: %s payload, %S its length, %o offset, %t topic, %k key, %h headers, "
+            r"%T timestamp, %p partition, %% %, \n, \t, \0.",
+            "-f",
+        ),
     ] = r"%s\n",
+    partition: Annotated[int, option("Partition to read.", "-p", min=0)] = 0,
     group: Annotated[
         str | None,
         option("Read as a member of this consumer group, and commit printed records.", "-g"),
@@ -269,7 +314,8 @@ def consume(
     with broker.connect() as client:
         reader = client.reader(
             topic,
-            _start(client, topic, offset),
+            _start(client, partition_label(topic, partition), offset),
+            partition=partition,
             follow=not exit_at_end,
             group=group,
             max_records=min(count or MAX_LEASED_RECORDS, MAX_LEASED_RECORDS),
@@ -343,16 +389,22 @@ def _write(
 
 def _as_json(batch: Batch) -> bytes:
     encode = msgspec.json.encode
-    return b"".join(
-        encode(message(batch.topic, record.offset, record.payload)) + b"\n" for record in batch
-    )
+    return b"".join(encode(_message(batch.topic, record)) + b"\n" for record in batch)
+
+
+def _message(topic: str, record: Record) -> Message:
+    if record.timestamp is None:
+        return message(topic, *record)
+    value = None if record.tombstone else record.payload
+    key, headers = record.key, record.headers
+    return record_message(topic, KafkaRecord(record.offset, record.timestamp, key, value, headers))
 
 
 def _renderer(format: str) -> Callable[[Batch], bytes]:
     r"""A function from a batch to its text; `%s\n` and the like take no look at single records."""
     pieces: list[bytes | str] = []  # bytes: as they are; str: which value
     literal = b""
-    for match in re.finditer(r"%([sSot%])|\\.|.", format, re.DOTALL):
+    for match in re.finditer(r"%([sSotkhTp%])|\\.|.", format, re.DOTALL):
         value = match[1]
         if value in (None, "%"):
             literal += b"%" if value else _unescaped(match[0])
@@ -372,6 +424,10 @@ def _renderer(format: str) -> Callable[[Batch], bytes]:
                 "S": b"%d" % len(record.payload),
                 "o": b"%d" % record.offset,
                 "t": topic,
+                "k": record.key or b"",
+                "h": b",".join(name.encode() + b"=" + (v or b"") for name, v in record.headers),
+                "T": b"%d" % (-1 if record.timestamp is None else record.timestamp),
+                "p": b"%d" % record.partition,
             }
             parts += [piece if isinstance(piece, bytes) else values[piece] for piece in pieces]
         return b"".join(parts)

@@ -44,6 +44,7 @@ from penstock.client.results import (
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
+from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -58,8 +59,12 @@ GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/ap
 GIVE_BACK_SECONDS = 1.0  # always remain for it
 
 
+QUEUES_PER_PAGE = 1000
+
+
 class _Queues(Body):
     queues: list[QueueSummary]
+    next: str | None = None  # the cursor of the page behind
 
 
 class _Consumers(Body):
@@ -174,10 +179,27 @@ class Client(QueueClient):
     def consumer(
         self, address: str | Address, **options: Unpack[ConsumerOptions]
     ) -> Callable[[Handler], Consumer]:
-        """Decorate a function as a consumer of `address`. `run` starts it."""
+        """Decorate a function as a consumer of `address`. `run` starts it.
+
+        With `state`, the function gets the state of the message's partition as its last argument;
+        changes of it, its pushes and the acknowledgement are committed together.
+        """
+
+        settings: dict[str, Any] = {**options}
+        version, reset = settings.pop("state", None), settings.pop("reset_state", False)
 
         def register(handler: Handler) -> Consumer:
-            consumer = Consumer(self, address, handler, **options)
+            if version is None:
+                consumer = Consumer(self, address, handler, **settings)
+            else:
+                store = StateStore(
+                    self._brokers,
+                    self._leases,
+                    Address.parse(address),
+                    version=version,
+                    reset=reset,
+                )
+                consumer = StatefulConsumer(self, address, handler, store=store, **settings)
             self._consumers.append(consumer)
             return consumer
 
@@ -290,8 +312,16 @@ class Client(QueueClient):
         )
 
     async def queues(self) -> list[QueueSummary]:
-        """Return all queues with their message counts."""
-        return (await self._brokers.json(_Queues, "GET", "/api/v1/resources/queues")).queues
+        """Return all queues with their message counts, the newest first."""
+        queues: list[QueueSummary] = []
+        query: dict[str, Any] = {"limit": QUEUES_PER_PAGE}
+        while True:
+            target = "/api/v1/resources/queues"
+            page = await self._brokers.json(_Queues, "GET", target, **query)
+            queues += page.queues
+            if page.next is None:
+                return queues
+            query["cursor"] = page.next
 
     async def describe(self, queue: str) -> QueueDescription:
         """Return the options, partitions and message counts of a queue."""

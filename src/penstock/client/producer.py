@@ -22,14 +22,25 @@ once.
 import asyncio
 from collections import deque
 from collections.abc import Generator, Iterable
-from typing import Self, TypedDict
+from typing import Self, TypedDict, Unpack
 
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
-from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
+from penstock.client.partitions import Rotation, partition_of
+from penstock.client.reader import ask
+from penstock.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    TooLarge,
+    Unavailable,
+)
 from penstock.net.retry import Backoff
 from penstock.protocol import frames
-from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes
+from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes, Command
+from penstock.protocol.names import partition_label
 from penstock.protocol.status import MAY_PASS
 
 RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly
@@ -37,13 +48,26 @@ MAX_RECORDS = 100_000
 
 
 class _Batch:
-    __slots__ = ("bytes", "deadline", "first_offset", "payloads", "sent", "sequence")
+    __slots__ = (
+        "bytes",
+        "deadline",
+        "first_offset",
+        "partition",
+        "records",
+        "sent",
+        "sequence",
+        "timer",
+    )
 
-    def __init__(self, first_offset: "asyncio.Future[int]") -> None:
-        self.payloads: list[Bytes] = []
+    def __init__(
+        self, first_offset: "asyncio.Future[int]", partition: int | None, deadline: float
+    ) -> None:
+        self.records: list[Outgoing] = []
         self.bytes = 0
-        self.sequence = 0
-        self.deadline = 0.0
+        self.partition = partition  # None: chosen when it is sent
+        self.sequence: int | None = None  # among the batches of its partition, once it is sent
+        self.deadline = deadline
+        self.timer: asyncio.TimerHandle | None = None  # of the linger
         self.sent = False  # at least once: the broker may have it
         self.first_offset = first_offset
 
@@ -110,7 +134,9 @@ class Producer:
         self.records = 0  # stored so far, and the offsets of the first and the last one
         self.first_offset: int | None = None
         self.last_offset: int | None = None
-        self._numbers = BatchNumbers()
+        self._numbers: dict[int, BatchNumbers] = {}  # by partition
+        self._partitions: int | None = None  # of the topic, once a broker told
+        self._rotation = Rotation()
         self._idempotent = idempotent
         self._link = link
         self._linger, self._timeout = linger, timeout
@@ -118,11 +144,11 @@ class Producer:
         self._buffer_bytes = buffer_bytes
         self._in_flight = in_flight
         self._loop = asyncio.get_running_loop()
-        self._open: _Batch | None = None
+        # by partition; None: of records that name neither a partition nor a key
+        self._open: dict[int | None, _Batch] = {}
         # closed and unanswered, oldest first; the first ones are in flight
         self._queue: deque[_Batch] = deque()
         self._buffered = 0  # bytes in `_open` and `_queue`
-        self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()  # a batch was closed, or we are closing
         self._room: deque[asyncio.Future[None]] = deque()
         self._failure: PenstockError | None = None  # the first one not yet raised by flush or close
@@ -136,30 +162,43 @@ class Producer:
     async def __aexit__(self, *failure: object) -> None:
         await self.close()
 
-    async def send(self, payload: Bytes) -> Delivery:
-        """Add one record. Waits only while the buffer is full. Await the returned delivery to get
-        the offset.
+    async def send(self, payload: Bytes | None, **fields: Unpack[RecordFields]) -> Delivery:
+        """Add one record. Waits only while the buffer is full, and for the first key until a broker
+        has told how many partitions there are. Await the returned delivery to get the offset.
+        Records of one partition keep their order.
         """
         if self._buffered >= self._buffer_bytes or self._room:
             await self._wait_for_room()
-        return self._add(payload)
+        key, partition = fields.get("key"), fields.get("partition")
+        if key is not None and partition is None:
+            partition = partition_of(key, self._partitions or await self._learn())
+        return self._add(outgoing(payload, fields), partition)
 
     async def send_many(self, payloads: Iterable[Bytes]) -> Delivery | None:
         """Add several records, in order. Returns the delivery of the last one, or None if there
-        were none.
+        were none. Without keys they go to the partitions in turn, a batch each.
         """
         delivery = None
         for payload in payloads:
             if self._buffered >= self._buffer_bytes or self._room:
                 await self._wait_for_room()
-            delivery = self._add(payload)
+            delivery = self._add(payload, None)
         return delivery
+
+    async def _learn(self) -> int:
+        """Ask how many partitions the topic has."""
+        try:
+            body = await ask(self._link, _about(self.topic), self._timeout)
+            self._partitions = frames.read_info(body).partitions
+        except NotFound:  # the first record creates it
+            self._partitions = 1
+        return self._partitions
 
     async def flush(self) -> None:
         """Send all buffered records and wait until they are answered. Raises the first failure
         since the last flush.
         """
-        self._close_batch()
+        self._close_batches()
         pending = [batch.first_offset for batch in self._queue]
         if pending:
             await asyncio.wait(pending)
@@ -175,7 +214,7 @@ class Producer:
     def abort(self) -> None:
         """Stop at once. Records without an answer fail; the broker may have stored them."""
         self._closing = True
-        self._close_batch()
+        self._close_batches()
         self._sender.cancel()
         self._fail_all(Unavailable("the producer was stopped before this record was answered"))
 
@@ -196,48 +235,49 @@ class Producer:
 
     # Batches
 
-    def _add(self, payload: Bytes) -> Delivery:
+    def _add(self, record: Outgoing, partition: int | None) -> Delivery:
         if self._closing:
             raise InvalidRequest("the producer is closed")
-        size = len(payload)
+        size = size_of(record)
         if size > MAX_FRAME - 1024:
             raise TooLarge(
                 f"a payload of {size} bytes is larger than one frame may be ({MAX_FRAME} bytes)"
             )
-        batch = self._open
+        batch = self._open.get(partition)
         if batch is not None and batch.bytes + size > self._max_bytes:
-            self._close_batch()
+            self._close_batch(batch)
             batch = None
         if batch is None:
-            batch = self._open = _Batch(self._loop.create_future())
-            batch.deadline = self._loop.time() + self._timeout
-            self._timer = (
-                self._loop.call_later(self._linger, self._close_batch) if self._linger else None
-            )
-        batch.payloads.append(payload)
+            deadline = self._loop.time() + self._timeout
+            batch = _Batch(self._loop.create_future(), partition, deadline)
+            self._open[partition] = batch
+            if self._linger:
+                batch.timer = self._loop.call_later(self._linger, self._close_batch, batch)
+        batch.records.append(record)
         batch.bytes += size
         self._buffered += size + RECORD_OVERHEAD
-        delivery = Delivery(batch, len(batch.payloads) - 1)
-        if len(batch.payloads) >= self._max_records or batch.bytes >= self._max_bytes:
-            self._close_batch()
+        delivery = Delivery(batch, len(batch.records) - 1)
+        if len(batch.records) >= self._max_records or batch.bytes >= self._max_bytes:
+            self._close_batch(batch)
         elif not self._linger:
             # without linger the sender takes the batch as soon as it gets to run
             self._changed.set()
         return delivery
 
-    def _close_batch(self) -> None:
-        batch, self._open = self._open, None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if batch is not None:
-            batch.sequence = self._numbers.take()
-            self._queue.append(batch)
-            self._changed.set()
+    def _close_batch(self, batch: _Batch) -> None:
+        del self._open[batch.partition]
+        if batch.timer is not None:
+            batch.timer.cancel()
+        self._queue.append(batch)
+        self._changed.set()
+
+    def _close_batches(self) -> None:
+        for batch in list(self._open.values()):
+            self._close_batch(batch)
 
     async def _wait_for_room(self) -> None:
         while self._buffered >= self._buffer_bytes:
-            self._close_batch()  # waiting for the linger would wait for nothing
+            self._close_batches()  # waiting for the linger would wait for nothing
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
@@ -245,7 +285,7 @@ class Producer:
     def _remove_oldest(self, batch: _Batch) -> None:
         """Take a batch that was answered or has failed out of the buffer."""
         self._queue.popleft()
-        self._buffered -= batch.bytes + RECORD_OVERHEAD * len(batch.payloads)
+        self._buffered -= batch.bytes + RECORD_OVERHEAD * len(batch.records)
         while self._room and self._buffered < self._buffer_bytes:
             waiter = self._room.popleft()
             if not waiter.done():
@@ -270,7 +310,11 @@ class Producer:
     def _fail_all(self, error: PenstockError) -> None:
         while self._queue:
             self._fail(self._queue[0], error)
-        self._numbers.renew_id()
+        self._renew_ids()
+
+    def _renew_ids(self) -> None:
+        for numbers in self._numbers.values():
+            numbers.renew_id()
 
     # Sending
 
@@ -278,8 +322,8 @@ class Producer:
         backoff = Backoff()
         while not (self._closing and not self._queue):
             if not self._queue:
-                if not self._linger and self._open is not None:
-                    self._close_batch()
+                if not self._linger and self._open:
+                    self._close_batches()
                     continue
                 self._changed.clear()
                 if not self._closing:
@@ -288,6 +332,8 @@ class Producer:
             oldest = self._queue[0]
             try:
                 connection = await self._link.connection(oldest.deadline)
+                if self._partitions is None and oldest.partition is None:
+                    await self._learn()
                 await self._pump(connection)
                 backoff.reset()
             except MAY_PASS as error:
@@ -311,7 +357,16 @@ class Producer:
         self._fail(self._queue[0], error)
         while self._queue and self._queue[0].sent:
             self._fail(self._queue[0], error)
-        self._numbers.renew_id()
+        self._renew_ids()
+
+    def _frame(self, batch: _Batch) -> list[Bytes]:
+        if batch.partition is None:
+            batch.partition = self._rotation.next(self._partitions or 1)
+        numbers = self._numbers.setdefault(batch.partition, BatchNumbers())
+        if batch.sequence is None:
+            batch.sequence = numbers.take()
+        producer = (numbers.id, batch.sequence) if self._idempotent else None
+        return produce_frame(partition_label(self.topic, batch.partition), batch.records, producer)
 
     async def _pump(self, connection: Connection) -> None:
         """Send batches in order and take their answers in order, until the queue is empty or
@@ -325,12 +380,7 @@ class Producer:
                 while not refused and len(answers) < min(self._in_flight, len(self._queue)):
                     batch = self._queue[len(answers)]
                     batch.sent = True
-                    producer = (self._numbers.id, batch.sequence) if self._idempotent else None
-                    answers.append(
-                        connection.request(
-                            frames.produce_batch(self.topic, batch.payloads, producer)
-                        )
-                    )
+                    answers.append(connection.request(self._frame(batch)))
                 if not answers:
                     return
                 oldest = self._queue[0]
@@ -349,7 +399,9 @@ class Producer:
                         return  # sent again under the new id, in its turn
                     answers.popleft()
                     self._fail(oldest, error)
-                    self._numbers.renew_id()
+                    if oldest.partition in self._numbers:
+                        # Batches of other partitions may be stored under their ids.
+                        self._numbers[oldest.partition].renew_id()
                     refused = self._idempotent
                     continue
                 answers.popleft()
@@ -358,8 +410,8 @@ class Producer:
                 self._stored(first, count)
                 if not oldest.first_offset.done():
                     oldest.first_offset.set_result(first)
-                if not self._linger and self._open is not None:
-                    self._close_batch()
+                if not self._linger:
+                    self._close_batches()
         finally:
             # What is still in flight will be sent again: its answers are read (the order on the
             # connection must hold) and dropped; the broker knows the batches by their numbers.
@@ -367,6 +419,10 @@ class Producer:
                 answer.add_done_callback(_drop)
             if answers and (await asyncio.wait(answers, timeout=self._timeout))[1]:
                 connection.close()
+
+
+def _about(topic: str) -> bytes:
+    return frames.request(Command.TOPIC_INFO, frames.name(topic))
 
 
 def _drop(answer: "asyncio.Future[memoryview]") -> None:

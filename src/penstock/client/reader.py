@@ -45,11 +45,13 @@ from penstock.protocol.frames import (
     Fetched,
     Info,
 )
+from penstock.protocol.names import partition_label
 from penstock.protocol.record_batch import Batch, Record
 from penstock.protocol.status import MAY_PASS
 
 log = logging.getLogger("penstock.client")
 
+FETCH_FLAGS = frames.LENGTHS | frames.FORMAT
 MAX_AHEAD = 2  # FETCHes under way beyond the batch the caller has
 Start = int | datetime | Literal["earliest", "latest"]
 
@@ -57,6 +59,7 @@ Start = int | datetime | Literal["earliest", "latest"]
 class ReaderOptions(TypedDict, total=False):
     """The options of `Topic.reader`."""
 
+    partition: int  # of the topic; default 0
     group: str | None  # read as a member of this consumer group
     member: str | None  # name in the group; default: process id and a random part
     max_bytes: int  # of one fetch; default 1 MiB
@@ -78,6 +81,7 @@ class Reader:
         topic: str,
         start: Start = "earliest",
         *,
+        partition: int = 0,
         group: str | None = None,
         member: str | None = None,
         max_bytes: int = 1 << 20,
@@ -89,7 +93,8 @@ class Reader:
     ) -> None:
         if isinstance(start, int) and start < 0:
             raise InvalidRequest(f"an offset is 0 or more, not {start}")
-        self.topic, self.group = topic, group
+        self.topic, self.partition, self.group = topic, partition, group
+        self._label = partition_label(topic, partition)
         self.member = member or f"{os.getpid()}-{os.urandom(4).hex()}"
         self.position: int | None = None  # next to be handed out; None before the first batch
         self.log_end: int | None = None  # as of the last answer
@@ -147,13 +152,13 @@ class Reader:
             return start
         if isinstance(start, datetime):
             at = TIMESTAMP.pack(round(start.timestamp() * 1000))
-            body = await self._ask(Command.OFFSET_AT, frames.name(self.topic), at)
+            body = await self._ask(Command.OFFSET_AT, frames.name(self._label), at)
             return int(Body(body).take(U64)[0])
         info = await self._info()
         return info.first_offset if start == "earliest" else info.next_offset
 
     async def _info(self) -> Info:
-        return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self.topic)))
+        return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self._label)))
 
     async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
         """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until
@@ -180,6 +185,9 @@ class Reader:
         elif self.incarnation != fetched.incarnation:
             raise Conflict(f"topic {self.topic!r} was deleted and created again while it was read")
         self.log_end = fetched.log_end
+        if fetched.format == frames.RECORD_BATCHES:
+            following = fetched.next_offset
+            return Batch.decoded(self.topic, self.partition, fetched.raw, offset, following)
         return Batch(self.topic, fetched.first_offset, fetched.raw, fetched.lengths)
 
     async def _earliest_after(self, offset: int) -> int:
@@ -207,7 +215,7 @@ class Reader:
             ) from None
         if not self._ahead:
             self._send_ahead(connection, body, limit)
-        return frames.read_fetched(body, frames.LENGTHS)
+        return frames.read_fetched(body, FETCH_FLAGS)
 
     def _send(
         self, connection: Connection, offset: int, wait: float, limit: int | None
@@ -216,9 +224,7 @@ class Reader:
             if len(head) >= FETCH_ANSWER.size and len(self._ahead) < MAX_AHEAD:
                 self._send_ahead(connection, head, limit)
 
-        frame = frames.fetch(
-            self.topic, offset, self._max_bytes, round(wait * 1000), frames.LENGTHS
-        )
+        frame = frames.fetch(self._label, offset, self._max_bytes, round(wait * 1000), FETCH_FLAGS)
         return connection.request(frame, started)
 
     def _send_ahead(self, connection: Connection, body: memoryview, limit: int | None) -> None:
@@ -296,7 +302,7 @@ class Reader:
         return frames.Lease(bytes(lease), start, end, milliseconds / 1000)
 
     def _names(self) -> tuple[bytes, bytes]:
-        return frames.name(self.topic), frames.name(self.group or "")
+        return frames.name(self._label), frames.name(self.group or "")
 
     async def _ask(
         self, command: Command, *parts: bytes, timeout: float | None = None

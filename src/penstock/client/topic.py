@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.client.brokers import Brokers
 from penstock.client.connection import Endpoint
+from penstock.client.new_records import RecordFields
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import Reader, ReaderOptions, Start
 from penstock.client.topics import Topics
@@ -30,9 +31,11 @@ class Topic:
         self._topics = topics
         self.name = name
 
-    async def create(self) -> None:
-        """Create the topic. Does nothing if it exists."""
-        await self._topics.create(self.name)
+    async def create(self, *, format: str | None = None, partitions: int = 1) -> None:
+        """Create the topic, in the broker's default format unless `format` ("aiq" or "kafka") names
+        one. Does nothing if it exists.
+        """
+        await self._topics.create(self.name, format=format, partitions=partitions)
 
     async def delete(self) -> None:
         """Delete the topic and all its records. Raises `NotFound` if it does not exist."""
@@ -44,37 +47,43 @@ class Topic:
         """
         return await self._topics.info(self.name)
 
-    async def next_offset(self) -> int:
+    async def next_offset(self, *, partition: int = 0) -> int:
         """Return the offset that the next record will get; 0 if the topic does not exist."""
-        return await self._topics.next_offset(self.name)
+        return await self._topics.next_offset(self.name, partition=partition)
 
-    async def offset_at(self, at: datetime) -> int:
+    async def offset_at(self, at: datetime, *, partition: int = 0) -> int:
         """Return the offset of the first record appended at or after `at`, or the next offset if
         there is none.
         """
-        return await self._topics.offset_at(self.name, at)
+        return await self._topics.offset_at(self.name, at, partition=partition)
 
-    async def produce(self, *payloads: Bytes) -> int:
+    async def produce(self, *payloads: Bytes | None, **fields: Unpack[RecordFields]) -> int:
         """Append the payloads as one batch: all of them or none, and once even if the request is
-        retried. Returns the offset of the first one.
+        retried. Returns the offset of the first one. A `key`, `headers` and a `timestamp` are those
+        of every record; a payload of None is a tombstone. Without a `partition` the key decides, or
+        batches rotate.
         """
-        return await self._topics.produce(self.name, *payloads)
+        return await self._topics.produce(self.name, *payloads, **fields)
 
-    async def consume(self, start: int = 0, max_records: int = 100) -> list[Record]:
+    async def consume(
+        self, start: int = 0, max_records: int = 100, *, partition: int = 0
+    ) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of
         the topic.
         """
-        return await self._topics.consume(self.name, start, max_records)
+        return await self._topics.consume(self.name, start, max_records, partition=partition)
 
-    def tail(self, from_: Start = "latest") -> AsyncGenerator[Record, None]:
+    def tail(self, from_: Start = "latest", *, partition: int = 0) -> AsyncGenerator[Record, None]:
         """Iterate over records and keep waiting for new ones. `from_` is an offset, a time,
         "earliest" or "latest".
         """
-        return _records(self.reader(from_))
+        return _records(self.reader(from_, partition=partition))
 
-    def read(self, from_: Start = "earliest") -> AsyncGenerator[Record, None]:
+    def read(
+        self, from_: Start = "earliest", *, partition: int = 0
+    ) -> AsyncGenerator[Record, None]:
         """Iterate over the existing records, from `from_` to the end of the topic."""
-        return _records(self.reader(from_, follow=False))
+        return _records(self.reader(from_, partition=partition, follow=False))
 
     def group(self, name: str) -> "TopicGroup":
         """Return a consumer group on this topic. Its members share the records."""
@@ -109,25 +118,31 @@ class TopicGroup:
         max_records: int = 10_000,
         follow: bool = True,
         member: str | None = None,
+        partition: int = 0,
     ) -> AsyncGenerator[Batch, None]:
         """Iterate over batches that no other member of the group gets, without end or, with
         `follow=False`, up to the end of the topic. A batch is completed when you ask for the next
         one.
         """
         reader = self._topics.reader(
-            self.topic, group=self.name, max_records=max_records, follow=follow, member=member
+            self.topic,
+            group=self.name,
+            max_records=max_records,
+            follow=follow,
+            member=member,
+            partition=partition,
         )
         async with reader, aclosing(reader.batches()) as batches:
             async for batch in batches:
                 yield batch
 
-    async def commit(self, offset: int) -> None:
+    async def commit(self, offset: int, *, partition: int = 0) -> None:
         """Set the committed offset: all records before `offset` count as read."""
-        await self._topics.commit(self.topic, self.name, offset)
+        await self._topics.commit(self.topic, self.name, offset, partition=partition)
 
-    async def committed(self) -> tuple[int, int]:
+    async def committed(self, *, partition: int = 0) -> tuple[int, int]:
         """Return the committed offset and the lag in records."""
-        return await self._topics.committed(self.topic, self.name)
+        return await self._topics.committed(self.topic, self.name, partition=partition)
 
 
 class TopicFinder:

@@ -22,9 +22,11 @@ from typing import Self, Unpack
 
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Endpoint, Link
+from penstock.client.new_records import RecordFields, outgoing, produce_frame
+from penstock.client.partitions import Rotation, partition_of
 from penstock.client.producer import Producer, ProducerOptions
-from penstock.client.reader import Reader, ReaderOptions, Start, ask
-from penstock.errors import InvalidRequest
+from penstock.client.reader import FETCH_FLAGS, Reader, ReaderOptions, Start, ask
+from penstock.errors import InvalidRequest, NotFound
 from penstock.net.addresses import Address, Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol import frames
@@ -38,7 +40,11 @@ from penstock.protocol.frames import (
     Command,
     Info,
 )
-from penstock.protocol.record_batch import Record
+from penstock.protocol.names import partition_label
+from penstock.protocol.record_batch import Batch, Record
+
+INFO_SECONDS = 60.0  # after which a client notices that a topic got more partitions
+CONSUME_BYTES = 1 << 20  # of one fetch
 
 
 class _PlainProducer:
@@ -65,7 +71,10 @@ class Topics:
         self._endpoint, self._token = endpoint, token
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._link = self._new_link()
-        self._plain_producers: dict[str, _PlainProducer] = {}  # by topic
+        self._plain_producers: dict[str, _PlainProducer] = {}  # by partition
+        # By topic, and until when they count.
+        self._infos: dict[str, tuple[Info | None, float]] = {}
+        self._rotation = Rotation()
 
     def _new_link(self) -> Link:
         return Link(self._endpoint, self._connect_timeout, self._token)
@@ -82,13 +91,21 @@ class Topics:
 
     # Topics
 
-    async def create(self, topic: str) -> None:
-        """Create the topic. Does nothing if it exists."""
-        await self._ask(Command.CREATE_TOPIC, frames.name(topic))
+    async def create(self, topic: str, *, format: str | None = None, partitions: int = 1) -> None:
+        """Create the topic, in the broker's default format unless `format` ("aiq" or "kafka") names
+        one. Does nothing if it exists.
+        """
+        if format is None and partitions == 1:
+            await self._ask(Command.CREATE_TOPIC, frames.name(topic))
+            return
+        frame = frames.create_partitioned(topic, format or "", partitions)
+        await ask(self._link, frame, self._timeout)
+        self._infos.pop(topic, None)
 
     async def delete(self, topic: str) -> None:
         """Delete the topic and all its records. Raises `NotFound` if it does not exist."""
         await self._ask(Command.DELETE_TOPIC, frames.name(topic))
+        self._infos.pop(topic, None)
 
     async def names(self) -> list[str]:
         """Return the names of all topics, sorted."""
@@ -100,43 +117,92 @@ class Topics:
         """
         return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(topic)))
 
-    async def next_offset(self, topic: str) -> int:
+    async def next_offset(self, topic: str, *, partition: int = 0) -> int:
         """Return the offset that the next record will get; 0 if the topic does not exist."""
+        if partition:
+            return (await self.info(partition_label(topic, partition))).next_offset
         return int(Body(await self._ask(Command.NEXT_OFFSET, frames.name(topic))).take(U64)[0])
 
-    async def offset_at(self, topic: str, at: datetime) -> int:
+    async def offset_at(self, topic: str, at: datetime, *, partition: int = 0) -> int:
         """Return the offset of the first record appended at or after `at`, or the next offset if
         there is none.
         """
         milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
-        body = await self._ask(Command.OFFSET_AT, frames.name(topic), milliseconds)
+        name = frames.name(partition_label(topic, partition))
+        body = await self._ask(Command.OFFSET_AT, name, milliseconds)
         return int(Body(body).take(U64)[0])
 
     # Records
 
-    async def produce(self, topic: str, *payloads: Bytes) -> int:
+    async def produce(
+        self, topic: str, *payloads: Bytes | None, **fields: Unpack[RecordFields]
+    ) -> int:
         """Append the payloads as one batch: all of them or none, and once even if the request is
-        retried. Returns the offset of the first one.
+        retried. Returns the offset of the first one. A `key`, `headers` and a `timestamp` are those
+        of every record; a payload of None is a tombstone. Without a `partition` the key decides, or
+        batches rotate.
         """
         if not payloads:
             raise InvalidRequest("nothing to produce")
-        producer = self._plain_producers.setdefault(topic, _PlainProducer())
+        key, partition = fields.get("key"), fields.get("partition")
+        if partition is None:
+            info = await self._about(topic)
+            count = info.partitions if info is not None else 1
+            if count > 1:
+                rotated = self._rotation.next(count)
+                partition = rotated if key is None else partition_of(key, count)
+        label = partition_label(topic, partition or 0)
+        records = [outgoing(payload, fields) for payload in payloads]
+        producer = self._plain_producers.setdefault(label, _PlainProducer())
         async with producer.turn:
             number = producer.numbers.id, producer.numbers.take()
             try:
-                pieces = frames.produce_batch(topic, payloads, number)
+                pieces = produce_frame(label, records, number)
                 body = await ask(self._link, b"".join(pieces), self._timeout)
                 return int(Body(body).take(BATCH_ANSWER)[0])
             except BaseException:  # refused, without an answer, or cancelled: the next one can pass
                 producer.numbers.renew_id()
                 raise
 
-    async def consume(self, topic: str, start: int = 0, max_records: int = 100) -> list[Record]:
+    async def _about(self, topic: str) -> Info | None:
+        """What a topic was like, a minute ago at most; None: it did not exist."""
+        now = asyncio.get_running_loop().time()
+        info, until = self._infos.get(topic, (None, 0.0))
+        if now >= until:
+            try:
+                info = await self.info(topic)
+            except NotFound:
+                info = None
+            self._infos[topic] = info, now + INFO_SECONDS
+        return info
+
+    async def consume(
+        self, topic: str, start: int = 0, max_records: int = 100, *, partition: int = 0
+    ) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of
         the topic, or if there is no such topic.
         """
+        info = await self._about(topic)
+        if partition or (info is not None and info.format == "kafka"):
+            return await self._consume_batches(topic, partition, start, max_records)
         body = await ask(self._link, frames.consume(topic, start, max_records), self._timeout)
         return [Record(*record) for record in frames.read_consumed(body)]
+
+    async def _consume_batches(
+        self, topic: str, partition: int, start: int, most: int
+    ) -> list[Record]:
+        label = partition_label(topic, partition)
+        try:
+            info = await self.info(label)
+        except NotFound:
+            return []
+        records, at = list[Record](), max(start, info.first_offset)
+        while len(records) < most and at < info.next_offset:
+            frame = frames.fetch(label, at, CONSUME_BYTES, 0, FETCH_FLAGS)
+            fetched = frames.read_fetched(await ask(self._link, frame, self._timeout), FETCH_FLAGS)
+            records += Batch.decoded(topic, partition, fetched.raw, at, fetched.next_offset)
+            at = fetched.next_offset
+        return records[:most]
 
     def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> Producer:
         """Create a producer that sends records in batches, over a connection of its own."""
@@ -152,14 +218,15 @@ class Topics:
 
     # Groups
 
-    async def commit(self, topic: str, group: str, offset: int) -> None:
+    async def commit(self, topic: str, group: str, offset: int, *, partition: int = 0) -> None:
         """Set the committed offset: all records before `offset` count as read."""
-        names = frames.name(topic), frames.name(group)
+        names = frames.name(partition_label(topic, partition)), frames.name(group)
         await self._ask(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
-    async def committed(self, topic: str, group: str) -> tuple[int, int]:
+    async def committed(self, topic: str, group: str, *, partition: int = 0) -> tuple[int, int]:
         """Return the committed offset and the lag in records."""
-        body = await self._ask(Command.GROUP_FETCH, frames.name(topic), frames.name(group))
+        names = frames.name(partition_label(topic, partition)), frames.name(group)
+        body = await self._ask(Command.GROUP_FETCH, *names)
         offset, lag = Body(body).take(FETCHED_ANSWER)
         return offset, lag
 

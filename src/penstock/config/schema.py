@@ -288,7 +288,9 @@ class Topics:
     retention_interval: Seconds = key(30.0, "how often to apply retention and segment_age")
     max_record: Size = key(64 << 20, "largest payload of a record")
     producer_expiry: Seconds = key(
-        604800.0, "forget idempotent producers that have sent nothing for this long"
+        604800.0,
+        "forget idempotent producers, and exactly-once sinks of pipelines, that have sent nothing "
+        "for this long",
     )
     lease_time: Seconds = key(
         30.0, "how long a member of a consumer group may hold a leased range of records"
@@ -367,6 +369,11 @@ class Queues:
         30,
         "delete empty partitions that have been idle for this many days",
         "PARTITION_CLEANUP_DAYS",
+    )
+    sink_expiry: Seconds = key(
+        2592000.0,
+        "forget what an exactly-once sink of a pipeline has written to queues when it has written "
+        "nothing for this long",
     )
     poll_interval: Seconds = key(
         1.0, "how often waiting pops check for messages when no notification arrives"

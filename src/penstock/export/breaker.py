@@ -62,6 +62,11 @@ class Breaker:
         while (wait := self._seconds_open() or 0.0) > 0:
             await self._clock.wait(self._changed, wait)
 
+    @property
+    def remaining(self) -> float:
+        """Seconds until the next probe while it is open, else 0."""
+        return max(0.0, self._seconds_open() or 0.0)
+
     def _seconds_open(self) -> float | None:
         """Until the probe may be sent; None when it is not open."""
         if self.state != OPEN:

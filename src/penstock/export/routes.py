@@ -227,6 +227,10 @@ class Route:
         if self._source is not None:
             await self._source.refresh()
 
+    def _seconds_to_next_try(self) -> float:
+        """After a failure: the rest of the backoff, or until the breaker lets a probe through."""
+        return max(self.backoff.remaining, self.breaker.remaining)
+
     def status(self) -> RouteStatus:
         given = self.spec.source
         source = RouteSource(given.topic or None, given.queue or None, given.group or None)
@@ -239,14 +243,14 @@ class Route:
             last_error=self.delivery.last_error,
             paused=self.paused,
             tries_again_seconds=wait,
-            source=source if given.kind else "push",
+            source=source if given.kind else self.spec.target.takes or "push",
             lag=self._source.lag() if self._source is not None else None,
             source_error=self._source.problem if self._source is not None else None,
             source_damage=self._source.damage if self._source is not None else None,
             destination=self.destination.describe(),
             queue=self.queue.status(),
             breaker=BreakerStatus(self.breaker.state, self.breaker.failures),
-            backoff_seconds=round(self.backoff.remaining, 3),
+            backoff_seconds=round(self._seconds_to_next_try(), 3),
             workers=WorkersStatus(
                 total=self.workers.total,
                 active=self.workers.active,
@@ -270,7 +274,7 @@ class Route:
             "queue_senders_active": workers.active if workers.preparers else 0,
             "queue_sends_inflight": self.delivery.inflight,
             "queue_export_latency_ewma_seconds": self.delivery.latency,
-            "queue_backoff_seconds": self.backoff.remaining,
+            "queue_backoff_seconds": self._seconds_to_next_try(),
             "route_paused": float(self.paused is not None),
             "dead_letters": self.dead_letters.count,
             "circuit_breaker_state": {

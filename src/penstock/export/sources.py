@@ -266,7 +266,7 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
         except TooLarge as error:
             text = "route %s: a batch is larger than the whole send queue and is dropped: %s"
             log.error(text, queue.name, error)
-            queue.refuse(records_of(part), NEWEST)
+            queue.refuse(records_of(part), NEWEST, len(part))
         blocks = blocks[len(part) :]
 
 

@@ -35,7 +35,8 @@ GAUGES = {
     "queue_senders_active": "Senders that are sending a batch (pipeline_split)",
     "queue_sends_inflight": "Sends in flight",
     "queue_export_latency_ewma_seconds": "Moving average of the duration of a send",
-    "queue_backoff_seconds": "Current backoff before the next retry; 0 = none",
+    "queue_backoff_seconds": "Time until the next try: the rest of the backoff, or until the next "
+    "probe while the circuit breaker is open; 0 = none",
     "route_paused": "1 while the route is paused, by a person or after the destination denied it",
     "route_source_lag": "Records of the source topic or queue that the route has not read yet",
     "dead_letters": "Dead letters of the route now, in records",
@@ -59,11 +60,16 @@ COUNTERS = {
     "fastqueue_torn_bytes_total": "Bytes of incomplete writes cut off after a crash",
     "circuit_breaker_open_total": "Times the circuit breaker opened",
     "circuit_breaker_rejected_total": "Times a worker waited for an open circuit breaker",
+    "data_loss_total": "Records lost that no policy or person dropped: in a crash, to damage, or "
+    "because the source no longer had them",
     "batches_total": "Successful sends",
     "bytes_total": "Bytes sent",
+    "rejected_items_total": "Spans, data points and log records that the destination rejected in "
+    "requests that it accepted (OTLP's partial success)",
 }
 LABELLED_COUNTERS = {
-    "queue_dropped_total": ("Records dropped, by reason", "reason"),
+    "queue_dropped_total": ("Batches dropped, by reason", "reason"),
+    "queue_dropped_records_total": ("Records dropped, by reason", "reason"),
     "queue_retry_failure_total": ("Failed sends, by type of error", "error_type"),
 }
 EVENTS = {  # events of the queue's lower half
@@ -79,6 +85,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
+LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that nobody wanted
 RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
 
@@ -143,8 +150,13 @@ class RouteMetrics:
         """An event of the queue's lower half."""
         if counter := self._events.get(name):
             counter.add(amount, self._route)
+        elif name.startswith("dropped_batches_"):
+            self.add("queue_dropped_total", amount, name.removeprefix("dropped_batches_"))
         elif name.startswith("dropped_"):
-            self.add("queue_dropped_total", amount, name.removeprefix("dropped_"))
+            reason = name.removeprefix("dropped_")
+            self.add("queue_dropped_records_total", amount, reason)
+            if reason in LOSSES:
+                self.add("data_loss_total", amount)
 
 
 class Rate:

@@ -9,7 +9,7 @@ that a loop expects are its own business.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,6 +49,14 @@ async def _restarting(
             metrics.background_restarts.add(1, name)
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_RESTART_SECONDS)
+
+
+async def slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
+    """The items, `size` at a time; between two slices others get a turn on the event loop."""
+    for begin in range(0, len(items), size):
+        if begin:
+            await asyncio.sleep(0)
+        yield items[begin : begin + size]
 
 
 async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

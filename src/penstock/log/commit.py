@@ -11,9 +11,9 @@ from typing import Protocol
 
 from penstock.errors import Conflict, PenstockError
 from penstock.io.fs import Bytes
-from penstock.log.format import Content, Place, SegmentFormat
+from penstock.log.format import Content, SegmentFormat
 from penstock.log.producers import AnyProducer, Producers
-from penstock.log.segment import StoredBatch, Write
+from penstock.log.segment import Write
 
 MAX_SHARED_BYTES = 1 << 20  # of a frame that several appends share: Kafka reads whole frames
 
@@ -72,8 +72,6 @@ class Commit:
     __slots__ = (
         "_format",
         "_latest",
-        "_offset",
-        "_position",
         "_producers",
         "_seen",
         "duplicates",
@@ -91,10 +89,9 @@ class Commit:
         producers: Producers,
     ) -> None:
         self.entries = entries
-        self.write = Write(first, time=time)
+        self.write = Write(first, position, time)
         self.duplicates = 0
         self._format = format
-        self._offset, self._position = first, position  # of what comes next in the active segment
         self._producers = producers
         self._seen: dict[AnyProducer, Entry] = {}  # batches of producers in this very commit
         self._latest: dict[bytes, AnyProducer] = {}  # the last of each producer, by key
@@ -112,21 +109,21 @@ class Commit:
                 continue
             self._add_alike(alike)
             alike, shared = [], 0
-            entry.first = self._offset
-            self._add(entry.content, entry.producer)
+            entry.first = self.write.first + self.write.count
+            format.add(self.write, entry.content, entry.producer)
         self._add_alike(alike)
 
     def _add_alike(self, alike: list[Entry]) -> None:
         if not alike:
             return
         payloads: list[Bytes] = alike[0].content  # type: ignore[assignment]
-        alike[0].first = self._offset
+        first = alike[0].first = self.write.first + self.write.count
         if len(alike) > 1:
             payloads = list(payloads)
             for entry in alike[1:]:
-                entry.first = self._offset + len(payloads)
+                entry.first = first + len(payloads)
                 payloads.extend(entry.content)  # type: ignore[arg-type]
-        self._add(payloads, None)
+        self._format.add(self.write, payloads, None)
 
     def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
         """Whether this append needs no write: stored already, twice in here, or out of order."""
@@ -148,22 +145,6 @@ class Commit:
         self._seen[producer] = entry
         self._latest[producer.key] = producer
         return False
-
-    def _add(self, content: Content, producer: AnyProducer | None) -> None:
-        write = self.write
-        place = Place(self._offset, self._position, write.time, write.count > 0)
-        frame = self._format.frame(content, place, producer)
-        if write.count:
-            for kind, chunks in frame.parts.items():
-                write.parts[kind] += chunks
-        else:
-            write.parts = frame.parts
-        end = self._offset + frame.count
-        write.batches.append(StoredBatch(self._offset, end, frame.count, frame.size, frame.time))
-        write.count += frame.count
-        write.size += frame.size
-        self._offset = end
-        self._position += frame.size
 
     def succeed(self) -> None:
         """Answer everything; producers are remembered from here on."""

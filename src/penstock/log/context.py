@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
+from itertools import islice
 from pathlib import Path
 
 from penstock.config.schema import Topics
@@ -36,10 +37,10 @@ class OpenFiles:
         with self._lock:
             self._segments[id(segment)] = segment
             self._segments.move_to_end(id(segment))
-            for key, other in list(self._segments.items())[: len(self._segments) - self.limit]:
-                if not other.pinned:
-                    other.forget_files()
-                    del self._segments[key]
+            excess = max(0, len(self._segments) - self.limit)
+            idle = (key for key, other in self._segments.items() if not other.pinned)
+            for key in list(islice(idle, excess)):
+                self._segments.pop(key).forget_files()
 
     def closed(self, segment: Segment) -> None:
         with self._lock:

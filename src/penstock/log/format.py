@@ -7,7 +7,6 @@ its format and does not know which one it is. Both keep the files of a directory
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -24,25 +23,6 @@ from penstock.protocol.kafka_batch import BatchHead, NewRecord
 
 class InvalidRecord(InvalidRequest):
     """A record has what the topic's format has no room for: a key, headers or a null value."""
-
-
-class Place(NamedTuple):
-    """Where a frame begins."""
-
-    offset: int
-    position: int  # in the data file
-    time: int  # of the commit, microseconds
-    continues: bool  # the commit has frames before this one
-
-
-@dataclass(slots=True)
-class Frame:
-    """Records of one append, or of several alike, under one checksum: bytes for each file."""
-
-    parts: dict[str, list[Bytes]]  # by kind
-    count: int
-    size: int  # of the data
-    time: int  # of its newest record, microseconds
 
 
 class Arrays(NamedTuple):
@@ -93,7 +73,8 @@ class SegmentFormat(Protocol):
 
     def new_segment(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> Segment: ...
 
-    def frame(self, content: Content, place: Place, producer: AnyProducer | None) -> Frame: ...
+    def add(self, write: Write, content: Content, producer: AnyProducer | None) -> None:
+        """Encode what an append brings and add it to the commit."""
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         """The files of a segment that begins with these writes, by kind."""

@@ -127,12 +127,23 @@ class Write:
     """One commit: what goes to each file."""
 
     first: int
+    position: int = 0  # of its first byte in the data file
+    time: int = 0  # of the commit, microseconds
     count: int = 0
     size: int = 0  # of the data
-    time: int = 0
     started: float = 0.0  # when the pool got it, by `perf_counter`
     parts: dict[str, list[Bytes]] = field(default_factory=dict)  # by kind of file
-    batches: list[StoredBatch] = field(default_factory=list)
+    batches: list[StoredBatch] = field(default_factory=list)  # where the format indexes them
+
+    def add(self, parts: dict[str, list[Bytes]], count: int, size: int) -> None:
+        """Add records of one append, or of several alike: the bytes for each file."""
+        if self.count:
+            for kind, chunks in parts.items():
+                self.parts[kind] += chunks
+        else:
+            self.parts = parts
+        self.count += count
+        self.size += size
 
 
 class Mark(NamedTuple):

@@ -162,9 +162,9 @@ def slices(segment: Segment, start: int, end: int) -> Iterator[Slice]:
 def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
     """The values of record batches as aiq's layout has them: each behind a header."""
     values = batch.payloads()[:keep]
-    framed = frame_payloads(values, 0, 0)
-    rows = np.frombuffer(framed.rows, INDEX_TYPE)
-    return framed.data, rows["position"].astype(np.int64) + HEADER_SIZE
+    data, index, _ = frame_payloads(values, 0, 0)
+    rows = np.frombuffer(index, INDEX_TYPE)
+    return data, rows["position"].astype(np.int64) + HEADER_SIZE
 
 
 def _back_off(attempt: int) -> None:

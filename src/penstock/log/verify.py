@@ -459,6 +459,7 @@ class _BatchVerifier(_Verifier):
             same = np.array_equal(stored.rows, rows) and stored.size <= found.size
             same &= not found.size or (stored.base == found.base and stored.end <= found.end)
         else:
+            found.compacted |= stored.compacted  # what is gone cannot be seen
             same = stored.pack() == found.pack()
         if not same:
             self._add(name, 0, f"does not match {data_name}")

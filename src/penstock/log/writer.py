@@ -38,13 +38,12 @@ class Writer:
         self._renames: list[tuple[Path, Path]] | None = None
 
     def write(self, job: Write, sync: bool) -> None:
-        form = self.format
-        files = [self.segment.file(kind) for kind in form.written]
-        before = [file.size for file in files]
+        files = {kind: self.segment.file(kind) for kind in self.format.written}
+        before = [file.size for file in files.values()]
         try:
-            for kind, file in zip(form.written, files, strict=True):
+            for kind, file in files.items():
                 file.append(job.parts[kind])
-                if sync and kind in form.synced_before:
+                if sync and kind in self.format.synced_before:
                     self._sync(kind)
         except (StorageFull, StorageFailed) as error:
             self._undo(before, str(error))

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from heapq import nlargest
 from typing import Any
 
 import msgspec
@@ -25,14 +26,14 @@ import msgspec
 from penstock.broker import Broker
 from penstock.errors import PenstockError
 from penstock.export.status import RouteStatus
-from penstock.io.tasks import supervised
+from penstock.io.tasks import slices, supervised
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
 from penstock.monitor.watched import Group, Queue
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.figures import GroupFigures, QueueFigures
+from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
 log = logging.getLogger("penstock.monitor")
 
@@ -43,6 +44,7 @@ USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
+QUEUES_PER_SLICE = 250  # looked at before others get a turn: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
 DISK_SECONDS = 30.0  # between two notes of the free space
@@ -248,7 +250,7 @@ class Sampler:
         seconds = time.perf_counter() - began
         if abs(at - self._slow_at) > SLOW_SECONDS:
             await self._look_slowly(at, figures)
-        self._take(at, figures)
+        await self._take(at, figures)
         # One slow answer of a busy database is not yet what reading costs.
         self._queues_seconds = min(seconds, 2 * self._queues_seconds)
         pause = self._queues_seconds / QUEUES_SHARE
@@ -267,22 +269,28 @@ class Sampler:
             "waiting": waiting,
         }
 
-    def _take(self, at: float, figures: list[QueueFigures]) -> None:
+    async def _take(self, at: float, figures: list[QueueFigures]) -> None:
         """Figures of now, with their rates since the reading before. One that comes too soon after
-        the last has its rates since the same reading as that one.
+        the last has its rates since the same reading as that one. There may be many queues: others
+        get a turn in between.
         """
-        self.queues_at, self.queues = at, {queue.name: self._queue(queue) for queue in figures}
-        if self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS:
-            self._before, self._last = self._last, (at, self.queues)
-            for queue in figures:
-                line = self._lines.setdefault(queue.name, deque(maxlen=SPARK_SAMPLES))
-                line.append(queue.waiting)
-            for name in self._lines.keys() - self.queues.keys():
-                del self._lines[name]
-        if self._before is not None and self._before[0] < at:
-            since, before = self._before
-            for name, one in self.queues.items():
-                _set_rates(one, before.get(name, one), at - since)
+        queues: dict[str, Queue] = {}
+        new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
+        if new:
+            self._before, self._last = self._last, (at, queues)
+        since, before = self._before or (at, {})
+        async for some in slices(figures, QUEUES_PER_SLICE):
+            for figure in some:
+                name = figure.name
+                queue = queues[name] = self._queue(figure)
+                if new:
+                    line = self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES))
+                    line.append(figure.waiting)
+                if since < at:
+                    _set_rates(queue, before.get(name, queue), at - since)
+        for name in self._lines.keys() - queues.keys():
+            del self._lines[name]
+        self.queues_at, self.queues = at, queues
 
     def _queue(self, queue: QueueFigures) -> Queue:
         groups = [self._group(queue.name, group) for group in queue.groups]
@@ -373,8 +381,8 @@ class Sampler:
         return {"free": usage.free, "total": usage.total, "daysLeft": days}
 
     def _worst(self) -> list[dict[str, Any]]:
-        pairs = [(queue, group) for queue in self.queues.values() for group in queue.groups]
-        pairs.sort(key=lambda pair: -pair[1].lag)
+        pairs = ((queue, group) for queue in self.queues.values() for group in queue.groups)
+        worst = nlargest(WORST_GROUPS, pairs, key=lambda pair: pair[1].lag)
         return [
             {
                 "queue": queue.figures.name,
@@ -382,7 +390,7 @@ class Sampler:
                 "lag": group.lag,
                 "seconds": group.lag_seconds,
             }
-            for queue, group in pairs[:WORST_GROUPS]
+            for queue, group in worst
         ]
 
 

@@ -1,7 +1,7 @@
 """The state of queues, groups, topics and the database as metrics.
 
 It is read when somebody scrapes, and at most every `CACHE_SECONDS` however many do: the counters of
-all queues in one statement (`penstock.queues.figures`), never by counting messages. Nobody scraping
+all queues in one statement (`queues.admin.figures`), never by counting messages. Nobody scraping
 costs nothing. What several processes on one database would all say is said by the owner of the data
 directory alone, so it is not added up over workers. While the database does not answer its figures
 are missing: unknown is not 0.
@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from penstock.broker import Broker
 from penstock.errors import PenstockError
-from penstock.metrics import Counter, Gauge, Labels
+from penstock.metrics import Counter, Gauge, Labels, folded
 from penstock.monitor.inspection import sql
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.figures import GroupFigures, QueueFigures
+from penstock.queues.admin.figures import GroupFigures, QueueFigures
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 
@@ -194,17 +194,31 @@ class StateMetrics:
     async def _fill_queues(self) -> None:
         queues = await self._broker.queues.figures.queues()
         queues.sort(key=lambda queue: queue.id)  # the same ones have their own values every time
+        members = await self._broker.queues.consumers.members()
+        waits, unread = await self._broker.queues.figures.waits(queues, self._max_looks)
+        # There may be many queues: beside the event loop.
+        values = await asyncio.to_thread(self._values, queues, members, waits, unread)
         self._queues.set(len(queues))
+        for one, shown in values:
+            one.values = shown
+
+    def _values(
+        self,
+        queues: list[QueueFigures],
+        members: dict[tuple[str, str], int],
+        waits: dict[int, float | None],
+        unread: dict[int, float],
+    ) -> list[tuple[Gauge | Counter, dict[Labels, float]]]:
+        """What each instrument shows, no more than a scrape has."""
+        values: dict[Gauge | Counter, dict[Labels, float]] = {}
         for name, (_, queue_value) in QUEUE_GAUGES.items():
-            self._of_queue[name].values = {(one.name,): queue_value(one) for one in queues}
+            values[self._of_queue[name]] = {(one.name,): queue_value(one) for one in queues}
         pairs = [((queue.name, _shown(one.name)), one) for queue in queues for one in queue.groups]
         for name, (_, group_value) in {**GROUP_GAUGES, **GROUP_COUNTERS}.items():
-            self._of_group[name].values = {labels: group_value(one) for labels, one in pairs}
-        members = await self._broker.queues.consumers.members()
-        self._members.values = {
+            values[self._of_group[name]] = {labels: group_value(one) for labels, one in pairs}
+        values[self._members] = {
             labels: members.get((labels[0], one.name), 0) for labels, one in pairs
         }
-        waits, unread = await self._broker.queues.figures.waits(queues, self._max_looks)
         lags: dict[Labels, float] = {}
         ages: dict[Labels, float] = {
             (queue.name,): unread[queue.id] for queue in queues if queue.id in unread
@@ -214,7 +228,9 @@ class StateMetrics:
             if seconds is not None:
                 lags[labels] = seconds
                 ages[labels[:1]] = max(ages.get(labels[:1], 0.0), seconds)
-        self._lag_seconds.values, self._ages.values = lags, ages
+        values |= {self._lag_seconds: lags, self._ages: ages}
+        most = self._broker.metrics.max_series
+        return [(one, folded(one, all_of_it, most)) for one, all_of_it in values.items()]
 
     async def _fill_database(self) -> None:
         began = time.perf_counter()

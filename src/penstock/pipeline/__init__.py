@@ -17,7 +17,9 @@ importlib.import_module("penstock.pipeline.session")
 
 
 def register(spark: Any) -> None:
-    """Register the data source `format("penstock")` with a Spark session."""
+    """Register the data source `format("penstock")` with a Spark session. Call it in every thread
+    that writes: Spark looks up the format of a write in the session of the calling thread.
+    """
     from penstock.pipeline.sources.data_source import register
 
     register(spark)

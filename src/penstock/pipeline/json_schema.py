@@ -21,10 +21,8 @@ from typing import Any
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
-from penstock.pipeline.validation import META
+from penstock.pipeline.source_columns import CORRUPT, META, REASON, origin_columns
 
-CORRUPT = "_corrupt"
-REASON = "_reason"
 STRICT = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": CORRUPT,
@@ -41,16 +39,16 @@ def typed(frame: Any, schema: str) -> Any:
     `_reason` with why, and where it came from.
 
     `frame` is what a topic or queue source gives; its other columns stay, with an underscore before
-    their names.
+    their names, unless the schema has a field of that name.
     """
-    kind = "queue" if "queue" in frame.columns else "topic"
     target: Any = t.StructType.fromDDL(schema)
-    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in META[kind]])
+    origin = origin_columns("queue" if "queue" in frame.columns else "topic", target.names)
+    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
     return judged.select(
         *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
         f.when(f.col(REASON).isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
         REASON,
-        *(f"_{name}" for name in META[kind]),
+        *(f"_{name}" for name in origin),
     )
 
 

@@ -56,11 +56,19 @@ def lag_of(sources: Iterable[Any]) -> int | None:
 
 
 def rows_of(progress: Any) -> int:
-    """What a batch read. Spark Connect leaves the sum to its reader."""
-    rows = progress["numInputRows"]
-    if rows is None:
-        rows = sum(source["numInputRows"] or 0 for source in progress["sources"])
-    return int(rows)
+    """What a batch read."""
+    return int(_sum_of(progress, "numInputRows"))
+
+
+def rate_of(progress: Any) -> float:
+    """Rows per second of a batch."""
+    return float(_sum_of(progress, "processedRowsPerSecond"))
+
+
+def _sum_of(progress: Any, name: str) -> Any:
+    """A figure of all sources. Spark Connect leaves the sum to its reader."""
+    total = progress[name]
+    return sum(one[name] or 0 for one in progress["sources"]) if total is None else total
 
 
 def _decoded(text: Any) -> dict[str, Any]:

@@ -17,11 +17,17 @@ from penstock.pipeline.failure import step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import Options
 from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, source_options, texts
-from penstock.pipeline.spark_plan import refuse_unrepeatable, refuse_unsupported
+from penstock.pipeline.source_columns import CORRUPT, META
+from penstock.pipeline.spark_plan import (
+    refuse_unrepeatable,
+    refuse_unsupported,
+    warn_of_float_sums,
+)
 from penstock.pipeline.validation import UNORDERED, load_function, naming, refuse_twice
 
 # Of a plan as Spark prints it.
 NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
+DEAD = "dead"  # before the source's name, in the name of an output
 BATCH_FORMATS = {"jdbc"}  # of Spark's, those without a streaming writer
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
@@ -105,6 +111,12 @@ class Output:
     app: str
 
     @property
+    def title(self) -> str:
+        """What errors call it."""
+        kind, _, source = self.name.partition(":")
+        return f"dead letters of {source}" if kind == DEAD else f"sink {self.name}"
+
+    @property
     def checkpoint(self) -> str:
         """The name of its directory in the pipeline's checkpoint."""
         return self.name.replace(":", "-")
@@ -116,7 +128,7 @@ def outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None
-        places.append((f"dead:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
+        places.append((f"{DEAD}:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
     return [Output(name, frame, sink, pipeline.app_id(name)) for name, frame, sink in places]
 
 
@@ -154,7 +166,19 @@ def as_messages(frame: Any, sink: Sink) -> Any:
         return frame
     names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
     kept = dict.fromkeys(name for name in names if name in frame.columns)
-    return frame.select(*kept, f.to_json(f.struct("*")).alias("payload"))
+    return frame.select(*kept, f.to_json(f.struct(*_own_columns(frame.columns))).alias("payload"))
+
+
+def _own_columns(names: list[str]) -> list[Any]:
+    """The columns of a payload. Of a JSON source whose columns were all selected, those that say
+    where a record came from are for records that did not fit: JSON leaves nulls out."""
+    origins = [{f"_{name}" for name in kind} for kind in META.values()]
+    origin = next((one for one in origins if {CORRUPT, *one} <= set(names)), set())
+    columns = {name: f.col(f"`{name}`") for name in names}
+    return [
+        f.when(columns[CORRUPT].isNotNull(), column).alias(name) if name in origin else column
+        for name, column in columns.items()
+    ]
 
 
 def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
@@ -177,6 +201,7 @@ def writer(pipeline: Pipeline, frame: Any, sink: Sink, app: str, checkpoint: str
         frame = as_messages(frame, sink)
         options = _sink_options(pipeline, sink, app)
         refuse_unrepeatable(frame)
+        warn_of_float_sums(frame)
         _refuse_unordered(frame, sink)
         kind = "penstock"
     elif sink.parquet:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import PenstockError
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.progress import rows_of
+from penstock.pipeline.progress import rate_of, rows_of
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -47,7 +47,7 @@ class Report:
         """Take over what Spark says of a batch; how many rows it read."""
         rows = rows_of(progress)
         self.batch, self.rows = int(progress["batchId"]), self.rows + rows
-        self.rows_per_second = float(progress["processedRowsPerSecond"] or 0.0)
+        self.rows_per_second = rate_of(progress)
         self.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
         return rows
 

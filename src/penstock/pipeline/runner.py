@@ -14,13 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
+
 from penstock.errors import PenstockError
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.progress import in_words, lag_of, rows_of
 from penstock.pipeline.query_builder import Output
-from penstock.pipeline.report import Listener, Report, notify, repeating
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
@@ -52,16 +54,10 @@ class Runner:
         """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
         self._report()
         try:
-            settings = {name: str(value) for name, value in self.pipeline.spark.items()}
-            self.pipeline = resolve_routes(self.pipeline)
-            session = spark or build_session(self.pipeline.name, self.report.master, settings)
-            activate(session)
-            outputs = query_builder.outputs(
-                self.pipeline, query_builder.frames(session, self.pipeline)
-            )
+            with repeating(self._report, HEARTBEAT_SECONDS):  # a JVM takes its time to start
+                session, outputs = self._prepare(spark)
             if self.pipeline.streaming:
-                record_steps(session, self.pipeline)
-                self._keep_running(outputs)
+                self._keep_running(session, outputs)
             else:
                 self._run_batch(outputs)
         except BaseException as error:
@@ -73,6 +69,17 @@ class Runner:
         self._report("finished")
         return self.report
 
+    def _prepare(self, spark: Any) -> tuple[Any, list[Output]]:
+        """The session, and what is to be written by it."""
+        self.pipeline = resolve_routes(self.pipeline)
+        settings = {name: str(value) for name, value in self.pipeline.spark.items()}
+        session = spark or build_session(self.pipeline.name, self.report.master, settings)
+        activate(session)
+        outputs = query_builder.outputs(self.pipeline, query_builder.frames(session, self.pipeline))
+        if self.pipeline.streaming:
+            record_steps(session, self.pipeline)
+        return session, outputs
+
     def _run_batch(self, outputs: list[Output]) -> None:
         self._report("running")
         began = time.monotonic()
@@ -83,7 +90,12 @@ class Runner:
         main, *others = outputs
         with repeating(partial(self._count_tasks, main.frame), POLL_SECONDS):
             for output in others:
-                query_builder.writer(p, output.frame, output.sink, output.app + run, None).save()
+                try:
+                    query_builder.writer(
+                        p, output.frame, output.sink, output.app + run, None
+                    ).save()
+                except Exception as error:  # whatever a sink raises
+                    raise PipelineFailed(f"{output.title}: {cause(error)}") from error
             counted, observed = query_builder.counted(main.frame)
             query_builder.writer(p, counted, main.sink, main.app + run, None).save()
         self.report.rows = observed.get["rows"]
@@ -101,19 +113,19 @@ class Runner:
                 self.report.progress = done / tasks
         self._report()
 
-    def _keep_running(self, outputs: list[Output]) -> None:
+    def _keep_running(self, session: Any, outputs: list[Output]) -> None:
         """Resume from the checkpoint when no Python worker started within Spark's fixed 10 s."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                return self._run_streams(outputs)
+                return self._run_streams(session, outputs)
             except Exception as error:
                 last = attempt == MAX_ATTEMPTS or self._stop.is_set()
-                if last or WORKER_TOO_SLOW not in str(error):
+                if last or WORKER_TOO_SLOW not in f"{error} {error.__cause__}":
                     raise
                 log.warning("a Python worker did not start in time; resuming from the checkpoint")
         return None
 
-    def _run_streams(self, outputs: list[Output]) -> None:
+    def _run_streams(self, session: Any, outputs: list[Output]) -> None:
         p = self.pipeline
         assert p.checkpoint is not None
         root = p.checkpoint.rstrip("/")  # a directory, or a URL of storage that the cluster shares
@@ -123,7 +135,9 @@ class Runner:
         ]
         queries: list[Any] = []
         try:
-            queries = [writer.start() for writer in writers]
+            session.streams.resetTerminated()
+            for writer in writers:
+                queries.append(writer.start())  # noqa: PERF401 - if one fails, others are stopped
             self._report("running")
             while any(query.isActive for query in queries):
                 if self._stop.is_set():
@@ -131,18 +145,17 @@ class Runner:
                     for query in queries:
                         stop_after_batch(query)
                     break
-                try:
-                    queries[0].awaitTermination(POLL_SECONDS)
-                except Exception:
-                    if queries[0].exception() is None:
-                        raise
-                    break  # its failure is raised below, with its place
+                await_any_end(session, POLL_SECONDS)
+                if any(query.exception() is not None for query in queries):
+                    break
                 self._take_progress(queries)
             self._take_progress(queries)
             for query, output in zip(queries, outputs, strict=True):
                 if (failure := query.exception()) is not None:
                     where = "" if "://" in root else failed_batch(Path(root) / output.checkpoint)
-                    raise PipelineFailed(f"{cause(failure)} ({where})") if where else failure
+                    who = f"{output.title}: " if len(outputs) > 1 else ""
+                    place = f" ({where})" if where else ""
+                    raise PipelineFailed(f"{who}{cause(failure)}{place}") from failure
         finally:
             for query in queries:
                 if query.isActive:
@@ -161,9 +174,9 @@ class Runner:
             if self.pipeline.trigger == "availableNow" and report.lag is not None:
                 report.progress = report.rows / max(1, report.rows + report.lag)
         state = report.state
-        if query.isActive and state != "stopping":
-            status = query.status
-            busy = status["isTriggerActive"] and status["isDataAvailable"]
+        statuses = [one.status for one in queries if one.isActive]
+        if statuses and state != "stopping":
+            busy = any(one["isTriggerActive"] and one["isDataAvailable"] for one in statuses)
             state = "running" if busy else "idle"
         self._report(state)
 
@@ -210,6 +223,16 @@ def _offsets(file: Path) -> list[dict[str, Any]]:
         for line in lines
         if all(isinstance(at, dict) and "next" in at for at in line.values()) or "xid" in line
     ]
+
+
+def await_any_end(session: Any, seconds: float) -> None:
+    """Wait until a query of the session ends, in whatever way, or the time has passed."""
+    try:
+        ended = session.streams.awaitAnyTermination(seconds)
+    except StreamingQueryException:  # the query has it too
+        ended = True
+    if ended:  # or the next call would return at once because of the same query
+        session.streams.resetTerminated()
 
 
 def stop_after_batch(query: Any) -> None:

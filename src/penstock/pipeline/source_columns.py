@@ -46,6 +46,13 @@ QUEUE_COLUMNS = pa.schema(
     }
 )
 TOPIC_DDL, QUEUE_DDL = ddl(TOPIC_COLUMNS), ddl(QUEUE_COLUMNS)
+CORRUPT = "_corrupt"  # columns of a JSON source beside those of its schema
+REASON = "_reason"
+# which of its columns a JSON source keeps, with an underscore before their names
+META = {
+    "topic": ("topic", "offset", "timestamp"),
+    "queue": ("queue", "partition", "seq", "id", "transactionId", "createdAt"),
+}
 
 
 def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
@@ -82,3 +89,16 @@ def topic_batch(topic: str, records: Slice | ArchivedRecords, names: list[str]) 
     }
     schema = pa.schema([TOPIC_COLUMNS.field(name) for name in names])
     return pa.RecordBatch.from_arrays([make[name]() for name in names], schema=schema)
+
+
+def origin_columns(kind: str, fields: list[str]) -> list[str]:
+    """The columns of a source that a JSON schema of these fields leaves a name for: a field of the
+    record takes precedence."""
+    taken = {name.lower() for name in fields}
+    for name in (CORRUPT, REASON):
+        if name in taken:
+            raise InvalidRequest(
+                f"the schema has a field {name}, which says what is wrong with a record: read such "
+                "records with from_json on a raw source"
+            )
+    return [name for name in META[kind] if f"_{name}".lower() not in taken]

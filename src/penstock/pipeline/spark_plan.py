@@ -6,6 +6,7 @@ Spark Connect shows its clients no plan; there the server refuses what it does n
 starts.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from pyspark.errors import AnalysisException
 
 from penstock.errors import ConfigError
+
+log = logging.getLogger("penstock.pipeline")
 
 # These depend on the task and its rows alone, or on nothing that changes between two attempts.
 REPEATABLE = {"monotonically_increasing_id", "spark_partition_id", "input_file_name"}
@@ -22,6 +25,40 @@ STATEFUL = re.compile(
     "Aggregate|Distinct|Deduplicate(WithinWatermark)?|(Lateral|AsOf)?Join|(Global|Local)Limit"
     "|FlatMapGroups(InPandas)?WithState|TransformWithState(In(PySpark|Pandas))?"
 )
+# Aggregates whose result over floats depends on the order in which partial results are merged, and
+# what hides the difference.
+MERGED = re.compile("(try_)?(sum|avg)|mean|std.*|var.*|covar.*|corr|skewness|kurtosis|regr_.*")
+ROUNDED = {"round", "bround", "floor", "ceil"}
+
+
+def warn_of_float_sums(frame: Any) -> None:
+    """Say which values may differ when a batch is run again: those written first stay."""
+    if not hasattr(frame, "_jdf"):
+        return
+    expressions = (one for node in _nodes(analyzed(frame)) for one in _each(node.expressions()))
+    names = sorted({name for one in expressions for name in _float_sums(one)})
+    if names:
+        log.warning(
+            "%s over FLOAT or DOUBLE may differ in its last digits when a batch is run again, "
+            "since partial results are merged in any order. The value that is written first stays. "
+            "If runs must agree, aggregate DECIMAL (CAST(x AS DECIMAL(18, 2))), or round() in the "
+            "step",
+            ", ".join(names),
+        )
+
+
+def _float_sums(expression: Any) -> Iterator[str]:
+    name = str(expression.prettyName())
+    if name in ROUNDED:
+        return
+    children = _each(expression.children())
+    if MERGED.fullmatch(name) and any(
+        child.dataType().simpleString() in ("double", "float") for child in children
+    ):
+        yield str(expression.sql())
+        return
+    for child in children:
+        yield from _float_sums(child)
 
 
 def refuse_unrepeatable(frame: Any) -> None:

@@ -38,7 +38,7 @@ from penstock.pipeline.pipeline_file import (
     source_options,
     texts,
 )
-from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
+from penstock.pipeline.source_columns import CORRUPT, QUEUE_DDL, REASON, TOPIC_DDL, origin_columns
 from penstock.pipeline.sources.postgres import Postgres
 
 Columns = dict[str, str]
@@ -49,10 +49,6 @@ UNORDERED = (
     "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed "
     "order: name the columns that order them in sink.orderBy, so that each is written exactly once"
 )
-META = {
-    "topic": ("topic", "offset", "timestamp"),
-    "queue": ("queue", "partition", "seq", "id", "transactionId", "createdAt"),
-}
 
 
 def check(pipeline: Pipeline, *, ask_broker: bool = True) -> list[str]:
@@ -106,8 +102,10 @@ def source_columns(name: str, source: Source) -> Columns | None:
     if source.format != "json" or source.schema is None:
         return plain
     typed = parse_schema(name, source.schema)
-    meta = {f"_{column}": plain[column] for column in META["queue" if source.queue else "topic"]}
-    return {**typed, "_corrupt": "STRING", "_reason": "STRING", **meta}
+    with naming(f"source {name}"):
+        origin = origin_columns("queue" if source.queue else "topic", list(typed))
+    meta = {f"_{column}": plain[column] for column in origin}
+    return {**typed, CORRUPT: "STRING", REASON: "STRING", **meta}
 
 
 def _check_options(pipeline: Pipeline) -> None:

@@ -33,9 +33,16 @@ bytes]`.
     0x09 TOPIC_INFO     [topic name]
          0x89           [incarnation 16][first offset u64][next offset u64][bytes u64][segments u32]
                         [records u64][archived offset u64, all ones: none][policy u8]
-                        [damaged places u32]
+                        [damaged places u32][partitions u32][format u8], 0 = aiq, 1 = kafka
     0x0A DELETE_TOPIC   [topic name]
          0x8A           empty
+    0x0B PRODUCE_RECORDS [topic name][flags u8]; flags bit 0: [producer id 16][sequence u64];
+                        [count u32] count x ([milliseconds since 1970 i64, lowest: time of the
+                        append][key][value][headers u16] headers x ([name][value])),
+                        key and values: [length i32, -1: null][bytes]
+         0x8B           [first offset u64][count u32]
+    0x0C CREATE_PARTITIONED [topic name][format name, empty: that of the settings][partitions u32]
+         0x8C           empty
     0x10 AUTH           [token], the whole body; with authentication on it comes first
          0x90           empty
     0x20 GROUP_LEASE    [topic name][group name][member name][max records u32][wait ms u32]
@@ -64,7 +71,8 @@ status does not say it all, the class of `penstock.errors` and its fields follow
 FETCH the raw log is the file, byte for byte; `next offset` is where to read on, `log end` what the
 next appended record will be given (equal: the reader is at the end). `lengths` repeats what the raw
 log holds, so that a reader splits it with numpy instead of walking it record by record. A producer
-id with a sequence that the topic has seen is answered with the first answer and stored once.
+id with a sequence that the topic has seen is answered with the first answer and stored once. From
+PRODUCE_BATCH on, `orders/3` is partition 3 of the topic `orders`; `orders` is its partition 0.
 """
 
 from array import array
@@ -83,6 +91,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.roles import Role
 from penstock.protocol.status import Malformed, TcpStatus
 
@@ -108,11 +117,15 @@ PRODUCER = Struct(">16sQ")
 LEASE_REQUEST = Struct(">II")
 LEASE_ANSWER = Struct(">16sQQI")
 FETCHED_ANSWER = Struct(">QQ")
+LENGTH = Struct(">i")  # -1: null
+INFO_PARTITIONS = Struct(">IB")  # partitions, format
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
 LENGTHS, TIMES, FORMAT = 0x01, 0x02, 0x04  # flags of FETCH
 RAW_LOG, RECORD_BATCHES = 0, 1  # formats of its answer
 POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
+FORMATS = ("aiq", "kafka")  # likewise
+NO_TIME = -1 << 63  # the record gets the time of its append
 NO_OFFSET = (1 << 64) - 1
 SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
 
@@ -141,6 +154,8 @@ class Command(IntEnum):
     OFFSET_AT = 0x08, Role.READ_ONLY
     TOPIC_INFO = 0x09, Role.READ_ONLY
     DELETE_TOPIC = 0x0A, Role.ADMIN
+    PRODUCE_RECORDS = 0x0B, Role.READ_WRITE
+    CREATE_PARTITIONED = 0x0C, Role.READ_WRITE
     AUTH = 0x10, Role.PUBLIC
     GROUP_LEASE = 0x20, Role.READ_WRITE
     GROUP_COMPLETE = 0x21, Role.READ_WRITE
@@ -167,6 +182,7 @@ class Fetched(NamedTuple):
     lengths: "npt.NDArray[np.uint32]"  # an array.array where numpy is not installed
     times: "npt.NDArray[np.int64]"
     raw: memoryview
+    format: int = RAW_LOG  # of `raw`
 
 
 class Info(NamedTuple):
@@ -179,6 +195,8 @@ class Info(NamedTuple):
     archived: int | None
     policy: str
     damaged: int = 0  # damaged places that recovery or the scrub met
+    partitions: int = 1
+    format: str = "aiq"
 
 
 class Lease(NamedTuple):
@@ -197,6 +215,14 @@ class BatchRequest(NamedTuple):
     producer: tuple[bytes, int] | None
     lengths: "npt.NDArray[np.int64]"
     payloads: memoryview
+
+
+class RecordsRequest(NamedTuple):
+    """A decoded PRODUCE_RECORDS body."""
+
+    topic: str
+    producer: tuple[bytes, int] | None
+    records: list[NewRecord]
 
 
 # Bodies, read
@@ -239,6 +265,10 @@ class Body:
         self.at = end
         return part
 
+    def nullable(self, what: str) -> memoryview | None:
+        (length,) = self.take(LENGTH)
+        return self.bytes(length, what) if length >= 0 else None
+
     def rest(self) -> memoryview:
         part = self.view[self.at :]
         self.at = len(self.view)
@@ -260,26 +290,25 @@ def read_info(view: memoryview) -> Info:
         body.take(INFO_MORE) if body.more() else (following - first, NO_OFFSET, 0)
     )
     (damaged,) = body.take(U32) if body.more() else (0,)
-    archived = None if archived == NO_OFFSET else archived
+    partitions, form = body.take(INFO_PARTITIONS) if body.more() else (1, 0)
     return Info(
-        incarnation, first, following, size, segments, records, archived, POLICIES[policy], damaged
+        incarnation,
+        first,
+        following,
+        size,
+        segments,
+        records,
+        None if archived == NO_OFFSET else archived,
+        POLICIES[policy],
+        damaged,
+        partitions,
+        FORMATS[form],
     )
 
 
 def read_batch(view: memoryview) -> BatchRequest:
     body = Body(view)
-    topic = body.name()
-    if not body.more():
-        raise Malformed("the body ends before the flags")
-    flags = view[body.at]
-    body.at += 1
-    if flags & ~IDEMPOTENT:
-        raise Malformed(f"unknown flags {flags:#04x} in PRODUCE_BATCH")
-    producer = None
-    if flags & IDEMPOTENT:
-        producer_id, sequence = body.take(PRODUCER)
-        producer = (bytes(producer_id), sequence)
-    (count,) = body.take(U32)
+    topic, producer, count = _batch_head(body, Command.PRODUCE_BATCH)
     lengths = np.frombuffer(body.bytes(4 * count, "lengths"), ">u4").astype(np.int64)
     payloads = body.rest()
     if int(lengths.sum()) != len(payloads):
@@ -289,11 +318,51 @@ def read_batch(view: memoryview) -> BatchRequest:
     return BatchRequest(topic, producer, lengths, payloads)
 
 
+def read_records(view: memoryview) -> RecordsRequest:
+    body = Body(view)
+    topic, producer, count = _batch_head(body, Command.PRODUCE_RECORDS)
+    records = []
+    for _ in range(count):
+        (timestamp,) = body.take(TIMESTAMP)
+        key, value = _whole(body.nullable("key")), _whole(body.nullable("value"))
+        (headers,) = body.take(U16)
+        named = [(body.name("header"), _whole(body.nullable("header"))) for _ in range(headers)]
+        records.append(NewRecord(value, key, named, None if timestamp == NO_TIME else timestamp))
+    body.end()
+    return RecordsRequest(topic, producer, records)
+
+
+def _whole(part: memoryview | None) -> bytes | None:
+    return None if part is None else bytes(part)
+
+
+def _batch_head(body: Body, command: Command) -> tuple[str, tuple[bytes, int] | None, int]:
+    """Topic, producer and number of records."""
+    topic = body.name()
+    if not body.more():
+        raise Malformed("the body ends before the flags")
+    flags = body.view[body.at]
+    body.at += 1
+    if flags & ~IDEMPOTENT:
+        raise Malformed(f"unknown flags {flags:#04x} in {command.name}")
+    producer = None
+    if flags & IDEMPOTENT:
+        producer_id, sequence = body.take(PRODUCER)
+        producer = (bytes(producer_id), sequence)
+    (count,) = body.take(U32)
+    return topic, producer, count
+
+
 def read_fetched(view: memoryview, flags: int) -> Fetched:
     """`flags` are those of the request."""
     body = Body(view)
     incarnation, first, following, end, count = body.take(FETCH_ANSWER)
-    if np is None and flags == LENGTHS:
+    form = body.bytes(1, "format")[0] if flags & FORMAT else RAW_LOG
+    if form == RECORD_BATCHES:
+        none: Any = () if np is None else np.empty(0, np.int64)
+        batches = body.rest()
+        return Fetched(incarnation, first, following, end, count, none, none, batches, form)
+    if np is None and not flags & TIMES:
         plain = _plain_lengths(body.bytes(4 * count, "lengths"))
         return Fetched(incarnation, first, following, end, count, plain, plain[:0], body.rest())
     lengths: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
@@ -398,10 +467,36 @@ def _produce(
     payloads: Sequence[Bytes],
     producer: tuple[bytes, int] | None,
 ) -> list[Bytes]:
-    head = name(topic) + (bytes((IDEMPOTENT,)) + PRODUCER.pack(*producer) if producer else b"\0")
-    head += U32.pack(count)
+    head = _produce_head(topic, producer, count)
     size = len(head) + len(lengths) + total
     return [REQUEST.pack(Command.PRODUCE_BATCH, size) + head, lengths, *payloads]
+
+
+def produce_records(
+    topic: str, records: Sequence[NewRecord], producer: tuple[bytes, int] | None = None
+) -> list[Bytes]:
+    """The same for records with keys, headers and timestamps."""
+    parts: list[Bytes] = [_produce_head(topic, producer, len(records))]
+    for record in records:
+        parts.append(TIMESTAMP.pack(NO_TIME if record.timestamp is None else record.timestamp))
+        parts += (*_nullable(record.key), *_nullable(record.value), U16.pack(len(record.headers)))
+        for header, value in record.headers:
+            parts += (name(header), *_nullable(value))
+    return [REQUEST.pack(Command.PRODUCE_RECORDS, sum(map(len, parts))), *parts]
+
+
+def _produce_head(topic: str, producer: tuple[bytes, int] | None, count: int) -> bytes:
+    known = bytes((IDEMPOTENT,)) + PRODUCER.pack(*producer) if producer else b"\0"
+    return name(topic) + known + U32.pack(count)
+
+
+def _nullable(data: Bytes | None) -> tuple[Bytes, ...]:
+    return (LENGTH.pack(-1),) if data is None else (LENGTH.pack(len(data)), data)
+
+
+def create_partitioned(topic: str, form: str, partitions: int) -> bytes:
+    tail = U32.pack(partitions)
+    return request(Command.CREATE_PARTITIONED, name(topic), name(form), tail)
 
 
 def consume(topic: str, start: int, max_records: int) -> bytes:

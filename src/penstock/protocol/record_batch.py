@@ -21,6 +21,7 @@ except ImportError:  # a client without the server: records one by one, no colum
     np = None  # type: ignore[assignment]
 
 from penstock.errors import Damaged
+from penstock.protocol.kafka_batch import BatchHead, KafkaRecord, decode_batch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,9 +32,28 @@ HEADER_SIZE = RECORD_HEADER.size
 _NO_END = (1 << 31) - 1  # binary_slice without an explicit stop overflows for some row counts
 
 
-class Record(NamedTuple):
+class _Pair(NamedTuple):
     offset: int
     payload: bytes
+
+
+class Record(_Pair):
+    """A record: a pair of offset and payload, with what else it has as attributes."""
+
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp: int | None = None  # milliseconds since 1970; None: the topic's format has none
+    partition: int = 0
+    tombstone: bool = False  # it has no value; its payload is empty
+
+    @classmethod
+    def decoded(cls, record: KafkaRecord, partition: int) -> "Record":
+        """Return a record of a record batch."""
+        made = cls(record.offset, record.value or b"")
+        made.key, made.headers = record.key, record.headers
+        made.timestamp, made.partition = record.timestamp, partition
+        made.tombstone = record.value is None
+        return made
 
 
 def walk(raw: memoryview | bytes) -> "npt.NDArray[np.uint32]":
@@ -67,6 +87,7 @@ class Batch:
 
     __slots__ = (
         "_offsets",
+        "_records",
         "_starts",
         "count",
         "first_offset",
@@ -90,6 +111,7 @@ class Batch:
         self.count = count = len(self.lengths)
         self._starts = starts = _starts(self.lengths)
         self._offsets: npt.NDArray[np.int64] | None = None
+        self._records: list[Record] | None = None  # with keys, where the format has them
         self.next_offset = first_offset
         if starts[-1] != len(raw):
             raise Damaged(
@@ -156,6 +178,8 @@ class Batch:
         return [bytes(raw[start + HEADER_SIZE : end]) for start, end in pairwise(starts)]
 
     def __iter__(self) -> Iterator[Record]:
+        if self._records is not None:
+            return iter(self._records)
         return map(Record, self.offsets().tolist(), self.payloads())
 
     def until(self, offset: int) -> "Batch":
@@ -163,9 +187,33 @@ class Batch:
         if offset >= self.next_offset:
             return self
         keep = bisect_left(self.offsets(), offset)
-        return Batch(
+        kept = Batch(
             self.topic, self.first_offset, self.raw[: int(self._starts[keep])], self.lengths[:keep]
         )
+        kept._records = None if self._records is None else self._records[:keep]
+        return kept
+
+    @classmethod
+    def decoded(
+        cls, topic: str, partition: int, batches: memoryview, start: int, following: int
+    ) -> "Batch":
+        """Return the records from offset `start` on of Kafka's record batches. `following` is where
+        the next read goes on.
+        """
+        records, at = list[Record](), 0
+        while at < len(batches):
+            head = BatchHead.parse(batches, at)
+            decoded = decode_batch(batches, at)
+            records += (Record.decoded(one, partition) for one in decoded if one.offset >= start)
+            at += head.size
+        raw = b"".join(
+            part
+            for offset, payload in records
+            for part in (RECORD_HEADER.pack(offset, len(payload)), payload)
+        )
+        batch = cls(topic, records[0].offset if records else following, raw)
+        batch._records, batch.next_offset = records, following
+        return batch
 
 
 def _starts(lengths: Any) -> "npt.NDArray[np.int64]":

@@ -3,6 +3,11 @@
 
 A payload that is not valid UTF-8 travels as base64 and says so: `"payload": "/w==", "encoding":
 "base64"`, both ways.
+
+Records of topics with `format: kafka` also have `key`, `headers` and `timestamp` (milliseconds
+since 1970), where there are any. Headers are a list of `[name, value]`, since names may be
+repeated. A key or a header's value is text, or `{"base64": "/w=="}` when it is not valid UTF-8; a
+header's value may be null, and so may the payload: a tombstone.
 """
 
 from base64 import b64decode, b64encode
@@ -11,15 +16,45 @@ from binascii import Error
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.errors import InvalidRequest
+from penstock.protocol.kafka_batch import KafkaRecord, NewRecord
 
 BASE64 = "base64"
+
+
+class Base64(Struct, frozen=True):
+    """Bytes that are not text."""
+
+    base64: str
+
+
+Text = str | Base64
 
 
 class Message(Struct, gc=False):
     offset: int
     topic: str
-    payload: str
+    payload: str | None
     encoding: str | UnsetType = UNSET
+    key: Text | UnsetType = UNSET
+    headers: list[tuple[str, Text | None]] | UnsetType = UNSET
+    timestamp: int | UnsetType = UNSET  # milliseconds since 1970
+
+
+class RecordFields(Struct):
+    """What a client may say about a record beside its payload."""
+
+    key: Text | None = None
+    headers: list[tuple[str, Text | None]] = []
+    timestamp: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.key is None and not self.headers and self.timestamp is None
+
+    def record(self, payload: bytes | None) -> NewRecord:
+        """The record to append."""
+        headers = [(name, _bytes_of(value)) for name, value in self.headers]
+        return NewRecord(payload, _bytes_of(self.key), headers, self.timestamp)
 
 
 def message(topic: str, offset: int, payload: bytes | memoryview) -> Message:
@@ -27,6 +62,34 @@ def message(topic: str, offset: int, payload: bytes | memoryview) -> Message:
         return Message(offset, topic, str(payload, "utf-8"))
     except UnicodeDecodeError:
         return Message(offset, topic, b64encode(payload).decode(), BASE64)
+
+
+def record_message(topic: str, record: KafkaRecord) -> Message:
+    """The same of a record with key, headers and timestamp."""
+    shown = message(topic, record.offset, record.value or b"")
+    if record.value is None:
+        shown.payload = None
+    if record.key is not None:
+        shown.key = _text_of(record.key)
+    if record.headers:
+        shown.headers = [
+            (name, None if value is None else _text_of(value)) for name, value in record.headers
+        ]
+    shown.timestamp = record.timestamp
+    return shown
+
+
+def _text_of(data: bytes) -> Text:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return Base64(b64encode(data).decode())
+
+
+def _bytes_of(text: Text | None) -> bytes | None:
+    if isinstance(text, Base64):
+        return payload_bytes(text.base64, BASE64)
+    return None if text is None else text.encode()
 
 
 def payload_bytes(payload: str, encoding: str | UnsetType | None = UNSET) -> bytes:

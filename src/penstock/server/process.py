@@ -85,9 +85,11 @@ async def _serve(loaded: Loaded) -> None:
     workers = Workers(config, broker, listeners)
     delay = 0.0
     watchdog = systemd.Watchdog()
+    broker.starting = True
     try:
         await listeners.start()
         await workers.start()
+        broker.starting = False
         # Without certificates SIGHUP ends the process: its terminal is gone. Under a service
         # manager it has none.
         if listeners.certificates.all or systemd.is_manager():

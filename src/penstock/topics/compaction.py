@@ -122,7 +122,7 @@ async def compact(
             await context.run(_discard, context.fs, topic, old[0].base)
             return _summary(old, old[0])
         _refuse_ended(topic)
-        await _swap(topic, context, old, fresh)
+        await swap_in(topic, context, old, fresh)
         context.instruments.compacted.add(done.records_before - done.records)
         log.info(
             "topic %s: %d segments from offset %d on were compacted to %d of %d records",
@@ -156,7 +156,7 @@ def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awai
 
 
 def _refuse_ended(topic: Topic) -> None:
-    if topic.appends.deleted:
+    if topic.deleted:
         raise Conflict(f"topic {topic.name!r} was deleted")
     if topic.ending:
         raise Unavailable("the broker is stopping")
@@ -218,7 +218,10 @@ def _summary(old: Sequence[Segment], fresh: Segment) -> Swapped:
 # The swap
 
 
-async def _swap(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
+async def swap_in(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
+    """Let `fresh`, whose files are beside those of `old`, take their place. The caller holds
+    `topic.maintenance`.
+    """
     marker = f"{SWAP_PREFIX}{fresh.base:020d}"
     bases = ",".join(str(base) for base in (fresh.base, *(segment.base for segment in old[1:])))
     try:
@@ -259,11 +262,11 @@ def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
 
 
 def _discard(fs: Fs, topic: Topic, base: int) -> None:
-    for kind in KINDS:
+    for kind in topic.format.kinds:
         fs.remove(topic.directory / f"{sealed_name(kind, base)}.swap")
 
 
-def _beside(segment: Segment, kind: str) -> Path:
+def beside(segment: Segment, kind: str) -> Path:
     return segment.directory / f"{sealed_name(kind, segment.base)}.swap"
 
 
@@ -287,7 +290,7 @@ def _build(
         copy.close()
     fresh = copy.fresh
     for kind in KINDS:
-        fresh.adopt(kind, fresh.fs.open(_beside(fresh, kind), write=False))
+        fresh.adopt(kind, fresh.fs.open(beside(fresh, kind), write=False))
     return fresh
 
 
@@ -327,8 +330,8 @@ class _Copy:
         self._files: dict[str, File] = {}
         try:
             for kind in KINDS:
-                first.fs.remove(_beside(first, kind))
-                self._files[kind] = first.fs.open(_beside(first, kind), create=True)
+                first.fs.remove(beside(first, kind))
+                self._files[kind] = first.fs.open(beside(first, kind), create=True)
         except BaseException:
             self.close()
             raise

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from penstock.config.schema import Topics
 from penstock.errors import (
     Conflict,
+    Damaged,
     InvalidRequest,
     NotFound,
     PenstockError,
@@ -45,8 +46,9 @@ from penstock.log.layout import LOGS, PRIVATE
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.names import check_name, is_topic_name, partition_label
+from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
+from penstock.topics.key_compaction import compact_by_key
 from penstock.topics.retention import retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.tier.tier import Tier
@@ -97,6 +99,7 @@ class TopicStore:
         self._partitions: dict[str, int] = {}  # how many each topic has
         self._creating: dict[str, asyncio.Task[Topic]] = {}  # names that are not in `_topics`
         self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
         # A task that nobody refers to may be collected.
@@ -173,7 +176,8 @@ class TopicStore:
                 for number in numbers
             ]
             for number in sorted(set(range(max(numbers, default=-1))) - set(numbers)):
-                self._refuse(f"{name}/{number}", f"{logs / name / str(number)} is missing")
+                path = logs / name / str(number)
+                self._refuse(partition_label(name, number), f"{path} is missing")
         return [one for partitions in found.values() for one in partitions]
 
     def _open_many(self, logs: list[LogDirectory]) -> list[tuple[LogDirectory, Recovered]]:
@@ -229,16 +233,37 @@ class TopicStore:
         return self._topics.get(name)
 
     def find(self, name: str) -> Topic | None:
-        """The topic if there is one; a name that can be nobody's is refused."""
+        """The topic if there is one. A name that is not allowed is refused, and so is a topic that
+        could not be opened: it is not empty.
+        """
         topic = self._topics.get(name)
         if topic is None:
             check_name(name)
+            self._refuse_unreadable(name)
         return topic
+
+    def _refuse_unreadable(self, name: str) -> None:
+        if name in self.unreadable:
+            raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
 
     def require(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None:
             raise NotFound(f"topic {name!r} does not exist")
+        return topic
+
+    async def wait_for(self, name: str) -> Topic:
+        """Return the topic of this name as soon as there is one."""
+        check_name(split_label(name)[0])
+        while (topic := self._topics.get(name)) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._awaited.setdefault(name, set()).add(waiter)
+            try:
+                await waiter
+            finally:
+                self._awaited[name].discard(waiter)
+                if not self._awaited[name]:
+                    del self._awaited[name]
         return topic
 
     async def create(self, name: str, *, form: str | None = None, partitions: int = 1) -> Topic:
@@ -251,9 +276,7 @@ class TopicStore:
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
-        for label in (name, f"{name}/0"):
-            if label in self.unreadable:
-                raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[label]}")
+        self._refuse_unreadable(name)
         chosen = _format_of(form or self.settings.format, partitions)
         making = self._creating.get(name)
         if making is None:
@@ -268,6 +291,9 @@ class TopicStore:
             made = await self._context.run(self._make, name, form, range(partitions))
             for found, recovered in made:
                 self._add(found, recovered)
+            for waiter in self._awaited.get(name, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
             return self._topics[name]
         finally:
             del self._creating[name]
@@ -417,8 +443,9 @@ class TopicStore:
                 continue
             try:
                 await retain(topic, self._context, self.tier)
+                await compact_by_key(topic, self._context)
                 await topic.close_if_idle(IDLE_SECONDS)
-            except (StorageError, Conflict, NotFound) as error:
+            except (StorageError, Conflict, NotFound, Damaged, Unavailable) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)
 
 

@@ -350,6 +350,10 @@ class Topic:
     # Ending
 
     @property
+    def deleted(self) -> bool:
+        return self.appends.deleted
+
+    @property
     def ending(self) -> bool:
         """Deleted, or the broker stops: maintenance gives up."""
         return self.appends.closed

@@ -1,18 +1,26 @@
-"""What exactly-once sinks have written: a checksum of the content under each identity.
+"""What exactly-once sinks have written: the rows behind each identity, and which are complete.
 
 A sink's rows are known by (sink, batch, task). Before a task writes the first of them it claims its
-place with a checksum of all of them. The same place with the same checksum may be written again,
-since whoever stored part of it is recognised row by row; the same place with another checksum is
-refused. A task that has no place yet gets one only when every task that an earlier run left in this
-batch has come again with its old checksum: until then it waits, so that a batch whose content
-changed is refused before anything new of it is written. A batch that is behind the newest takes no
-new tasks, nor does one that was committed.
+place with two checksums: of all its rows, and of their keys, the columns that identify a row in its
+order. When it has written the last one, its place is done.
+
+- A place that is done is never written again. Its keys are compared, so that other rows under a
+  used identity are refused instead of dropped; values may differ, as sums of floats do.
+- A place that was begun is written again with the same checksum, since the producer's sequence
+  tells which appends are stored. With another checksum it is refused.
+- A place that is new in a batch which an earlier run has begun comes later: after every task of
+  that run has claimed again, so that a batch whose content changed is refused before anything new
+  of it is written.
+- A batch that is behind the newest takes no new places, nor does one that was committed.
 
     <data_directory>/.penstock/groups/sinks.log    text, one line per event, the last one of a task
                                                    counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
-        ["task", target, app, batch, task, checksum, run, note, seconds since 1970]
+        ["claim", target, app, batch, task, checksum, keys, run, note, seconds since 1970]
+        ["done", target, app, batch, task, seconds since 1970]
         ["commit", target, app, batch, seconds since 1970]
+        ["task", target, app, batch, task, checksum, run, note, seconds since 1970]
+                                                   a claim as earlier releases wrote it
 
 `sink_claim.sql` does the same for queues, in PostgreSQL, where any broker finds it.
 """
@@ -35,7 +43,7 @@ log = logging.getLogger("penstock.topics")
 
 JOURNAL = "sinks.log"
 BATCHES_REMEMBERED = 4  # remembered of a sink; a legitimate run comes back to the newest only
-FIELDS = {"task": 9, "commit": 5}
+FIELDS = {"claim": 10, "done": 6, "commit": 5, "task": 9}
 
 Key = tuple[str, str]  # target, app
 
@@ -43,9 +51,11 @@ Key = tuple[str, str]  # target, app
 @dataclass(slots=True)
 class _TaskClaim:
     checksum: str
+    keys: str
     run: str
     note: str
     at: float
+    done: bool = False
 
 
 @dataclass(slots=True)
@@ -99,27 +109,42 @@ class WriteClaims:
             batch = batches.get(claim.batch, _Batch())
             earlier = batch.tasks.get(claim.task)
             if earlier is not None:
-                if earlier.checksum != claim.checksum:
+                done = earlier.done or batch.committed > 0
+                same = (
+                    earlier.keys == (claim.keys or claim.checksum)
+                    if done
+                    else earlier.checksum == claim.checksum
+                )
+                if not same:
                     return Claimed("other", newest, earlier.note)
                 if earlier.run != claim.run:
-                    await self._record(claim, earlier.note)
-                return Claimed("write", newest, earlier.note)
+                    await self._record(claim, earlier)
+                return Claimed("done" if done else "write", newest, earlier.note)
             if claim.batch < newest:
                 return Claimed("behind", newest)
             if batch.committed:
-                return Claimed("complete", newest)
-            waits = sorted(task for task, held in batch.tasks.items() if held.run != claim.run)
-            if waits:
-                return Claimed("wait", newest, tasks=waits)
-            await self._record(claim, claim.note)
+                return Claimed("other", newest)
+            before = sorted(task for task, held in batch.tasks.items() if held.run != claim.run)
+            if before:
+                return Claimed("later", newest, tasks=before)
+            await self._record(claim)
             return Claimed("write", newest, claim.note)
 
     async def commit(self, done: Commit) -> None:
-        """Every task of the batch has written: it takes no others."""
+        """The task has written all its rows; or every task of the batch has, and it takes no
+        others.
+        """
         async with self._lock:
             batch = self._sinks.get((done.target, done.app), {}).get(done.batch)
-            if batch is not None and not batch.committed:
-                await self._write(["commit", done.target, done.app, done.batch, self._clock()])
+            if batch is None:
+                return
+            if done.task is None:
+                if not batch.committed:
+                    await self._write(["commit", done.target, done.app, done.batch, self._clock()])
+            elif done.task in batch.tasks and not batch.tasks[done.task].done:
+                await self._write(
+                    ["done", done.target, done.app, done.batch, done.task, self._clock()]
+                )
 
     def forget(self, topic: str) -> None:
         """The topic was deleted, and what was written to it with it. If the broker ends before the
@@ -129,9 +154,13 @@ class WriteClaims:
             del self._sinks[key]
         self._rewrite = True
 
-    async def _record(self, claim: Claim, note: str) -> None:
-        task = [claim.target, claim.app, claim.batch, claim.task, claim.checksum, claim.run, note]
-        await self._write(["task", *task, self._clock()])
+    async def _record(self, claim: Claim, earlier: _TaskClaim | None = None) -> None:
+        """Record the claim; of one that was made before, only that this run made it too."""
+        checksum, keys, note = claim.checksum, claim.keys or claim.checksum, claim.note
+        if earlier is not None:
+            checksum, keys, note = earlier.checksum, earlier.keys, earlier.note
+        place = [claim.target, claim.app, claim.batch, claim.task]
+        await self._write(["claim", *place, checksum, keys, claim.run, note, self._clock()])
 
     async def _write(self, event: list[Any]) -> None:
         text = line(event)
@@ -153,8 +182,17 @@ class WriteClaims:
         if kind == "commit":
             batch.committed = rest[0]
             return
-        task, checksum, run, note, at = rest
-        batch.tasks[task] = _TaskClaim(checksum, run, note, at)
+        if kind == "done":
+            task, at = rest
+            if held := batch.tasks.get(task):
+                held.done, held.at = True, at
+            return
+        if kind == "task":  # its checksum is that of the keys too
+            rest.insert(1, rest[1])
+        task, checksum, keys, run, note, at = rest
+        earlier = batch.tasks.get(task)
+        done = earlier is not None and earlier.done
+        batch.tasks[task] = _TaskClaim(checksum, keys, run, note, at, done)
         for old in [old for old in batches if old <= number - BATCHES_REMEMBERED]:
             del batches[old]
 
@@ -170,8 +208,10 @@ class WriteClaims:
         for key, batches in self._sinks.items():
             for number, batch in batches.items():
                 for task, held in batch.tasks.items():
-                    rest = [held.checksum, held.run, held.note, held.at]
-                    lines.append(line(["task", *key, number, task, *rest]))
+                    rest = [held.checksum, held.keys, held.run, held.note, held.at]
+                    lines.append(line(["claim", *key, number, task, *rest]))
+                    if held.done:
+                        lines.append(line(["done", *key, number, task, held.at]))
                 if batch.committed:
                     lines.append(line(["commit", *key, number, batch.committed]))
         return b"".join(lines)

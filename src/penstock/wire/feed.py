@@ -26,9 +26,9 @@ import msgspec
 from penstock.errors import Damaged, NotFound, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.records import Message, message
+from penstock.protocol.records import Message, message, record_message
 from penstock.protocol.status import details_of
-from penstock.topics.topic import Topic
+from penstock.topics.topic_log import TopicLog
 from penstock.wire.keepalive import KeepAlive
 
 MAX_RECORDS = 500  # per chunk
@@ -42,10 +42,19 @@ log = logging.getLogger("penstock.feed")
 _encode = msgspec.json.Encoder().encode
 
 
+def messages_of(topic: str, batch: Batch) -> list[Message]:
+    """What was read, as JSON has it; with key, headers and timestamp where the format has them."""
+    records = batch.records()
+    if records is not None:
+        return [record_message(topic, record) for record in records]
+    return list(map(message, repeat(topic), batch.offsets.tolist(), batch.payloads()))
+
+
 class Notification(msgspec.Struct):
     topic: str
     messages: list[Message]
     command: str = "message_batch_notification"
+    partition: int | msgspec.UnsetType = msgspec.UNSET  # unless it is 0
 
 
 class Chunk:
@@ -53,16 +62,16 @@ class Chunk:
 
     empty = False
 
-    def __init__(self, topic: str, batch: Batch) -> None:
+    def __init__(self, topic: str, batch: Batch, partition: int = 0) -> None:
         self.topic = topic
+        self.partition = partition
         self.next_offset = batch.next_offset
         self.empty = not batch.count  # offsets without records lead up to the end
         self._batch = batch
 
     @cached_property
     def _messages(self) -> list[Message]:
-        offsets, payloads = self._batch.offsets.tolist(), self._batch.payloads()
-        return list(map(message, repeat(self.topic), offsets, payloads))
+        return messages_of(self.topic, self._batch)
 
     @cached_property
     def sse(self) -> bytes:
@@ -74,7 +83,9 @@ class Chunk:
     @cached_property
     def notification(self) -> bytes:
         """The WebSocket's message_batch_notification."""
-        return _encode(Notification(self.topic, self._messages))
+        notification = Notification(self.topic, self._messages)
+        notification.partition = self.partition or msgspec.UNSET
+        return _encode(notification)
 
 
 class Lost(Chunk):
@@ -129,7 +140,7 @@ class Subscription:
 
 
 class Feed:
-    def __init__(self, topic: Topic, empty: Callable[["Feed"], None]) -> None:
+    def __init__(self, topic: TopicLog, empty: Callable[["Feed"], None]) -> None:
         self.topic = topic
         self._empty = empty  # called when the last subscriber has gone
         self._loop = asyncio.get_running_loop()
@@ -183,7 +194,7 @@ class Feed:
         """
         if subscription.closed or subscription in self._live or subscription in self._reading:
             return
-        if self.topic.appends.deleted:
+        if self.topic.deleted:
             self.end()
             return
         if subscription.position >= self._head:
@@ -218,7 +229,7 @@ class Feed:
             self._loop.call_soon(self.catch_up, subscription)
 
     def _appended(self) -> None:
-        if self.topic.appends.deleted:
+        if self.topic.deleted:
             self.end()
             return
         if self._scheduled is not None:
@@ -273,11 +284,11 @@ class Feed:
                 "topic %s: a subscriber at offset %d meets damage: %s", topic.name, position, error
             )
             return Lost(
-                topic.name,
+                topic.topic,
                 error,
                 error.resume if error.resume is not None else topic.next_offset,
             )
-        return Chunk(topic.name, batch)
+        return Chunk(topic.topic, batch, topic.partition)
 
 
 class Feeds:
@@ -288,9 +299,9 @@ class Feeds:
 
     def __init__(self, keep_alive: KeepAlive | None = None) -> None:
         self.keep_alive = keep_alive or KeepAlive()
-        self._feeds: dict[Topic, Feed] = {}  # each has at least one subscriber
+        self._feeds: dict[TopicLog, Feed] = {}  # each has at least one subscriber
 
-    def subscribe(self, topic: Topic, subscriber: Subscriber, position: int) -> Subscription:
+    def subscribe(self, topic: TopicLog, subscriber: Subscriber, position: int) -> Subscription:
         feed = self._feeds.get(topic)
         if feed is None:
             feed = self._feeds[topic] = Feed(topic, self._remove)

@@ -36,6 +36,7 @@ from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.queues import queue_apis
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
+from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import recording
@@ -306,6 +307,8 @@ class Listeners:
             apis.append(NoTopicsApi())
         if broker.exports:
             apis.append(ExportApi(broker.exports))
+            max_body = broker.config.http_server.max_body
+            apis.append(TelemetryApi(broker.exports, broker.pool, max_body))
         return [*routes_of(*apis), *console_routes()]
 
     async def _start_private(self, sockets: SocketPaths) -> None:

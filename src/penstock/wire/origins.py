@@ -11,7 +11,9 @@ headers that pages cannot change:
 
 A request with neither is no browser's (curl, clients) and passes. A page can still have its own
 name point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So
-while nobody is asked for a token, names that are not ours are refused too.
+while nobody is asked for a token, names that anyone can register in the public DNS are refused too.
+Names without a dot and names below `PRIVATE_ENDINGS` cannot be registered there: they are those of
+container networks. Who controls the DNS of the local network can still give them (decision 160).
 
 A decision is made once per distinct head of a request, never per request.
 """
@@ -27,6 +29,9 @@ from penstock.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
+# reserved by RFC 6761 and ICANN, or Kubernetes' own; .local is anyone's who answers mDNS
+PRIVATE_ENDINGS = (".localhost", ".internal", ".svc", ".cluster.local")
+_LABEL = re.compile("[a-z0-9_-]{1,63}")  # a name without a dot
 _MAX_REPORTED = 16
 
 log = logging.getLogger("penstock.http")
@@ -83,8 +88,9 @@ class Origins:
             self._report(host[:255])
             return (
                 f"The host name {host[:255]!r} is not one of this broker's. While it asks for no"
-                " tokens it answers to IP addresses, localhost and its own host name;"
-                " list further names in http_server.hosts"
+                " tokens it answers to IP addresses, its own host name, names without a dot and"
+                f" names below {', '.join(PRIVATE_ENDINGS)}; list further names in"
+                " http_server.hosts"
             )
         if site == "same-origin":
             return None
@@ -102,10 +108,11 @@ class Origins:
         )
 
     def has_host(self, host: str) -> bool:
-        """Whether the value of a Host header is an address, or a name of ours."""
+        """Whether the value of a Host header is an address, a private name, or a name of ours."""
         name, _ = _host_and_port(host)
-        is_ours = name in self._names or name.endswith((".localhost", *self._endings))
-        return self._any_host or is_ours or _is_address(name)
+        is_private = _LABEL.fullmatch(name) is not None or name.endswith(PRIVATE_ENDINGS)
+        is_ours = name in self._names or name.endswith(self._endings)
+        return self._any_host or is_private or is_ours or _is_address(name)
 
     def _report(self, host: str) -> None:
         """In the log, once per name: whoever set up the address of a client or a proxy should see

@@ -6,13 +6,17 @@ comment every fifteen seconds.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
-from penstock.topics.topic import Topic
+from penstock.topics.topic_log import TopicLog
 from penstock.wire.feed import Chunk, Feeds
 from penstock.wire.http.messages import Stream, StreamResponse
 
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+
+
+Begin = Callable[[], Awaitable[tuple[TopicLog, int]]]  # waits for the topic; and the first offset
 
 
 class EventStream:
@@ -25,9 +29,15 @@ class EventStream:
         self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._over = False  # the topic is gone
 
-    async def run(self, feeds: Feeds, topic: Topic, position: int) -> None:
-        subscription = feeds.subscribe(topic, self, position)
+    async def run(self, feeds: Feeds, begin: Begin) -> None:
         stop = feeds.keep_alive.add(self)
+        try:
+            await self._follow(feeds, *await begin())
+        finally:
+            stop()
+
+    async def _follow(self, feeds: Feeds, topic: TopicLog, position: int) -> None:
+        subscription = feeds.subscribe(topic, self, position)
         try:
             while True:
                 await self._full
@@ -37,7 +47,6 @@ class EventStream:
                 self._full = asyncio.get_running_loop().create_future()
                 subscription.resume()
         finally:
-            stop()
             subscription.close()
 
     def deliver(self, chunk: Chunk) -> bool:
@@ -59,8 +68,8 @@ class EventStream:
             self._full.set_result(None)
 
 
-def stream_response(feeds: Feeds, topic: Topic, position: int) -> StreamResponse:
+def stream_response(feeds: Feeds, begin: Begin) -> StreamResponse:
     async def run(stream: Stream) -> None:
-        await EventStream(stream).run(feeds, topic, position)
+        await EventStream(stream).run(feeds, begin)
 
     return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.object_stores import (
     faulty_proxy,
     s3_server,
 )
+from tests.topics.tier.support import unique
 
 
 @pytest.fixture(scope="package")
@@ -39,12 +41,10 @@ def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture(scope="package")
 def azure() -> Iterator[dict[str, str]]:
-    azurite = shutil.which("azurite-blob", path=os.environ.get("PENSTOCK_AZURITE"))
+    installed = Path(sys.prefix, "azurite", "node_modules", ".bin")
+    azurite = shutil.which("azurite-blob", path=f"{installed}:{os.environ['PATH']}")
     if azurite is None:
-        pytest.skip(
-            "Azure Blob Storage needs Azurite: npm install --prefix DIRECTORY azurite, "
-            "and its node_modules/.bin in PENSTOCK_AZURITE or in PATH"
-        )
+        pytest.skip("needs Azurite: tools/test-programs installs it with npm")
     with azure_server(azurite) as env:
         yield env
 
@@ -56,11 +56,11 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "az":
         for name, value in request.getfixturevalue("azure").items():
             monkeypatch.setenv(name, value)
-        return f"az://{BUCKET}/{tmp_path.name}"
+        return f"az://{BUCKET}/{unique(tmp_path)}"
     request.getfixturevalue("faults")
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    return f"s3://{BUCKET}/{unique(tmp_path)}"
 
 
 @pytest.fixture
 def s3_address(faults: Faults, tmp_path: Path) -> str:
-    return f"s3://{BUCKET}/{tmp_path.name}"
+    return f"s3://{BUCKET}/{unique(tmp_path)}"

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from penstock.config.schema import LocalRetention
 from penstock.errors import Damaged
@@ -44,3 +45,8 @@ async def pass_through(store: TopicStore) -> None:
     assert store.tier is not None
     assert await store.tier.synchronize(), store.tier.problem
     assert not store.tier.topic_problems
+
+
+def unique(path: Path) -> str:
+    """A prefix of its own: the names of temporary directories are used again."""
+    return f"{path.name}-{uuid4().hex}"

@@ -7,6 +7,8 @@ import hmac
 import json
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -222,21 +224,32 @@ def test_the_header_may_lack_the_word_bearer_and_other_schemes_are_no_tokens():
 # --------------------------------------------------------------------------------------------
 
 
-def fetching(body: Any, *published: dict[str, Any], **settings: Any) -> None:
-    async def run() -> None:
-        with provider(*published) as source:
-            checked = verifier(secret="", jwks_url=source.url, **settings)
-            await checked.keys.start()
-            try:
-                await body(checked, source)
-            finally:
-                await checked.keys.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def fetching(*published: dict[str, Any], **settings: Any) -> AsyncIterator[Any]:
+    with provider(*published) as source:
+        checked = verifier(secret="", jwks_url=source.url, **settings)
+        await checked.keys.start()
+        try:
+            yield checked, source
+        finally:
+            await checked.keys.stop()
 
 
-def test_a_published_key_verifies_by_its_id_and_others_in_the_set_are_passed_over():
-    async def body(checked: Verifier, _: Any) -> None:
+async def test_a_published_key_verifies_by_its_id_and_others_in_the_set_are_passed_over():
+    symmetric = {
+        "kty": "oct",
+        "kid": "symmetric",
+        "k": base64.urlsafe_b64encode(b"k" * 40).decode(),
+    }
+    async with fetching(
+        jwk("RS256", "RS256"),
+        jwk("ES256", "ES256"),
+        jwk("EdDSA", "EdDSA"),
+        jwk("RS256", "to encrypt", 1, use="enc"),
+        symmetric,
+        {"kty": "unheard of"},
+        "nonsense",
+    ) as (checked, _):
         for kind in ("RS256", "ES256", "EdDSA"):
             made = signed(claims_of(subject=kind), private_key(kind), kind, kid=kind)
             assert checked.identify(made).subject == kind
@@ -245,25 +258,9 @@ def test_a_published_key_verifies_by_its_id_and_others_in_the_set_are_passed_ove
         with pytest.raises(Unauthorized, match="algorithm 'HS256'"):
             checked.identify(signed(claims_of(), "k" * 40, "HS256", kid="symmetric"))
 
-    symmetric = {
-        "kty": "oct",
-        "kid": "symmetric",
-        "k": base64.urlsafe_b64encode(b"k" * 40).decode(),
-    }
-    fetching(
-        body,
-        jwk("RS256", "RS256"),
-        jwk("ES256", "ES256"),
-        jwk("EdDSA", "EdDSA"),
-        jwk("RS256", "to encrypt", 1, use="enc"),
-        symmetric,
-        {"kty": "unheard of"},
-        "nonsense",  # type: ignore[arg-type]
-    )
 
-
-def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatch):
-    async def body(checked: Verifier, source: Any) -> None:
+async def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatch):
+    async with fetching(jwk("EdDSA", "old")) as (checked, source):
         old = signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="old")
         new = signed(claims_of(), private_key("EdDSA", 1), "EdDSA", kid="new")
         checked.identify(old)
@@ -284,47 +281,41 @@ def test_a_new_key_is_asked_for_once_and_a_withdrawn_one_is_forgotten(monkeypatc
             )
         assert source.asked == 2
 
-    fetching(body, jwk("EdDSA", "old"))
 
-
-def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is_503(monkeypatch):
+async def test_when_the_provider_fails_the_keys_stay_and_before_it_ever_answered_it_is_503(
+    monkeypatch,
+):
     made = signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")
 
-    async def down_from_the_start() -> None:
-        with provider() as source:
-            source.fails = True
-            checked = verifier(secret="", jwks_url=source.url)
-            await checked.keys.start()
-            with pytest.raises(Unavailable, match="could not be fetched"):
-                checked.identify(made)
-            monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 0.0)
-            source.fails, source.keys = False, [jwk("EdDSA", "one")]
-            with pytest.raises(UnknownKey):
-                checked.identify(made)
-            assert (await checked.learn(made)).subject == "alice"
-            source.fails = True
-            await checked.keys.refresh()
-            assert checked.identify(made).subject == "alice"
-            source.fails, source.keys = False, {"not": "a list"}  # type: ignore[assignment]
-            await checked.keys.refresh()
-            checked.identities.clear()
-            assert checked.identify(made).subject == "alice"
-            await checked.keys.stop()
-
-    asyncio.run(down_from_the_start())
+    with provider() as source:
+        source.fails = True
+        checked = verifier(secret="", jwks_url=source.url)
+        await checked.keys.start()
+        with pytest.raises(Unavailable, match="could not be fetched"):
+            checked.identify(made)
+        monkeypatch.setattr(keys, "UNKNOWN_KEY_SECONDS", 0.0)
+        source.fails, source.keys = False, [jwk("EdDSA", "one")]
+        with pytest.raises(UnknownKey):
+            checked.identify(made)
+        assert (await checked.learn(made)).subject == "alice"
+        source.fails = True
+        await checked.keys.refresh()
+        assert checked.identify(made).subject == "alice"
+        source.fails, source.keys = False, {"not": "a list"}  # type: ignore[assignment]
+        await checked.keys.refresh()
+        checked.identities.clear()
+        assert checked.identify(made).subject == "alice"
+        await checked.keys.stop()
 
 
-def test_a_key_set_may_be_a_file(tmp_path):
+async def test_a_key_set_may_be_a_file(tmp_path):
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"keys": [jwk("EdDSA", "one")]}))
 
-    async def run() -> None:
-        checked = verifier(secret="", jwks_url=str(file))
-        await checked.keys.start()
-        assert (
-            checked.identify(signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")).role
-            == Role.ADMIN
-        )
-        await checked.keys.stop()
-
-    asyncio.run(run())
+    checked = verifier(secret="", jwks_url=str(file))
+    await checked.keys.start()
+    assert (
+        checked.identify(signed(claims_of(), private_key("EdDSA"), "EdDSA", kid="one")).role
+        == Role.ADMIN
+    )
+    await checked.keys.stop()

@@ -19,7 +19,7 @@ from penstock.wire.http.messages import Refused, Request, Response, json_respons
 from penstock.wire.http.routes import Route
 from penstock.wire.http.server import HttpServer
 from tests.support.form import pick
-from tests.support.http import Wire, connected, get, post, request, run, serving
+from tests.support.http import Wire, connected, get, post, request, serving
 
 ROUNDS = pick(short=50, usual=150, soak=3000)
 
@@ -136,48 +136,37 @@ async def healthy(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_requests_get_an_error_or_an_answer_and_the_next_client_is_served(
+async def test_mutated_requests_get_an_error_or_an_answer_and_the_next_client_is_served(
     seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body() -> None:
-        async with serving(*ROUTES, max_body=100_000, max_header=2000) as server:
-            for number in range(ROUNDS):
-                chance = random.Random(f"{seed} {number}")
-                for status in await provoke(server, list(split(mutated(chance), chance))):
-                    assert status < 500 or status in (501, 505), (seed, number)
-                if number % 25 == 0:
-                    await healthy(server)
-            await healthy(server)
-
-    run(body, limit=110)
+    async with serving(*ROUTES, max_body=100_000, max_header=2000) as server:
+        for number in range(ROUNDS):
+            chance = random.Random(f"{seed} {number}")
+            for status in await provoke(server, list(split(mutated(chance), chance))):
+                assert status < 500 or status in (501, 505), (seed, number)
+            if number % 25 == 0:
+                await healthy(server)
+        await healthy(server)
     assert not caplog.records, "nothing a client sends is an internal error"
 
 
-def test_garbage_gets_an_error_or_nothing() -> None:
-    async def body() -> None:
-        async with serving(*ROUTES, max_body=100_000) as server:
-            for number in range(ROUNDS):
-                chance = random.Random(number)
-                result = await provoke(
-                    server, [chance.randbytes(chance.choice((1, 10, 100, 5000)))]
-                )
-                assert set(result) <= {400, 505}, number
-            await healthy(server)
-
-    run(body, limit=110)
+async def test_garbage_gets_an_error_or_nothing() -> None:
+    async with serving(*ROUTES, max_body=100_000) as server:
+        for number in range(ROUNDS):
+            chance = random.Random(number)
+            result = await provoke(server, [chance.randbytes(chance.choice((1, 10, 100, 5000)))])
+            assert set(result) <= {400, 505}, number
+        await healthy(server)
 
 
-def test_valid_requests_are_answered_the_same_wherever_they_are_split() -> None:
-    async def body() -> None:
-        async with serving(*ROUTES) as server:
-            for data in VALID:
-                expected = [status for status in await provoke(server, [data]) if status != 100]
-                assert expected in ([200], [204])
-                for cut in range(1, len(data)):
-                    result = await provoke(server, [data[:cut], data[cut:]])
-                    assert [status for status in result if status != 100] == expected, (data, cut)
-
-    run(body, limit=60)
+async def test_valid_requests_are_answered_the_same_wherever_they_are_split() -> None:
+    async with serving(*ROUTES) as server:
+        for data in VALID:
+            expected = [status for status in await provoke(server, [data]) if status != 100]
+            assert expected in ([200], [204])
+            for cut in range(1, len(data)):
+                result = await provoke(server, [data[:cut], data[cut:]])
+                assert [status for status in result if status != 100] == expected, (data, cut)
 
 
 class Llhttp:

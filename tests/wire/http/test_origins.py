@@ -15,7 +15,7 @@ from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 from penstock.wire.origins import Origins
-from tests.support.http import Reply, run, talking
+from tests.support.http import Reply, talking
 
 HERE = "127.0.0.1:6632"
 
@@ -33,7 +33,7 @@ ROUTES = (
 )
 
 
-def ask(
+async def ask(
     method: str,
     path: str,
     *headers: str,
@@ -42,7 +42,6 @@ def ask(
     origins: Origins | None = None,
     **limits: int,
 ) -> Reply:
-    collected: list[Reply] = []
     lines = [
         f"{method} {path} HTTP/1.1",
         f"Host: {host}",
@@ -52,12 +51,8 @@ def ask(
         "",
     ]
 
-    async def talk() -> None:
-        async with talking(*ROUTES, origins=origins or Origins(), **limits) as (_, wire):
-            collected.append(await wire.ask("\r\n".join(lines).encode("latin-1") + body))
-
-    run(talk)
-    return collected[0]
+    async with talking(*ROUTES, origins=origins or Origins(), **limits) as (_, wire):
+        return await wire.ask("\r\n".join(lines).encode("latin-1") + body)
 
 
 def error(reply: Reply) -> str:
@@ -91,10 +86,10 @@ def error(reply: Reply) -> str:
         ("GET /nowhere", ["Origin: https://evil.example"]),
     ],
 )
-def test_a_request_from_a_page_of_another_site_is_refused(
+async def test_a_request_from_a_page_of_another_site_is_refused(
     request_line: str, headers: list[str]
 ) -> None:
-    reply = ask(*request_line.split(" "), *headers)
+    reply = await ask(*request_line.split(" "), *headers)
     assert (reply.status, "cors_origin" in error(reply)) == (403, True)
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
@@ -124,22 +119,25 @@ def test_a_request_from_a_page_of_another_site_is_refused(
         ),
     ],
 )
-def test_pages_of_the_broker_and_programs_that_are_no_browsers_pass(
+async def test_pages_of_the_broker_and_programs_that_are_no_browsers_pass(
     request_line: str, headers: list[str], host: str
 ) -> None:
     assert (
-        ask(
+        await ask(
             *request_line.split(" "), *headers, host=host, body=b"{}" * ("POST" in request_line)
-        ).status
-        == 200
-    )
+        )
+    ).status == 200
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:6632", "127.0.0.1.evil.example", "localhost.evil", ""),
+        *("other.local", "a.svc.evil.example", "svc.evil", "xinternal.evil", "a b", "a/b"),
+    ],
 )
-def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
-    reply = ask("GET", "/pop", f"Origin: http://{host or 'x'}", host=host)
+async def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
+    reply = await ask("GET", "/pop", f"Origin: http://{host or 'x'}", host=host)
     assert (reply.status, "http_server.hosts" in error(reply)) == (403, True)
 
 
@@ -163,41 +161,55 @@ def test_a_name_that_is_not_ours_is_refused(host: str) -> None:
         ),
     ],
 )
-def test_addresses_and_names_of_ours_pass(host: str) -> None:
+async def test_addresses_and_names_of_ours_pass(host: str) -> None:
     origins = Origins(hosts="broker.example, *.internal", bound=("bound.example",))
     assert origins.has_host(host)
-    assert ask("GET", "/pop", host=host, origins=origins).status == 200
+    assert (await ask("GET", "/pop", host=host, origins=origins)).status == 200
 
 
-def test_names_are_not_looked_at_when_tokens_are_asked_for_or_all_are_listed() -> None:
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("queen", "penstock:6632", "PENSTOCK_1", "xn--bcher-kva"),
+        *("broker.internal", "a.b.localhost:80", "penstock.default.svc"),
+        *("penstock.default.svc.cluster.local.", f"{socket.gethostname().split('.')[0]}.local"),
+    ],
+)
+async def test_names_that_nobody_can_register_in_the_public_dns_pass(host: str) -> None:
+    assert (await ask("GET", "/pop", host=host)).status == 200
+    assert (await ask("GET", "/pop", "Origin: http://evil.example", host=host)).status == 403
+
+
+async def test_names_are_not_looked_at_when_tokens_are_asked_for_or_all_are_listed() -> None:
     for origins in (Origins(any_host=True), Origins(hosts="*")):
-        assert ask("GET", "/pop", host="any.example", origins=origins).status == 200
+        assert (await ask("GET", "/pop", host="any.example", origins=origins)).status == 200
         assert (
-            ask(
+            await ask(
                 "GET", "/pop", "Origin: http://evil.example", host="any.example", origins=origins
-            ).status
-            == 403
-        )
+            )
+        ).status == 403
 
 
-def test_origins_in_the_configuration_may_send_requests_and_read_the_answers() -> None:
+async def test_origins_in_the_configuration_may_send_requests_and_read_the_answers() -> None:
     listed = Origins("https://console.example, http://localhost:3000/")
     for origin, status in (
         ("https://console.example", 200),
         ("http://localhost:3000", 200),
         ("http://c.example", 403),
     ):
-        reply = ask(
+        reply = await ask(
             "GET", "/pop", f"Origin: {origin}", "Sec-Fetch-Site: cross-site", origins=listed
         )
         allowed = reply.headers.get("access-control-allow-origin")
         assert (reply.status, allowed) == (status, origin if status == 200 else None)
     asked = ("Origin: https://console.example", "Access-Control-Request-Headers: X-One")
-    preflight = ask("OPTIONS", "/push", *asked, origins=listed)
+    preflight = await ask("OPTIONS", "/push", *asked, origins=listed)
     assert (preflight.status, preflight.headers["access-control-allow-headers"]) == (204, "X-One")
     assert preflight.headers["access-control-allow-origin"] == "https://console.example"
-    assert ask("GET", "/pop", "Origin: https://any.example", origins=Origins("*")).status == 200
-    too_large = ask("POST", "/push", asked[0], body=b"x" * 10, origins=listed, max_body=9)
+    assert (
+        await ask("GET", "/pop", "Origin: https://any.example", origins=Origins("*"))
+    ).status == 200
+    too_large = await ask("POST", "/push", asked[0], body=b"x" * 10, origins=listed, max_body=9)
     assert too_large.status == 413
 
 
@@ -231,18 +243,18 @@ def test_a_host_with_scheme_or_port_is_an_error_at_the_start(hosts: str) -> None
         ("/raw", "text/plain", 200),
     ],
 )
-def test_a_body_of_a_wrong_type_is_a_415_that_says_which_is_right(
+async def test_a_body_of_a_wrong_type_is_a_415_that_says_which_is_right(
     path: str, media: str, status: int
 ) -> None:
-    reply = ask("POST", path, f"Content-Type: {media}", body=b'{"a":1}')
+    reply = await ask("POST", path, f"Content-Type: {media}", body=b'{"a":1}')
     assert reply.status == status
     if status == 415:
         assert "application/json" in error(reply)
     else:
         assert reply.body == b'{"a":1}'
     assert (
-        ask("POST", path, f"Content-Type: {media}").status == 200
-    )  # of nothing, the type says nothing
+        await ask("POST", path, f"Content-Type: {media}")
+    ).status == 200  # of nothing, the type says nothing
 
 
 def zstd(data: bytes) -> bytes:
@@ -259,31 +271,31 @@ PACKED = {
 
 
 @pytest.mark.parametrize("coding", PACKED)
-def test_a_packed_body_is_unpacked_before_anybody_sees_it(coding: str) -> None:
+async def test_a_packed_body_is_unpacked_before_anybody_sees_it(coding: str) -> None:
     for text in (b"{}", b'{"a":"' + b"x" * 3_000_000 + b'"}'):
-        reply = ask("POST", "/push", f"Content-Encoding: {coding}", body=PACKED[coding](text))
+        reply = await ask("POST", "/push", f"Content-Encoding: {coding}", body=PACKED[coding](text))
         assert (reply.status, reply.body == text) == (200, True)
 
 
 @pytest.mark.parametrize("coding", ["br", "deflate", "gzip, gzip", "gzip, zstd"])
-def test_another_coding_is_a_415_that_names_ours(coding: str) -> None:
-    reply = ask("POST", "/push", f"Content-Encoding: {coding}", body=b"{}")
+async def test_another_coding_is_a_415_that_names_ours(coding: str) -> None:
+    reply = await ask("POST", "/push", f"Content-Encoding: {coding}", body=b"{}")
     assert (reply.status, reply.headers["accept-encoding"]) == (415, "gzip, zstd")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-def test_a_body_that_unpacks_to_more_than_the_limit_is_a_413(coding: str) -> None:
+async def test_a_body_that_unpacks_to_more_than_the_limit_is_a_413(coding: str) -> None:
     bomb = PACKED[coding](b"\0" * 50_000_000)
     assert len(bomb) < 60_000
-    reply = ask("POST", "/push", f"Content-Encoding: {coding}", body=bomb, max_body=1_000_000)
+    reply = await ask("POST", "/push", f"Content-Encoding: {coding}", body=bomb, max_body=1_000_000)
     assert (reply.status, "1000000 bytes once it is unpacked" in error(reply)) == (413, True)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
-def test_a_body_that_is_not_packed_as_it_says_is_a_400(coding: str) -> None:
+async def test_a_body_that_is_not_packed_as_it_says_is_a_400(coding: str) -> None:
     whole = PACKED[coding](b"x" * 1000)
     for bad in (b"{}", whole[:-1], whole[:4], whole + b"rest"):
-        reply = ask("POST", "/push", f"Content-Encoding: {coding}", body=bad)
+        reply = await ask("POST", "/push", f"Content-Encoding: {coding}", body=bad)
         assert (reply.status, coding in error(reply)) == (400, True)
 
 

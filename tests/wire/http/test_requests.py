@@ -13,7 +13,7 @@ from penstock.metrics import Metrics
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.origins import Origins
-from tests.support.http import Reply, connected, get, post, request, run, serving, talking
+from tests.support.http import Reply, connected, get, post, request, serving, talking
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -49,23 +49,19 @@ async def later(request: Request) -> Response:
     return json_response({"later": request.params["id"]})
 
 
-def answers(routes: list[Route], *requests: bytes, **settings: Any) -> list[Reply]:
+async def answers(routes: list[Route], *requests: bytes, **settings: Any) -> list[Reply]:
     """The answers to the requests, sent one after the other on one connection."""
-    collected: list[Reply] = []
-
-    async def body() -> None:
-        async with talking(*routes, **settings) as (_, wire):
-            collected.extend([await wire.ask(one) for one in requests])
-
-    run(body)
-    return collected
+    async with talking(*routes, **settings) as (_, wire):
+        return [await wire.ask(one) for one in requests]
 
 
 def error(reply: Reply) -> str:
     return str(json.loads(reply.body)["error"])
 
 
-def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> None:
+async def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_their_order() -> (
+    None
+):
     def future(request: Request) -> "asyncio.Future[Response]":
         made = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(
@@ -73,22 +69,19 @@ def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_in_thei
         )
         return made
 
-    async def body() -> None:
-        routes = (
-            Route("POST", "/echo", echo),
-            Route("GET", "/later/{id}", later),
-            Route("GET", "/future", future),
-        )
-        async with talking(*routes) as (_, wire):
-            wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
-            wire.send(get("/later/4") + post("/echo", b"5"))
-            result = [(await wire.reply()).body for _ in range(6)]
-            assert result == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
-
-    run(body)
+    routes = (
+        Route("POST", "/echo", echo),
+        Route("GET", "/later/{id}", later),
+        Route("GET", "/future", future),
+    )
+    async with talking(*routes) as (_, wire):
+        wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
+        wire.send(get("/later/4") + post("/echo", b"5"))
+        result = [(await wire.reply()).body for _ in range(6)]
+        assert result == [b"1", b'{"later":"2"}', b"future", b"3", b'{"later":"4"}', b"5"]
 
 
-def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> None:
+async def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> None:
     def named(name: str) -> Route:
         return Route("GET", name, lambda request: json_response([name, dict(request.params)]))
 
@@ -96,7 +89,7 @@ def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> 
         named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")
     ]
     asked = ("/a/b", "/a/q", "/a/q/c", "/a/q/d/e", "/a/", "/z/b/y", "/a/b/y")
-    result = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    result = [json.loads(reply.body) for reply in await answers(routes, *map(get, asked))]
     assert result == [
         ["/a/b", {}],
         ["/a/{x}", {"x": "q"}],
@@ -108,9 +101,9 @@ def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> 
     ]
 
 
-def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
+async def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
     routes = [Route("GET", "/queue/{queue}/x", shown), Route("GET", "/a b", shown)]
-    result = answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
+    result = await answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
     assert json.loads(result[0].body)["params"] == {"queue": "a/b é"}
     assert result[1].status == 200
     assert result[2].status == 404
@@ -119,15 +112,15 @@ def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
 @pytest.mark.parametrize(
     ("path", "text"), [("/q/%zz", "hexadecimal"), ("/q/%2", "hexadecimal"), ("/q/%ff", "UTF-8")]
 )
-def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
-    reply = answers([Route("GET", "/q/{x}", shown)], get(path))[0]
+async def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
+    reply = (await answers([Route("GET", "/q/{x}", shown)], get(path)))[0]
     assert reply.status == 400
     assert text in error(reply)
 
 
-def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> None:
+async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> None:
     routes = [Route("GET", "/x", shown), Route("POST", "/x", shown), Route("PUT", "/{y}", shown)]
-    missing, refused, fallen = answers(
+    missing, refused, fallen = await answers(
         routes, get("/nope/n"), request("DELETE", "/x", b""), request("PUT", "/x", b"")
     )
     assert missing.status == 404
@@ -137,7 +130,7 @@ def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> No
     assert fallen.status == 200
 
 
-def test_a_route_for_any_method_takes_every_method() -> None:
+async def test_a_route_for_any_method_takes_every_method() -> None:
     routes = [
         Route(
             "*",
@@ -145,7 +138,7 @@ def test_a_route_for_any_method_takes_every_method() -> None:
             lambda request: Response(200, request.head.method.encode(), "text/plain"),
         )
     ]
-    answer = answers(
+    answer = await answers(
         routes, get("/f/1"), request("DELETE", "/f/2", b""), request("OPTIONS", "/f/3", b"")
     )
     assert [reply.body for reply in answer] == [b"GET", b"DELETE", b"OPTIONS"]
@@ -156,24 +149,21 @@ def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
         Router([Route("GET", "/a/{x}", shown), Route("GET", "/a/{y}", shown)])
 
 
-def test_head_gives_the_head_of_get_without_its_body() -> None:
-    async def body() -> None:
-        async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
-            _,
-            wire,
-        ):
-            reply = await wire.ask(request("HEAD", "/x", b""))
-            assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
-            assert (await wire.ask(get("/x"))).body == b"12345"
-
-    run(body)
+async def test_head_gives_the_head_of_get_without_its_body() -> None:
+    async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
+        _,
+        wire,
+    ):
+        reply = await wire.ask(request("HEAD", "/x", b""))
+        assert (reply.status, reply.headers["content-length"], reply.body) == (200, "5", b"")
+        assert (await wire.ask(get("/x"))).body == b"12345"
 
 
-def test_options_tells_a_browser_what_it_may_send() -> None:
+async def test_options_tells_a_browser_what_it_may_send() -> None:
     asked = request(
         "OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two"
     )
-    reply, plain = answers(
+    reply, plain = await answers(
         [Route("POST", "/x", shown)],
         asked,
         post("/x", b"", "Origin: http://a"),
@@ -190,7 +180,9 @@ def test_options_tells_a_browser_what_it_may_send() -> None:
     )
 
 
-def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> None:
+async def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> (
+    None
+):
     routes = [Route("GET", "/q", args, query=Page)]
     asked = (
         "/q",
@@ -198,7 +190,7 @@ def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ign
         "/q?wait=True&tag=a&tag=b",
         "/q?limit=1&limit=2&name=",
     )
-    result = [json.loads(reply.body) for reply in answers(routes, *map(get, asked))]
+    result = [json.loads(reply.body) for reply in await answers(routes, *map(get, asked))]
     assert result == [
         {"limit": 10, "wait": False, "name": None, "tag": []},
         {"limit": 5, "wait": True, "name": "a bé", "tag": []},
@@ -207,9 +199,11 @@ def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ign
     ]
 
 
-def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
+async def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
     routes = [Route("GET", "/q", args, query=Page), Route("GET", "/n", args, query=Needed)]
-    result = answers(routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff")))
+    result = await answers(
+        routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff"))
+    )
     assert [reply.status for reply in result] == [400] * 4
     assert error(result[0]) == "Query parameter `limit`: expected `int`, got 'ten'"
     assert error(result[1]) == "Query parameter `wait`: expected `bool`, got 'maybe'"
@@ -217,7 +211,7 @@ def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
     assert "UTF-8" in error(result[3])
 
 
-def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
+async def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
     routes = [Route("POST", "/p", lambda request: json_response(request.data.items), body=Push)]
     bodies = (
         b'{"queue":"q","items":[1,2]}',
@@ -228,7 +222,7 @@ def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
         b"[" * 100_000,
         b'{"items":[]}',
     )
-    result = answers(routes, *(post("/p", body) for body in bodies))
+    result = await answers(routes, *(post("/p", body) for body in bodies))
     assert (result[0].status, result[0].body) == (200, b"[1,2]")
     assert [reply.status for reply in result[1:]] == [400] * 6
     assert error(result[1]) == "Empty request body"
@@ -238,7 +232,7 @@ def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
     assert "`queue`" in error(result[6])
 
 
-def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
+async def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
     routes = [
         Route(
             "POST",
@@ -251,7 +245,9 @@ def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
             "POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes
         ),
     ]
-    result = answers(routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b""))
+    result = await answers(
+        routes, post("/optional", b""), post("/raw", b"\xff\x00"), post("/raw", b"")
+    )
     assert [reply.body for reply in result] == [b"null", b"\xff\x00", b""]
 
 
@@ -266,7 +262,7 @@ def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
         (StorageFull("disk full"), 507, None),
     ],
 )
-def test_errors_become_statuses_with_their_text(
+async def test_errors_become_statuses_with_their_text(
     raised: Exception, status: int, retry: str | None
 ) -> None:
     def plain(_: Request) -> Response:
@@ -276,7 +272,7 @@ def test_errors_become_statuses_with_their_text(
         await asyncio.sleep(0)
         raise raised
 
-    for reply in answers(
+    for reply in await answers(
         [Route("GET", "/p", plain), Route("GET", "/c", coroutine)], get("/p"), get("/c")
     ):
         assert (reply.status, error(reply), reply.headers.get("retry-after")) == (
@@ -286,7 +282,7 @@ def test_errors_become_statuses_with_their_text(
         )
 
 
-def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_nothing_else(
+async def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def broken(_: Request) -> Response:
@@ -296,7 +292,7 @@ def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_not
         return Response(200, b"", headers=(("X-A", "1\r\nX-B: 2"),))
 
     with caplog.at_level(logging.ERROR, "penstock.http"):
-        result = answers(
+        result = await answers(
             [Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h")
         )
     for reply, record in zip(result, caplog.records, strict=True):
@@ -308,20 +304,20 @@ def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_client_not
     assert "x-b" not in result[1].headers
 
 
-def test_an_answer_without_a_body_has_no_length_and_no_type() -> None:
-    reply, after = answers([Route("GET", "/x", lambda _: EMPTY)], get("/x"), get("/x"))
+async def test_an_answer_without_a_body_has_no_length_and_no_type() -> None:
+    reply, after = await answers([Route("GET", "/x", lambda _: EMPTY)], get("/x"), get("/x"))
     assert (reply.status, after.status) == (204, 204)
     assert "content-length" not in reply.headers
     assert "content-type" not in reply.headers
     assert "date" in reply.headers
 
 
-def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> None:
+async def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> None:
     def handler(request: Request) -> Response:
         return json_response([request.header("x-a"), request.header("x-none"), request.address])
 
     assert json.loads(
-        answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2"))[0].body
+        (await answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2")))[0].body
     ) == [
         "1, 2",
         None,
@@ -329,52 +325,44 @@ def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined() -> 
     ]
 
 
-def test_a_proxy_may_send_the_absolute_form() -> None:
+async def test_a_proxy_may_send_the_absolute_form() -> None:
     routes = [Route("GET", "/a", args, query=Page), Route("GET", "/", shown)]
-    result = answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
+    result = await answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
     assert json.loads(result[0].body)["limit"] == 3
     assert json.loads(result[1].body)["path"] == "/"
 
 
-def test_every_answer_is_counted_by_route_and_status() -> None:
+async def test_every_answer_is_counted_by_route_and_status() -> None:
     metrics = Metrics()
 
-    async def body() -> None:
-        async with (
-            serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
-            connected(server) as wire,
-        ):
-            for path in ("/q/1", "/q/2", "/nope"):
-                await wire.ask(get(path))
-            assert metrics.snapshot()["penstock_http_connections"] == 1
-
-    run(body)
+    async with (
+        serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
+        connected(server) as wire,
+    ):
+        for path in ("/q/1", "/q/2", "/nope"):
+            await wire.ask(get(path))
+        assert metrics.snapshot()["penstock_http_connections"] == 1
     counts = metrics.snapshot()
     assert counts['penstock_http_requests_total{method="GET",route="/q/{x}",status="200"}'] == 2
     assert counts['penstock_http_requests_total{method="*",route="(none)",status="404"}'] == 1
 
 
-def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
-    async def body() -> None:
-        async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
-            cache = server._state.cache
-            for start in range(0, 10_000, 100):
-                wire.send(
-                    b"".join(get(f"/q?limit={number}") for number in range(start, start + 100))
-                )
-                result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
-                assert result == list(range(start, start + 100))
-                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
-            assert not cache.young, "a head that was seen once is not kept"
-            for _ in range(2):
-                await wire.ask(get("/q?limit=0"))
-            kept = dict(cache.young)
-            assert len(kept) == 1
+async def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
+    async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
+        cache = server._state.cache
+        for start in range(0, 10_000, 100):
+            wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
+            result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
+            assert result == list(range(start, start + 100))
+            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+        assert not cache.young, "a head that was seen once is not kept"
+        for _ in range(2):
             await wire.ask(get("/q?limit=0"))
-            assert cache.young == kept
-            for number in range(10_000):
-                cache.get(get(f"/q?limit={number // 2}"))
-                assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
-            assert len(cache.young) > 0
-
-    run(body)
+        kept = dict(cache.young)
+        assert len(kept) == 1
+        await wire.ask(get("/q?limit=0"))
+        assert cache.young == kept
+        for number in range(10_000):
+            cache.get(get(f"/q?limit={number // 2}"))
+            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+        assert len(cache.young) > 0

@@ -82,7 +82,7 @@ class Paints:
         assert request.params["name"] == name
 
 
-def test_the_signature_says_what_a_method_takes_and_answers_and_its_docstring_what_it_is_for():
+async def test_the_signature_says_what_a_method_takes_and_answers_and_its_docstring_what_it_is_for():
     paint, clean = routes = routes_of(Paints())
     assert (paint.summary, paint.body, paint.body_optional) == (
         "Paint a thing, or look at it",
@@ -91,7 +91,7 @@ def test_the_signature_says_what_a_method_takes_and_answers_and_its_docstring_wh
     )
     assert (paint.answer, paint.status, paint.may_be_empty) == (Painted, 202, True)
     assert (clean.answer, clean.status) == (None, 204)
-    red, plain, nothing, cleaned = answers(
+    red, plain, nothing, cleaned = await answers(
         routes,
         post("/things/car/paint", b'{"color":"red"}'),
         post("/things/car/paint", b""),

@@ -6,53 +6,50 @@ from pathlib import Path
 import pytest
 
 from penstock.wire.http.static import static_routes
-from tests.support.http import get, request, run, talking
+from tests.support.http import get, request, talking
 
 
-def test_static_files_have_types_and_are_revalidated(scratch: Path) -> None:
+async def test_static_files_have_types_and_are_revalidated(scratch: Path) -> None:
     (scratch / "index.html").write_text("<p>hello</p>")
     (scratch / "js").mkdir()
     (scratch / "js" / "app.js").write_text("let x = 1; " * 500)
     (scratch / "data").write_bytes(bytes(10))
 
-    async def body() -> None:
-        async with talking(*static_routes("/ui", scratch)) as (_, wire):
-            index = await wire.ask(get("/ui/"))
-            assert (index.body, index.headers["content-type"]) == (
-                b"<p>hello</p>",
-                "text/html; charset=utf-8",
-            )
-            moved = await wire.ask(get("/ui"))
-            assert (moved.status, moved.headers["location"]) == (308, "ui/")
-            script = await wire.ask(get("/ui/js/app.js", "Accept-Encoding: gzip"))
-            assert script.headers["content-type"] == "text/javascript; charset=utf-8"
-            assert gzip.decompress(script.body) == b"let x = 1; " * 500
-            assert (await wire.ask(get("/ui/data"))).headers[
-                "content-type"
-            ] == "application/octet-stream"
-            assert (await wire.ask(request("HEAD", "/ui/", b""))).headers["content-length"] == "12"
+    async with talking(*static_routes("/ui", scratch)) as (_, wire):
+        index = await wire.ask(get("/ui/"))
+        assert (index.body, index.headers["content-type"]) == (
+            b"<p>hello</p>",
+            "text/html; charset=utf-8",
+        )
+        moved = await wire.ask(get("/ui"))
+        assert (moved.status, moved.headers["location"]) == (308, "ui/")
+        script = await wire.ask(get("/ui/js/app.js", "Accept-Encoding: gzip"))
+        assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert gzip.decompress(script.body) == b"let x = 1; " * 500
+        assert (await wire.ask(get("/ui/data"))).headers[
+            "content-type"
+        ] == "application/octet-stream"
+        assert (await wire.ask(request("HEAD", "/ui/", b""))).headers["content-length"] == "12"
 
-            tag, date = index.headers["etag"], index.headers["last-modified"]
-            assert index.headers["cache-control"] == "no-cache"
-            for header in (
-                f"If-None-Match: {tag}",
-                f'If-None-Match: "x", W/{tag}',
-                f"If-Modified-Since: {date}",
-            ):
-                same = await wire.ask(get("/ui/", header))
-                assert (same.status, same.headers["etag"]) == (304, tag)
-            for header in (
-                'If-None-Match: "other"',
-                "If-Modified-Since: Mon, 01 Jan 2001 00:00:00 GMT",
-                "If-Modified-Since: x",
-            ):
-                assert (await wire.ask(get("/ui/", header))).status == 200
+        tag, date = index.headers["etag"], index.headers["last-modified"]
+        assert index.headers["cache-control"] == "no-cache"
+        for header in (
+            f"If-None-Match: {tag}",
+            f'If-None-Match: "x", W/{tag}',
+            f"If-Modified-Since: {date}",
+        ):
+            same = await wire.ask(get("/ui/", header))
+            assert (same.status, same.headers["etag"]) == (304, tag)
+        for header in (
+            'If-None-Match: "other"',
+            "If-Modified-Since: Mon, 01 Jan 2001 00:00:00 GMT",
+            "If-Modified-Since: x",
+        ):
+            assert (await wire.ask(get("/ui/", header))).status == 200
 
-            (scratch / "index.html").write_text("<p>changed!</p>")
-            changed = await wire.ask(get("/ui/", f"If-None-Match: {tag}"))
-            assert (changed.status, changed.body) == (200, b"<p>changed!</p>")
-
-    run(body)
+        (scratch / "index.html").write_text("<p>changed!</p>")
+        changed = await wire.ask(get("/ui/", f"If-None-Match: {tag}"))
+        assert (changed.status, changed.body) == (200, b"<p>changed!</p>")
 
 
 @pytest.mark.parametrize(
@@ -69,16 +66,13 @@ def test_static_files_have_types_and_are_revalidated(scratch: Path) -> None:
         "js",
     ],
 )
-def test_nothing_outside_the_directory_is_served(scratch: Path, name: str) -> None:
+async def test_nothing_outside_the_directory_is_served(scratch: Path, name: str) -> None:
     root = scratch / "root"
     (root / "js").mkdir(parents=True)
     (scratch / "secret").write_text("secret")
     (root / "link").symlink_to(scratch / "secret")
 
-    async def body() -> None:
-        async with talking(*static_routes("/ui", root)) as (_, wire):
-            reply = await wire.ask(get(f"/ui/{name}"))
-            assert reply.status == 404
-            assert b"error" in reply.body
-
-    run(body)
+    async with talking(*static_routes("/ui", root)) as (_, wire):
+        reply = await wire.ask(get(f"/ui/{name}"))
+        assert reply.status == 404
+        assert b"error" in reply.body

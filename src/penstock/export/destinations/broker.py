@@ -179,7 +179,9 @@ class BrokerDestination(Destination):
                 if not page:
                     break
                 start = page[-1].offset + 1
-            at = _find(wanted, [payload_bytes(each.payload, each.encoding) for each in stored])
+            at = _find(
+                wanted, [payload_bytes(each.payload or "", each.encoding) for each in stored]
+            )
             if at >= 0:
                 self._claim(stored[at].offset, stored[at + len(wanted) - 1].offset + 1)
                 return True

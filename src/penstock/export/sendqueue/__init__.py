@@ -1,12 +1,23 @@
 """The send queue of a route. What is outside of this package uses the names below, and no other.
 
-queue      limits, what happens at them, and waiting: `SendQueue`, the one door
-fastqueue  blocks leased from two layers and completed
-layers     blocks in memory, the backlog on disk, and the one job that writes
-store      what survives, and the order in which it reaches the disk
-chunks     the stream of blocks in files
-journal    what became of each block: entries, books, file
-blocks     the format of a block, and reading chunk files
+           push                                          take, ack, give_back
+            |                                                      |
+    queue.SendQueue      limits, what happens at them, and waiting: the one door
+            |                                                      |
+    fastqueue.FastQueue  blocks leased and completed; the order in which they are taken
+            |                                                      |
+    writer.Writer ---------> memory.MemoryLayer -----------------> |   the newest blocks
+            |                       | evict, spill                 |
+            |                backlog.Backlog --------------------> |   what waits on disk only
+            v                       | read ahead
+    store.Store          what survives, and the order in which it reaches the disk
+            |
+            +-- chunks.Chunks    the stream of blocks in files; `blocks` has their format
+            +-- journal.Journal  what became of each block; `Books` are its sum
+            +-- fastqueue.meta   hints that spare a start the reading
+
+By sequence number: blocks of the backlog < blocks in memory. A block that is leased, or was given
+back and waits for its next attempt, is in neither; FastQueue has it.
 """
 
 from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of

@@ -309,6 +309,7 @@ class Chunks:
                 break
         if reading.blocks:
             last = reading.blocks[-1]
+            chunk.mark(last.sequence, last.offset)
             self._cursor = (last.sequence + 1, last.offset + last.size)
         return reading
 
@@ -430,9 +431,12 @@ class Chunks:
         chunk.base = chunk.base or end.next_sequence
         chunk.stop = end.next_sequence
 
-    def cursor_of(self, sequence: int) -> int:
-        """The place of the block `sequence` if it is where the last read stopped, else 0."""
-        return self._cursor[1] if self._cursor[0] == sequence else 0
+    def place_before(self, sequence: int) -> int | None:
+        """Where a block at or before `sequence` begins, without reading; None: no chunk has it."""
+        if self._cursor[0] == sequence:
+            return self._cursor[1]
+        chunk = self._chunk_of(sequence)
+        return None if chunk is None else chunk.near(sequence)
 
     def last_position(self) -> int:
         """The source position of the last block on disk, or -1."""

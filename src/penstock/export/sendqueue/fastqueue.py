@@ -1,22 +1,8 @@
 """FastQueue: a persistent queue of blocks in two layers, from which blocks are leased, not popped.
 
-Layers. New blocks go to memory; disk chunks hold what does not fit, and everything that must
-survive. With `write_through` (fsync `always` and `interval`, and every route that reads a topic or
-queue) a block is written to a chunk before anyone can take it, and memory is a cache of the newest
-ones: a killed process loses nothing and hands out the same sequence numbers again. Without it
-(fsync `never`) memory is written out when it is full, when its oldest block is `stale_flush` old,
-and at a stop; a kill loses what is in memory.
-
-Leases. `take` leases a block; `ack` completes it; `give_back` returns it to its place in front of
+`take` leases a block; `ack` completes it; `give_back` returns it to its place in front of
 everything younger, its attempt counted. Leases are this process's: if it dies, its open blocks
 are simply still there at the next start.
-
-Invariants, by sequence number: backlog (on disk) < blocks in memory. A leased or returned block is
-in neither. Blocks that are in memory only are all younger than those on disk, so a spill takes
-every one of them.
-
-What must survive, and the order in which it reaches the disk, is the `Store`'s affair; `Backlog`
-and `MemoryLayer` hold what waits.
 """
 
 import heapq
@@ -27,11 +13,13 @@ from pathlib import Path
 
 from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
+from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import Block, records_of
 from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.journal import Books, Entry, Kind
-from penstock.export.sendqueue.layers import Backlog, MemoryLayer, Writer
+from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import Store
+from penstock.export.sendqueue.writer import Writer
 from penstock.export.status import Repaired
 from penstock.io.fs import DISK, Fs
 
@@ -58,17 +46,20 @@ class FastQueue:
         self.store: Store | None = None
         if directory is not None:
             self.store = Store(fs, directory, pool, options, self.books, self._hints)
-        self._book = self.books.apply if self.store is None else self.store.book
-        self._backlog = Backlog(self.store)
+        newest_first = options.drain_order == "newest_first"
+        self._backlog = Backlog(self.store, newest_first=newest_first)
         self._writer = Writer(
             options, self.books, self.memory, self._backlog, self.store, self._clock
         )
-        self.put = self._writer.put
 
     async def open(self) -> None:
         if self.store is not None:
             await self.store.open()
             await self._backlog.open()
+
+    async def put(self, blocks: list[Block]) -> None:
+        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
+        await self._writer.put(blocks)
 
     # What there is
 
@@ -93,8 +84,8 @@ class FastQueue:
 
     @property
     def backlog(self) -> bool:
-        """Whether the next block in order comes from disk."""
-        return self._backlog.has_old and not self._returned
+        """Whether blocks wait on disk, and none that was returned goes before them."""
+        return bool(self._backlog) and not self._returned
 
     def oldest_age(self) -> float:
         """Seconds since about the oldest open block was accepted; 0 when there is none."""
@@ -122,7 +113,7 @@ class FastQueue:
         else:
             newest = self._wants_newest()
             if self._backlog and not (newest and self.memory):
-                block = await self._backlog.take(newest=newest)
+                block = await self._backlog.take()
             if block is None and self.memory:
                 block = self.memory.take(newest=newest)
         if block is not None:
@@ -130,8 +121,9 @@ class FastQueue:
         return block
 
     def _wants_newest(self) -> bool:
+        """Whether the newest block in memory comes next. `mixed` gives fresh blocks their share."""
         order = self.options.drain_order
-        if order != "mixed" or not self._backlog.has_old:
+        if order != "mixed" or not self._backlog:
             return order == "newest_first"
         self._fresh_credit += self.options.fresh_share
         newest = self._fresh_credit >= 1.0
@@ -149,6 +141,12 @@ class FastQueue:
         entry = Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
         self._complete(block, entry)
 
+    def _book(self, entry: Entry) -> None:
+        if self.store is None:
+            self.books.apply(entry)
+        else:
+            self.store.book(entry)
+
     def _complete(self, block: Block, entry: Entry) -> None:
         self.leased.pop(block.sequence, None)
         self._book(entry)
@@ -163,9 +161,9 @@ class FastQueue:
             self._book(Entry(Kind.ATTEMPT, sequence=block.sequence, a=block.attempts))
         heapq.heappush(self._returned, (block.sequence, block))
 
-    def refuse(self, records: int, reason: int) -> None:
-        """Book records that were dropped before they got a sequence number."""
-        self._book(Entry(Kind.REFUSED, reason, a=records))
+    def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
+        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        self._book(Entry(Kind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source as dropped, and that it was read up to `position`."""
@@ -244,19 +242,16 @@ class FastQueue:
             store.failed(error)
 
     def _hints(self) -> dict[str, int]:
-        """`reader_offset`: where the lowest open block begins, if that can be said without looking;
-        else 0."""
+        """`reader_offset`: a block begins there, and all blocks on disk before it are completed. It
+        is left out when all on disk are."""
         assert self.store is not None
+        hints = {"entry_count": self.count, "total_bytes": self.bytes}
         low = self.books.first_open()
         candidates = [self.leased.get(low), self._backlog.first, self.memory.oldest]
         candidates += [self._returned[0][1]] if self._returned else []
         offsets = [block.offset for block in candidates if block and block.sequence == low]
-        reader_offset = max(0, offsets[0]) if offsets else self.store.chunks.cursor_of(low)
-        return {
-            "reader_offset": reader_offset,
-            "entry_count": self.count,
-            "total_bytes": self.bytes,
-        }
+        place = offsets[0] if offsets else self.store.chunks.place_before(low)
+        return hints if place is None or place < 0 else {**hints, "reader_offset": place}
 
     async def write_out(self) -> int:
         """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
@@ -302,6 +297,7 @@ async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
     with ThreadPoolExecutor(1) as pool:
         queue = FastQueue(fs, directory, Options(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
-        await queue._backlog.scrub()
+        while await queue._backlog.take() is not None:
+            pass  # what is damaged is booked when it is read
         await queue.close()
     return Repaired(queue.books.accounting(), queue.count, events)

@@ -27,12 +27,15 @@ lost.
     DELIVERED    block           records through   records delivered   records dead-lettered
     DROPPED      first block     records through   records dropped     number of blocks
     ATTEMPT      block                             attempts so far
-    REFUSED                                        records dropped before they got a sequence number
+    REFUSED                                        records dropped     number of blocks
     COUNTER                      value             (reason: the counter's number)
     SPAN_START   first completed records before    (snapshot: a completed range begins)
     SPAN_END     after the last  records through   (snapshot: ... and ends)
     POSITION                     source position
     ACCEPTED     next block      records accepted
+
+Records that are refused are dropped before they get a sequence number; those that a source has lost
+are in no block.
 """
 
 import enum
@@ -235,6 +238,7 @@ class Books:
     def _drop(self, entry: Entry) -> None:
         self.dropped[entry.reason] += entry.a
         self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
+        self.on_event(f"dropped_batches_{REASONS[entry.reason]}", entry.b)
 
     def advance(self, next_sequence: int, numbered: int) -> None:
         self.next_sequence = max(self.next_sequence, next_sequence)

@@ -115,9 +115,6 @@ class SendQueue:
             metrics.event,
         )
         self.books = self._fast.books  # what was accepted and what became of it
-        self.refuse = self._fast.refuse
-        self.pass_over = self._fast.pass_over
-        self.write_out = self._fast.write_out
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -131,7 +128,8 @@ class SendQueue:
         self._purged_before = 0  # blocks with a lower number are dropped when they come back
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
-            metrics.add("queue_dropped_total", 0, reason)  # there before the first one is dropped
+            metrics.event(f"dropped_{reason}", 0)  # there before the first one is dropped
+            metrics.event(f"dropped_batches_{reason}", 0)
 
     async def start(self) -> None:
         await self._fast.open()
@@ -194,8 +192,20 @@ class SendQueue:
                 self._room.clear()
                 await self._clock.wait(self._room, PUSH_POLL_SECONDS if wait else remaining)
             elif full_behavior == "drop_newest" or not await self._drop_for(count, size):
-                self.refuse(records, NEWEST)
+                self.refuse(records, NEWEST, count)
                 return False
+
+    def refuse(self, records: int, reason: int, blocks: int) -> None:
+        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        self._fast.refuse(records, reason, blocks)
+
+    async def pass_over(self, records: int, reason: int, position: int) -> None:
+        """Book records of the source as dropped, and that it was read up to `position`."""
+        await self._fast.pass_over(records, reason, position)
+
+    async def write_out(self) -> int:
+        """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
+        return await self._fast.write_out()
 
     async def room(self, size: int) -> None:
         """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""

@@ -281,6 +281,7 @@ class Store:
         data: dict[str, Any] = {
             "name": "fastqueue",
             "version": VERSION,
+            "reader_offset": self._stream_end,
             **self._hints(),
             "writer_offset": self._stream_end,
             "next_sequence": self._stop,

@@ -11,7 +11,6 @@ and then a short loop beats the many small calls of numpy (decision 0034).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,12 +23,8 @@ MAX_MASKED_BYTES = 256  # mean payload size above which a copy per record beats 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
 
-class LaidOut(NamedTuple):
-    """A laid-out batch: the bytes for data.log, the bytes for index.idx."""
-
-    data: Bytes
-    rows: Bytes
-    records: int
+# A laid-out batch: the bytes for data.log, the bytes for index.idx, and how many records it has.
+LaidOut = tuple[Bytes, Bytes, int]
 
 
 def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> LaidOut:
@@ -42,7 +37,7 @@ def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Laid
             parts += (pack_header(offset, size), payload)
             rows.append(pack_row(offset, position))
             position += HEADER_SIZE + size
-        return LaidOut(b"".join(parts), b"".join(rows), len(payloads))
+        return (b"".join(parts), b"".join(rows), len(payloads))
     lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
     return frame_arrays(lengths, memoryview(b"".join(payloads)), first, position)
 
@@ -74,7 +69,7 @@ def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position
         for start, end in zip((starts + HEADER_SIZE).tolist(), ends.tolist(), strict=True):
             out[start:end] = source[at : at + end - start]
             at += end - start
-    return LaidOut(memoryview(out.data), memoryview(index.view(np.uint8).data), count)
+    return (memoryview(out.data), memoryview(index.view(np.uint8).data), count)
 
 
 def frame_table(payloads: np.ndarray, first: int, position: int) -> LaidOut:
@@ -89,4 +84,4 @@ def frame_table(payloads: np.ndarray, first: int, position: int) -> LaidOut:
     np.ndarray(count, payloads.dtype, data, HEADER_SIZE, (step,))[:] = payloads
     index[:, 0] = offsets
     index[:, 1] = np.arange(position, position + len(data), step, dtype="<u8")
-    return LaidOut(data.data, index.reshape(-1).view(np.uint8).data, count)
+    return (data.data, index.reshape(-1).view(np.uint8).data, count)

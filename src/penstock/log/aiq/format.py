@@ -13,7 +13,7 @@ from penstock.log.aiq.encode import frame_arrays, frame_payloads, frame_table
 from penstock.log.aiq.scan import record_at
 from penstock.log.aiq.sealed import open_sealed_aiq
 from penstock.log.aiq.segment import AiqSegment
-from penstock.log.format import Arrays, Content, Frame, Place, SegmentFormat
+from penstock.log.format import Arrays, Content, SegmentFormat
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCH_TYPE,
@@ -48,8 +48,8 @@ class AiqFormat(SegmentFormat):
     def new_segment(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> AiqSegment:
         return AiqSegment(fs, directory, base, sealed=sealed)
 
-    def frame(self, content: Content, place: Place, producer: AnyProducer | None) -> Frame:
-        first, position = place.offset, place.position
+    def add(self, write: Write, content: Content, producer: AnyProducer | None) -> None:
+        first, position = write.first + write.count, write.position + write.size
         if isinstance(content, list):
             laid_out = frame_payloads(content, first, position)
         elif isinstance(content, Arrays):
@@ -66,13 +66,12 @@ class AiqFormat(SegmentFormat):
             flags=0 if producer is None else HAS_PRODUCER,
             start=position,
             end=position + size,
-            time=place.time,
+            time=write.time,
             producer=NO_PRODUCER if producer is None else producer.id,
             sequence=0 if producer is None else producer.sequence,
             crc=crc32c(data),
         )
-        parts: dict[str, list[Bytes]] = {BATCHES: [row.pack()], DATA: [data], INDEX: [index]}
-        return Frame(parts, count, size, place.time)
+        write.add({BATCHES: [row.pack()], DATA: [data], INDEX: [index]}, count, size)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         """The same writes with positions counted from the first one's."""

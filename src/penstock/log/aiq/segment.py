@@ -65,7 +65,7 @@ class AiqSegment(Segment):
     def extend(self, write: Write) -> None:
         self.data_size += write.size
         self.rows += write.count
-        self.batches_size += BATCH_SIZE * len(write.batches)
+        self.batches_size += BATCH_SIZE * len(write.parts[BATCHES])
         self.newest = write.time
         self.end = write.first + write.count
 

@@ -95,8 +95,8 @@ class Decoder:
         return Columns(data, *(np.concatenate(parts) for parts in zip(*self._done, strict=True)))
 
 
-def records_of(columns: Columns, part: slice) -> list[KafkaRecord]:
-    """These records of the columns, without our own header."""
+def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[KafkaRecord]:
+    """These records of the columns, without our own header unless they are wanted whole."""
     data = columns.data
     return [
         KafkaRecord(
@@ -104,12 +104,17 @@ def records_of(columns: Columns, part: slice) -> list[KafkaRecord]:
             time,
             data[key : key + key_length] if key_length >= 0 else None,
             data[value : value + value_length] if value_length >= 0 else None,
-            without_ours(read_headers(data, headers)) if data[headers] else (),
+            _headers(data, headers, whole) if data[headers] else (),
         )
         for offset, time, key, key_length, value, value_length, headers in zip(
             *(column[part].tolist() for column in columns[1:]), strict=True
         )
     ]
+
+
+def _headers(data: bytes, at: int, whole: bool) -> tuple[tuple[str, bytes | None], ...]:
+    headers = read_headers(data, at)
+    return headers if whole else without_ours(headers)
 
 
 def decode_columns(data: bytes, head: BatchHead) -> Columns:

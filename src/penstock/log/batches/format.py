@@ -24,10 +24,10 @@ from penstock.log.batches.recovery import (
 )
 from penstock.log.batches.segment import KINDS, BatchSegment
 from penstock.log.batches.walk import shape_at, whole_batches
-from penstock.log.format import Arrays, Content, Frame, Place, ReadyBatch, Records, SegmentFormat
+from penstock.log.format import Arrays, Content, ReadyBatch, Records, SegmentFormat
 from penstock.log.layout import DATA, INDEX, Checkpoint
 from penstock.log.producers import AnyProducer, KafkaProducer, Producer, Producers
-from penstock.log.segment import Mark, Segment, Write
+from penstock.log.segment import Mark, Segment, StoredBatch, Write
 from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
 from penstock.protocol.kafka_batch import (
     ASSIGNED,
@@ -54,15 +54,16 @@ class BatchFormat(SegmentFormat):
     def new_segment(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> BatchSegment:
         return BatchSegment(fs, directory, base, sealed=sealed)
 
-    def frame(self, content: Content, place: Place, producer: AnyProducer | None) -> Frame:
-        epoch = int(place.continues)
+    def add(self, write: Write, content: Content, producer: AnyProducer | None) -> None:
+        first, epoch = write.first + write.count, int(write.count > 0)
         if isinstance(content, ReadyBatch):
             head = content.head
-            assigned = ASSIGNED.pack(place.offset, head.length, epoch)
+            assigned = ASSIGNED.pack(first, head.length, epoch)
             chunks: list[Bytes] = [assigned, content.data[MAGIC_AT:]]
             time = max(0, head.max_timestamp) * 1000
-            return Frame({DATA: chunks}, head.records, head.size, time)
-        now = place.time // 1000
+            _add(write, chunks, head.records, head.size, time)
+            return
+        now = write.time // 1000
         header = None
         if isinstance(producer, Producer):
             header = producer_header(producer.id, producer.sequence)
@@ -76,12 +77,12 @@ class BatchFormat(SegmentFormat):
         fixed = encode_head(
             records,
             count,
-            base_offset=place.offset,
+            base_offset=first,
             timestamps=timestamps,
             leader_epoch=epoch,
         )
         size = HEAD_SIZE + sum(map(len, records))
-        return Frame({DATA: [fixed, *records]}, count, size, max(0, timestamps[1]) * 1000)
+        _add(write, [fixed, *records], count, size, max(0, timestamps[1]) * 1000)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         if not writes:
@@ -160,6 +161,12 @@ class BatchFormat(SegmentFormat):
 
 
 BATCHES = BatchFormat()
+
+
+def _add(write: Write, chunks: list[Bytes], count: int, size: int, time: int) -> None:
+    first = write.first + write.count
+    write.batches.append(StoredBatch(first, first + count, count, size, time))
+    write.add({DATA: chunks}, count, size)
 
 
 def _index_at(segment: Segment, mark: Mark) -> bytes:

@@ -8,7 +8,9 @@ before it is archived. The broker shows it with the target as a pipeline; small 
 after each run, old days and unused files go once an hour.
 """
 
+import _thread
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +33,14 @@ UPKEEP_SECONDS = 3600.0
 MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did not answer
 
 
+# for a report of how much waits: it is not worth a wait, and says soon that nobody answers
+SHORT_PATIENCE = {"brokerTimeout": "1", "databaseTimeout": "1"}
+
+
+class StopNow(BaseException):
+    """Leave the run that is under way: it waits for a broker or a database that does not answer."""
+
+
 class ArchiveWatch:
     def __init__(
         self,
@@ -41,6 +51,8 @@ class ArchiveWatch:
     ) -> None:
         self._archiver, self._listeners, self._clock = archiver, listeners, clock
         self._stop = threading.Event()
+        self._answered = True  # the broker or the database did, when it was last asked what waits
+        self._thread: threading.Thread | None = None  # that is in a run, or waits for the next
         self._planned = clock()  # all there was then is archived, or will be by the run under way
         self._archived = self._planned  # all there was then is archived
         self._maintained = float("-inf")
@@ -49,15 +61,26 @@ class ArchiveWatch:
         self.report = Report(name, target_seconds=target_seconds)
 
     def stop(self) -> None:
-        """End after the run that is under way. May be called from a signal handler."""
+        """End after the run that is under way; now, if that waits for a broker that does not answer
+        and this is a signal handler of its thread."""
         self._stop.set()
+        if not self._answered and threading.current_thread() is self._thread:
+            raise StopNow
 
     def run(self, spark: Any) -> Report:
         """Until stopped."""
-        spark = activate(spark)
         try:
             with repeating(self._notify, HEARTBEAT_SECONDS):
-                self._repeat(spark)
+                self._thread = threading.current_thread()
+                try:
+                    self._repeat(activate(spark))
+                finally:
+                    self._thread = None
+            self.report.state = "finished"
+        except StopNow:
+            log.warning(
+                "stopped during a run, whose source does not answer; the next run repeats it"
+            )
             self.report.state = "finished"
         except BaseException as error:
             self.report.state, self.report.error = "failed", cause(error)
@@ -105,7 +128,7 @@ class ArchiveWatch:
         origin = self._archiver.origin
         snapshot = self._archiver.table.open()
         position = snapshot.position if snapshot is not None else None
-        options = Options(origin.options())
+        options = Options({**origin.options(), **SHORT_PATIENCE})
         if not origin.topic:
             queue = QueueOptions(options, [], streaming=False)
             return queue.count(queue.state(), position or 0)
@@ -116,7 +139,11 @@ class ArchiveWatch:
     def _notify(self) -> None:
         try:
             self.report.lag = self.behind()
+            self._answered = True
         except Unavailable as error:
+            self._answered = False
+            if self._stop.is_set() and self._thread is threading.main_thread():
+                _thread.interrupt_main(signal.SIGTERM)  # its handler calls `stop` again
             log.debug("how much waits is not known now: %s", error)
         waits = self.report.lag != 0
         self.report.lag_seconds = round(self._clock() - self._archived, 1) if waits else 0.0

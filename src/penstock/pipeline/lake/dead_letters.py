@@ -10,12 +10,12 @@ from typing import Any
 
 from pyspark.sql import functions as f
 
-from penstock.pipeline.json_schema import REASON
 from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.frames import archived_frame
 from penstock.pipeline.lake.table import MISFITS, LakeTable, Snapshot
 from penstock.pipeline.sinks.identity import append_once
+from penstock.pipeline.source_columns import REASON
 
 REPORTED = "penstock:dead-letters"
 MAX_COMMITS = 1000  # that are looked through

@@ -22,9 +22,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import Conflict, InvalidRequest
-from penstock.pipeline.json_schema import REASON, parsed_fields
+from penstock.pipeline.json_schema import parsed_fields
 from penstock.pipeline.lake.data_files import Kind
 from penstock.pipeline.lake.table import Snapshot
+from penstock.pipeline.source_columns import REASON
 
 log = logging.getLogger("penstock.pipeline")
 

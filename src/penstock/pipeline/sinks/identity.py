@@ -9,27 +9,28 @@ with a new checkpoint batches are counted from 0 again over other rows, which mu
 the old ones. A write without a stream is batch 0 of its appId: made again, it adds nothing.
 
 An identity is worth as much as the content behind it. So a task holds its rows until it has them
-all, claims its place at the broker with their checksum, and writes when the broker agrees
-(`claimed`; the rules are those of `penstock.topics.write_claims`). A batch that is run again with
-other rows is refused, before anything of it is written.
+all and claims its place at the broker with their checksums (the rules are those of
+`penstock.topics.write_claims`). It then writes them, or leaves them alone because an earlier run
+has written them all, or hands them to the driver: no task waits for another one while it occupies
+a core, and the driver writes them after all tasks have claimed. A batch that is run again with
+other rows is refused, before anything new of it is written.
 
 A row keeps its number only if the batch, run again, gives each task the same rows in the same
 order. Sources here see to it; a shuffle does not, hence `orderBy`: the columns by which a task
-sorts its rows before it writes them.
+sorts its rows before it writes them. They are the rows' keys: a task that is done is compared by
+its keys alone, since values such as sums of floats may differ from run to run.
 """
 
-import hashlib
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -41,13 +42,15 @@ from pyspark.sql.types import StructType
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.plain_errors import plain_errors
+from penstock.pipeline.sinks.held_rows import Checksum, Held, is_nested
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-HELD_BYTES = 64 << 20  # of a task's rows in memory; more of them go to a temporary file
-ADDED_COLUMNS = {"headers"}  # after the first release
+# of a task's rows that the driver may write; Spark limits those of all tasks to 1 GiB
+HANDED_BYTES = 16 << 20
 POLL_SECONDS = 0.2
-WAIT_SECONDS = 600.0  # for tasks that wrote in an earlier run and have to come again
+# A task with more than HANDED_BYTES waits for those of an earlier run, this long for the next one.
+WAIT_SECONDS = 120.0
 OTHER_ROWS = "before with other rows"
 
 
@@ -62,9 +65,10 @@ class Writer:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task tells the driver: its claim, and its rows if the driver is to write them."""
 
-    writer: Writer | None = None
+    claim: Claim | None = None
+    rows: bytes = b""  # Arrow's stream format
 
 
 class Keeper(Protocol):
@@ -74,139 +78,48 @@ class Keeper(Protocol):
         """Whether the task may write its rows."""
 
     def commit_sink(self, done: Commit) -> None:
-        """Say that the batch takes no more tasks."""
-
-    def close(self) -> None: ...
+        """Say that a task has written its rows, or that the batch takes no more tasks."""
 
 
-class Held:
-    """A task's rows until they may be written, and their checksum, however they are cut."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._batches: list[pa.RecordBatch] = []
-        self._bytes = 0
-        self._file: IO[bytes] | None = None
-        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
-        # of each column's lengths, and of its bytes
-        self._hashes = {
-            name: [hashlib.blake2b(digest_size=16) for _ in range(2)] for name in columns
-        }
-        self._filled: set[str] = set()  # columns in which some row has a value
-        self.rows = 0
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch in; beyond HELD_BYTES it goes to a file."""
-        for name in self._columns:
-            if name in batch.schema.names:
-                lengths, data = self._hashes[name]
-                values = batch.column(name).cast(pa.binary())
-                lengths.update(
-                    pc.fill_null(pc.binary_length(values), -1).cast(pa.int32()).to_numpy()
-                )
-                data.update(_joined(values))
-                if values.null_count < len(values):
-                    self._filled.add(name)
-        self.rows += batch.num_rows
-        self._batches.append(batch)
-        self._bytes += batch.nbytes
-        if self._bytes > HELD_BYTES:
-            self._spill()
-
-    def _spill(self) -> None:
-        if self._file is None or self._stream is None:
-            self._file = tempfile.TemporaryFile(prefix="penstock-sink-")  # noqa: SIM115 - closed with this object
-            self._stream = pa.ipc.new_stream(self._file, self._batches[0].schema)
-        for batch in self._batches:
-            self._stream.write_batch(batch)
-        self._batches, self._bytes = [], 0
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if self._file is not None and self._stream is not None:
-            self._spill()
-            self._stream.close()
-            self._file.seek(0)
-            yield from pa.ipc.open_stream(self._file)
-        yield from self._batches
-
-    @property
-    def checksum(self) -> str:
-        """Of the rows' content, in hexadecimal. Headers that no row has are left out, so that a
-        batch begun by a release without them is still the same.
-        """
-        parts = [
-            f"{n}:{a.hexdigest()}:{b.hexdigest()}"
-            for n, (a, b) in self._hashes.items()
-            if n in self._filled or n not in ADDED_COLUMNS
-        ]
-        return hashlib.sha256(f"{self.rows} {' '.join(parts)}".encode()).hexdigest()[:32]
-
-
-def _joined(values: pa.Array) -> memoryview:
-    """The bytes of all values, one after another."""
-    ends = values.buffers()[1]
-    if ends is None or values.buffers()[2] is None:
-        return memoryview(b"")
-    offsets = memoryview(ends).cast("i")
-    if values.null_count:  # the bytes under a null are anyone's
-        return _joined(values.drop_null())
-    return memoryview(values.buffers()[2])[
-        offsets[values.offset] : offsets[values.offset + len(values)]
-    ]
-
-
-def claimed(
-    rows: Iterator[pa.RecordBatch],
-    columns: Sequence[str],
-    target: str,
-    run: str,
-    writer: Writer,
-    keeper: Keeper,
-) -> Iterator[pa.RecordBatch]:
-    """The rows, once the broker agrees that this task of this batch writes them; or Conflict."""
-    with closing(Held(columns)) as held:
-        for batch in rows:
-            held.add(batch)
-        if held.rows:
-            claim = Claim(target, writer.app, writer.batch, writer.task, held.checksum, run)
-            wait_for_turn(keeper.claim, claim)
-            yield from held
-
-
-def wait_for_turn(ask: Callable[[Claim], Claimed], claim: Claim) -> Claimed:
-    """Claim until the answer is to write."""
-    deadline, waits = time.monotonic() + WAIT_SECONDS, 0
-    while (answer := ask(claim)).verdict == "wait":
-        if waits != len(answer.tasks):  # some of them came
-            deadline, waits = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
-                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s: run it on at least as "
-                "many cores as before"
-            )
-        time.sleep(POLL_SECONDS)
-    if answer.verdict == "write":
-        return answer
+def rejection(claim: Claim, answer: Claimed) -> Conflict:
+    """The error of a task whose rows are not to be written."""
     place = f"batch {claim.batch} of {claim.app!r}"
     if answer.verdict == "behind":
-        raise Conflict(
+        return Conflict(
             f"{place} is behind batch {answer.newest}, which was written already: this checkpoint "
             "was copied or restored, and another run went on from it. Nothing of it was written. "
             "Go on from the newest checkpoint, or give this one a new appId, which writes the rows "
             "from here on once more."
         )
-    raise Conflict(
-        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} (task {claim.task}). "
-        "Nothing of it was written now. Two writes never share an appId; a batch run again must "
-        "give the same rows (no rand(), no current time; orderBy after a shuffle). There are two "
-        "ways to go on: run it with the steps it was begun with, or give it a new appId, which "
-        "writes all of its rows once more."
+    what = f"task {claim.task}"
+    if answer.verdict == "later":
+        what = f"task {answer.tasks[0]}, which has no rows now"
+    return Conflict(
+        f"{place} was written to {claim.target or 'its targets'} {OTHER_ROWS} ({what}), in full or "
+        "in part. Nothing of it was written now. The rows come from the batch's records, the steps "
+        "and the source's options. Were steps or options changed? Run the batch with the steps it "
+        "was begun with, and change them when it is done. Do results differ from run to run "
+        "(rand(), the current time, sums of DOUBLE)? Let orderBy name the columns that identify a "
+        "row, and sum DECIMAL or round in the step. Is this another write? Give it an appId of its "
+        "own. A new appId writes all rows of this batch once more, those that are stored too."
     )
+
+
+def wait_for_turn(link: Keeper, claim: Claim) -> Claimed:
+    """Claim again until the tasks of an earlier run have come."""
+    deadline, remaining = 0.0, -1
+    while (answer := link.claim(claim)).verdict == "later":
+        if remaining != len(answer.tasks):  # some of them came
+            deadline, remaining = time.monotonic() + WAIT_SECONDS, len(answer.tasks)
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
+                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s, and task "
+                f"{claim.task} has more than {HANDED_BYTES >> 20} MiB, too much to let the driver "
+                "write it: run the batch on at least as many cores as it has tasks"
+            )
+        time.sleep(POLL_SECONDS)
+    return answer
 
 
 def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -> None:
@@ -224,7 +137,8 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     address: ClassVar[tuple[str, str]]  # the option that names the broker, and what it is
     allowed: ClassVar[set[str]]  # names of options
     text_columns: ClassVar[tuple[str, ...]]
-    connect: ClassVar[Callable[..., Keeper]]
+    place_columns: ClassVar[tuple[str, ...]]  # that say where a row goes: part of its keys
+    connect: ClassVar[Callable[..., Any]]
 
     def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
         self._streaming = streaming
@@ -282,6 +196,67 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         number = int(batch or 0) if self._batch is None else self._batch
         return Writer(app, number, context.partitionId())
 
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """On an executor: write a task's rows. All of them are read even if none is to be written,
+        because steps with a state store it after the last one."""
+        rows = self.prepare(self._ordered(iterator) if self._order else iterator)
+        writer = self._writer()
+        with self.connect(self._address, **self._reach) as link, closing(Held()) as held:
+            if writer is None:
+                self.send(link, rows, None)
+                return Written()
+            content = Checksum(self.columns())
+            keys = Checksum(list(dict.fromkeys((*self._order, *self.place_columns))))
+            for batch in rows:
+                content.add(batch)
+                keys.add(batch)
+                held.add(batch)
+            if not held.rows:
+                return Written()
+            claim = Claim(
+                *(self._target, writer.app, writer.batch, writer.task),
+                *(content.of(held.rows), self._run),
+                keys=keys.of(held.rows) if self._order else "",
+            )
+            if self._order and self.resumes_by_row(held):
+                claim.checksum = claim.keys
+            answer = link.claim(claim)
+            if answer.verdict == "later" and held.size <= HANDED_BYTES:
+                return Written(claim, held.packed())
+            if answer.verdict == "later":
+                answer = wait_for_turn(link, claim)
+            self._finish(link, claim, answer, held)
+        return Written(claim)
+
+    def _finish(
+        self, link: Any, claim: Claim, answer: Claimed, rows: Iterable[pa.RecordBatch]
+    ) -> None:
+        """Do what the broker answered to a claim."""
+        if answer.verdict == "write":
+            self.send(link, iter(rows), claim, answer.rows)
+        elif answer.verdict != "done":
+            raise rejection(claim, answer)
+
+    def prepare(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows in the form in which they are claimed. Rows that cannot be written fail the
+        task here, before it has claimed anything."""
+        return rows
+
+    @abstractmethod
+    def columns(self) -> Sequence[str]:
+        """The names of the columns that are written, if the rows have them."""
+
+    @abstractmethod
+    def resumes_by_row(self, held: Held) -> bool:
+        """Whether a task that was interrupted knows which rows are stored, whatever their values:
+        then its keys are enough to go on."""
+
+    @abstractmethod
+    def send(
+        self, link: Any, rows: Iterator[pa.RecordBatch], claim: Claim | None, first: int = 0
+    ) -> None:
+        """Write the rows from number `first` on, and record that the claim's task is done."""
+
     def _ordered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = list(batches)
         if not rows:
@@ -292,19 +267,33 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             raise InvalidRequest(
                 f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
             )
-        return iter(table.sort_by([(name, "ascending") for name in self._order]).to_batches())
+        # Ties are ordered by the other columns, or rows would change their numbers from run to run.
+        names = [
+            *self._order,
+            *(name for name in table.column_names if self._breaks_tie(table, name)),
+        ]
+        return iter(table.sort_by([(name, "ascending") for name in names]).to_batches())
+
+    def _breaks_tie(self, table: pa.Table, name: str) -> bool:
+        return name not in self._order and not is_nested(table.schema.field(name).type)
 
     def commit(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int = 0,  # noqa: ARG002, N803
     ) -> None:
-        """On the driver, when all tasks have stored their rows: the batch takes no others."""
-        for message in messages:
-            if isinstance(message, Written) and (writer := message.writer):
-                with closing(self.connect(self._address, **self._reach)) as link:
-                    link.commit_sink(Commit(self._target, writer.app, writer.batch))
-                return
+        """On the driver, when all tasks are done: write the rows they handed over; the batch takes
+        no others."""
+        written = [one for one in messages if isinstance(one, Written) and one.claim is not None]
+        if not written:
+            return
+        with self.connect(self._address, **self._reach) as link:
+            for message in written:
+                if message.rows and (claim := message.claim):
+                    self._finish(link, claim, link.claim(claim), pa.ipc.open_stream(message.rows))
+            place = written[0].claim
+            assert place is not None
+            link.commit_sink(Commit(self._target, place.app, place.batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """What was written stays; with an appId the batch, run again, finds it there."""

@@ -2,24 +2,26 @@
 is the same again.
 
 With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
-(in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`); the
-broker keeps one message per (partition, transactionId), so a batch that is run again adds nothing.
-A column `transactionId` takes precedence: then the identity is the data's own and holds across
-applications too.
+(in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
+broker stores a task's rows together with their number, so a task that is run again goes on behind
+the rows that are stored, whether or not their messages still exist. A column `transactionId` takes
+precedence: then the identity is the data's own and holds across applications too, for as long as
+the messages exist.
 
 The request's JSON is put together column by column in Arrow; payloads that are JSON already go in
 as they are.
 """
 
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.errors import (
@@ -34,8 +36,8 @@ from penstock.net.broker_caller import Answer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.pipeline.options import QUEUE_SINK, Options
-from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.identity import SinkWriter, Written, claimed
+from penstock.pipeline.sinks.held_rows import Held
+from penstock.pipeline.sinks.identity import SinkWriter
 from penstock.protocol import headers
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.protocol.status import MAY_PASS, error_from_http
@@ -150,6 +152,26 @@ class PushLink(BrokerCaller):
         body = self.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
         return msgspec.json.decode(body, type=Claimed)
 
+    def push_rows(self, claim: Claim, row: int, items: list[bytes], *, last: bool) -> None:
+        """Push rows of a task that has claimed its place; `row` is the number of the first one. Of
+        a queue that is almost full some are taken, and the rest is pushed when there is room."""
+        place = {"target": claim.target, "app": claim.app, "batch": claim.batch, "task": claim.task}
+        end, deadline, backoff = row + len(items), time.monotonic() + self._patience, Backoff()
+        while True:
+            head = msgspec.json.encode({**place, "row": row, "last": last})[:-1]
+            try:
+                body = head + b',"items":[' + b",".join(items[row - end :]) + b"]}"
+                stored = msgspec.json.decode(self.call("POST", "/api/v1/sinks/push", body))["rows"]
+            except Full:
+                delay = backoff.delay()
+                if time.monotonic() + delay > deadline:
+                    raise
+                time.sleep(delay)
+                continue
+            if stored >= end:
+                return
+            row, deadline = stored, time.monotonic() + self._patience
+
     def commit_sink(self, done: Commit) -> None:
         """Say that a batch is complete; may be said twice."""
         self.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
@@ -222,10 +244,22 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
             # as strict as the broker: no NaN, no half of a surrogate pair
             msgspec.json.decode(payload)
         except msgspec.DecodeError as error:
+            reason = "half of a surrogate pair in a string" if _has_half_pair(payload) else error
             raise InvalidRequest(
-                f"row {first_row + row} of this task is not JSON ({error}): {payload[:200]!r}. "
+                f"row {first_row + row} of this task is not JSON ({reason}): {payload[:200]!r}. "
                 "Push it as text with the option payloadFormat=text, or make it JSON with to_json."
             ) from None
+
+
+def _has_half_pair(payload: bytes) -> bool:
+    """Whether it is JSON but for half of a surrogate pair. msgspec calls such data truncated."""
+    try:
+        json.dumps(json.loads(payload), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        pass
+    return False
 
 
 def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -238,7 +272,6 @@ def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.set_column(place, HEADERS, pa.array(texts, pa.binary()))
 
 
-@plain_errors
 class QueueWriter(SinkWriter):
     """`df.write` or `df.writeStream`, `.format("penstock").option("queue", ...)`."""
 
@@ -246,6 +279,7 @@ class QueueWriter(SinkWriter):
     address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
     allowed = QUEUE_SINK
     text_columns = TEXT
+    place_columns = ("queue", "partition")
     connect = PushLink
 
     def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
@@ -258,24 +292,44 @@ class QueueWriter(SinkWriter):
         if self._types.get(HEADERS, "map<string,string>") != "map<string,string>":
             raise self._unfit(f"the column {HEADERS} must be a map<string,string>")
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        writer = self._writer()
-        prefix = f"{writer.app}:{writer.batch}:{writer.task}:" if writer else None
-        row = 0
-        with self.connect(self._address, **self._reach) as link:
-            rows = self._checked(self._ordered(iterator) if self._order else iterator)
-            if writer:
-                columns = ("queue", "partition", "traceId", "payload", HEADERS)
-                rows = claimed(rows, columns, self._target, self._run, writer, link)
-            for batch in rows:
-                for items in self._items(batch, prefix, row):
-                    link.push(items, repeatable=bool(prefix) or self._identified)
-                row += batch.num_rows
-        return Written(writer if row else None)
+    def columns(self) -> Sequence[str]:
+        return ("queue", "partition", "traceId", "payload", HEADERS)
 
-    def _checked(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows that cannot be pushed fail the task before it has claimed anything: mended, they are
-        not other rows. Headers become texts."""
+    def resumes_by_row(self, held: Held) -> bool:  # noqa: ARG002
+        return True
+
+    def send(
+        self, link: PushLink, rows: Iterator[pa.RecordBatch], claim: Claim | None, first: int = 0
+    ) -> None:
+        if claim is None:
+            row = 0
+            for batch in rows:
+                for items in self._items(batch, None, row):
+                    link.push(items, repeatable=self._identified)
+                row += batch.num_rows
+            return
+        prefix = f"{claim.app}:{claim.batch}:{claim.task}:"
+        piece: tuple[int, list[bytes]] | None = None
+        for following in chain(self._pieces(rows, prefix, first), [None]):
+            if piece is not None:
+                link.push_rows(claim, *piece, last=following is None)
+            piece = following
+
+    def _pieces(
+        self, rows: Iterator[pa.RecordBatch], prefix: str, first: int
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """The items of requests from row `first` on, each with the number of its first row."""
+        end = 0  # of the batch, in rows of the task
+        for batch in rows:
+            begin, end = end, end + batch.num_rows
+            row = max(begin, first)
+            if row < end:
+                for items in self._items(batch.slice(row - begin), prefix, row):
+                    yield row, items
+                    row += len(items)
+
+    def prepare(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Check the payloads; headers become texts."""
         row = 0
         for batch in rows:
             payloads = batch.column("payload").cast(pa.binary())

@@ -9,21 +9,21 @@ same numbers, and the broker answers them with what it stored the first time.
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import WriterCommitMessage
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import TOPIC_SINK
-from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.identity import SinkWriter, Writer, Written, claimed
+from penstock.pipeline.sinks.held_rows import Held
+from penstock.pipeline.sinks.identity import OTHER_ROWS, SinkWriter
 from penstock.protocol import frames
 from penstock.protocol.frames import SPARSE
+from penstock.protocol.sink_claims import Claim, Commit
 
 APPEND_ROWS = 65_536
 APPEND_BYTES = 8 << 20
@@ -89,12 +89,11 @@ class Cutter:
 class _Appender:
     """One task's appends, to one or many topics."""
 
-    def __init__(self, link: TopicLink, writer: Writer | None) -> None:
+    def __init__(self, link: TopicLink, claim: Claim | None) -> None:
         self._link = link
-        self._writer = writer
+        self._claim = claim
         self._cutters: defaultdict[str, Cutter] = defaultdict(Cutter)
         self._appends: Counter[str] = Counter()
-        self.rows = 0
 
     def add(self, topic: str, payloads: pa.Array) -> None:
         for lengths, data in self._cutters[topic].add(payloads):
@@ -106,24 +105,21 @@ class _Appender:
                 self._append(topic, lengths, data)
 
     def _append(self, topic: str, lengths: npt.NDArray[np.int64], data: memoryview) -> None:
-        writer, producer = self._writer, None
-        if writer:
-            number = sequence(writer.batch, self._appends[topic])
-            producer = producer_id(writer.app, writer.task), number
+        claim, producer = self._claim, None
+        if claim:
+            number = sequence(claim.batch, self._appends[topic])
+            producer = producer_id(claim.app, claim.task), number
         self._appends[topic] += 1
         _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
         # 0: stored long ago, and no longer known where
-        if writer and count not in (0, len(lengths)):
+        if claim and count not in (0, len(lengths)):
             raise InvalidRequest(
-                f"batch {writer.batch} of {writer.app!r} was written to topic {topic!r} before "
-                f"with other rows: {count} where there are {len(lengths)} now. Two writes never "
-                "share an appId; a batch run again must give the same rows (no rand(), no current "
-                "time; orderBy after a shuffle). Give this one another appId."
+                f"batch {claim.batch} of {claim.app!r} was written to topic {topic!r} "
+                f"{OTHER_ROWS}: {count} where there are {len(lengths)} now. Two writes never share "
+                "an appId. Give this one an appId of its own."
             )
-        self.rows += len(lengths)
 
 
-@plain_errors
 class TopicWriter(SinkWriter):
     """`df.write` or `df.writeStream`, `.format("penstock").option("topic", ...)`."""
 
@@ -131,28 +127,37 @@ class TopicWriter(SinkWriter):
     address = ("broker", "the broker's address, host:port")
     allowed = TOPIC_SINK
     text_columns = ("topic",)
+    place_columns = ("topic",)
     connect = TopicLink
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        writer = self._writer()
-        with self.connect(self._address, **self._reach) as link:
-            appender = _Appender(link, writer)
-            rows = self._ordered(iterator) if self._order else iterator
-            if writer:
-                columns = ("payload",) if self._target else ("topic", "payload")
-                rows = claimed(rows, columns, self._target, self._run, writer, link)
-            for batch in rows:
-                payloads = batch.column("payload").cast(pa.binary())
-                if payloads.null_count:
-                    # no value: an empty record, the tombstone of a compacted topic
-                    payloads = pc.fill_null(payloads, b"")
-                if self._target:
-                    appender.add(self._target, payloads)
-                    continue
-                topics = batch.column("topic").dictionary_encode()
-                if topics.null_count:
-                    raise InvalidRequest("a row has no topic: the column topic is null")
-                for number, topic in enumerate(topics.dictionary.to_pylist()):
-                    appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
-            appender.finish()
-        return Written(writer if appender.rows else None)
+    def columns(self) -> Sequence[str]:
+        return ("payload",) if self._target else ("topic", "payload")
+
+    def resumes_by_row(self, held: Held) -> bool:
+        """A topic has all rows of an append or none, and each topic gets one."""
+        return held.rows <= APPEND_ROWS and held.size <= APPEND_BYTES
+
+    def send(
+        self,
+        link: TopicLink,
+        rows: Iterator[pa.RecordBatch],
+        claim: Claim | None,
+        first: int = 0,  # noqa: ARG002 - the broker leaves out the appends that are stored
+    ) -> None:
+        appender = _Appender(link, claim)
+        for batch in rows:
+            payloads = batch.column("payload").cast(pa.binary())
+            if payloads.null_count:
+                # no value: an empty record, the tombstone of a compacted topic
+                payloads = pc.fill_null(payloads, b"")
+            if self._target:
+                appender.add(self._target, payloads)
+                continue
+            topics = batch.column("topic").dictionary_encode()
+            if topics.null_count:
+                raise InvalidRequest("a row has no topic: the column topic is null")
+            for number, topic in enumerate(topics.dictionary.to_pylist()):
+                appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
+        appender.finish()
+        if claim:
+            link.commit_sink(Commit(self._target, claim.app, claim.batch, claim.task))

@@ -2,10 +2,16 @@
 
 A body may say it in words of its own: its `texts` map the name of a field to what is said when the
 field is wrong or missing.
+
+A query parameter may be written in snake_case too. Parameters and fields that are not known are
+ignored, as Queen MQ does. Where that could change what happens to messages (push and pop), one that
+looks like a misspelling is refused with the nearest name.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, TypeVar, overload
 from urllib.parse import parse_qsl
 
@@ -17,13 +23,22 @@ T = TypeVar("T")
 _MAX_SHOWN = 100  # characters of a wrong value in the text of an error
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")
+_WORD = re.compile(r"[A-Z]?[a-z]+")
+_SIMILARITY = 0.7  # `batchSize` is near to `batch`, `priority` to none of the parameters of a pop
+_MAX_NAME = 64  # characters of a name that is compared with others
+_MAX_COMPARED = 20  # unknown names of a request
 
 
 def query_decoder(kind: type) -> Callable[[str], Any]:
-    """A function from a query string to a `kind`; other parameters are ignored."""
+    """A function from a query string to a `kind`. Other parameters are ignored; with a class
+    attribute `refuse_misspelled`, those that look like a misspelling are refused.
+    """
     about: Any = msgspec.inspect.type_info(kind)
     repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
-    single = {field.encode_name for field in msgspec.structs.fields(kind)} - repeated
+    names = {field.encode_name: field.encode_name for field in about.fields}
+    aliases = {field.name: field.encode_name for field in about.fields} | names
+    known = tuple(names)
+    careful = getattr(kind, "refuse_misspelled", False)
 
     def decode(query: str) -> Any:
         values: dict[str, Any] = {}
@@ -34,17 +49,50 @@ def query_decoder(kind: type) -> Callable[[str], Any]:
                 raise InvalidRequest(
                     "The query string is not UTF-8 after percent-decoding"
                 ) from None
-            for name, value in pairs:
-                if name in repeated:
+            unknown: list[str] = []
+            for given, value in pairs:
+                name = aliases.get(given)
+                if name is None:
+                    unknown.append(given)
+                elif name in repeated:
                     values.setdefault(name, []).append(value)
-                elif name in single:
+                else:
                     values.setdefault(name, value)
+            if careful and unknown:
+                _refuse_misspelled("query parameter", unknown, known, words=True)
         try:
             return msgspec.convert(values, kind, strict=False, str_keys=True)
         except msgspec.ValidationError as error:
             raise InvalidRequest(_query_problem(str(error), values)) from None
 
     return decode
+
+
+def _refuse_misspelled(
+    what: str, unknown: Iterable[str], known: tuple[str, ...], *, words: bool = False
+) -> None:
+    for name in list(unknown)[:_MAX_COMPARED]:
+        meant = nearest(name, known, words=words)
+        if meant:
+            raise InvalidRequest(f"Unknown {what} `{name}`: did you mean `{meant}`?")
+
+
+@lru_cache(maxsize=1024)
+def nearest(name: str, known: tuple[str, ...], *, words: bool = False) -> str | None:
+    """The known name that this one is a misspelling of; with `words`, also one that has it as a
+    word (`group` of `consumerGroup`).
+    """
+    if len(name) > _MAX_NAME:
+        return None
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    by_plain = {one.lower(): one for one in known}
+    close = get_close_matches(plain, by_plain, 1, _SIMILARITY)
+    if close:
+        return by_plain[close[0]]
+    for one in known if words else ():
+        if plain in (word.lower() for word in _WORD.findall(one)):
+            return one
+    return None
 
 
 def _is_list(about: Any) -> bool:
@@ -66,16 +114,19 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
 
 
 @overload
-def body_decoder(kind: type[T]) -> Callable[[bytes], T]: ...
+def body_decoder(kind: type[T], *, strict: type[T] | None = None) -> Callable[[bytes], T]: ...
 
 
 @overload
 def body_decoder(kind: Any, *, optional: bool) -> Callable[[bytes], Any]: ...
 
 
-def body_decoder(kind: Any, *, optional: bool = False) -> Callable[[bytes], Any]:
+def body_decoder(
+    kind: Any, *, optional: bool = False, strict: Any = None
+) -> Callable[[bytes], Any]:
     """A function from a body to a `kind`. An empty body is an error unless it is `optional`: then
-    it is None.
+    it is None. `strict` is `kind` with unknown fields forbidden: with it, fields that look like a
+    misspelling are refused, and a body without unknown fields costs nothing more.
 
     msgspec leaves raw JSON values as they are, also when their bytes are no UTF-8: that is looked
     at here, so that no answer of ours can carry it to someone else.
@@ -83,6 +134,7 @@ def body_decoder(kind: Any, *, optional: bool = False) -> Callable[[bytes], Any]
     if kind is bytes:
         return lambda body: body
     decode = msgspec.json.Decoder(kind).decode
+    decode_strictly = msgspec.json.Decoder(strict).decode if strict else None
 
     def decode_body(body: bytes) -> Any:
         if not body:
@@ -92,6 +144,12 @@ def body_decoder(kind: Any, *, optional: bool = False) -> Callable[[bytes], Any]
         try:
             if not body.isascii():
                 body.decode("utf-8")
+            if decode_strictly is not None:
+                try:
+                    return decode_strictly(body)
+                except msgspec.ValidationError as error:
+                    if "unknown field" in str(error):
+                        _check_fields(kind, body)
             return decode(body)
         except msgspec.ValidationError as error:
             raise InvalidRequest(_body_problem(str(error), kind)) from None
@@ -101,6 +159,23 @@ def body_decoder(kind: Any, *, optional: bool = False) -> Callable[[bytes], Any]
             raise InvalidRequest("Invalid JSON: nested too deeply") from None
 
     return decode_body
+
+
+def _check_fields(kind: type, body: bytes) -> None:
+    """Refuse misspelled fields of a body, and of the objects in its lists."""
+    about: Any = msgspec.inspect.type_info(kind)
+    given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    known = tuple(field.encode_name for field in about.fields)
+    _refuse_misspelled("field", given.keys() - set(known), known)
+    for field in about.fields:
+        item = getattr(field.type, "item_type", None)
+        if isinstance(item, msgspec.inspect.StructType) and field.encode_name in given:
+            known = tuple(one.encode_name for one in item.fields)
+            objects = msgspec.json.decode(
+                given[field.encode_name], type=list[dict[str, msgspec.Raw]]
+            )
+            unknown = set().union(*objects) - set(known)
+            _refuse_misspelled(f"field of {field.encode_name}", sorted(unknown), known)
 
 
 def _body_problem(problem: str, kind: Any) -> str:

@@ -67,14 +67,16 @@ class Encoder:
         parts = [start, self._date, header_lines(answer.headers), head.cors]
         if not head.http10:
             parts.append(b"Transfer-Encoding: chunked\r\n")
-        parts.append(_connection(head, close))
+        parts.append(_connection(head, close, live=answer.live))
         return b"".join(parts)
 
 
-def _connection(head: Head | None, close: bool) -> bytes:
+def _connection(head: Head | None, close: bool, *, live: bool = False) -> bytes:
+    """HTTP/1.1 needs no word to keep a connection; aiq says it on its streams all the same."""
     if close:
         return b"Connection: close\r\n\r\n"
-    return b"Connection: keep-alive\r\n\r\n" if head is not None and head.http10 else b"\r\n"
+    named = live or (head is not None and head.http10)
+    return b"Connection: keep-alive\r\n\r\n" if named else b"\r\n"
 
 
 def header_lines(headers: Headers) -> bytes:

@@ -28,6 +28,7 @@ from penstock.protocol.frames import (
     FETCHED_ANSWER,
     INFO_ANSWER,
     INFO_MORE,
+    INFO_PARTITIONS,
     LEASE_ANSWER,
     LEASE_REQUEST,
     REQUEST,
@@ -90,6 +91,15 @@ class Produced(Slot):
 
     def set_exception(self, error: PenstockError) -> None:
         self.connection.fill(self, failure(error, produce=True) * (self.count or 1))
+
+
+class ProducedRecords(Produced):
+    """The answer to a PRODUCE_RECORDS."""
+
+    __slots__ = ()
+
+    def set_result(self, appended: Appended) -> None:
+        self.connection.fill(self, _produced_records(appended))
 
 
 class Commands:
@@ -246,6 +256,25 @@ class Commands:
         topic.appends.enqueue_arrays(lengths, payloads, slot, producer)
         connection.append(slot, topic)
 
+    def produce_records(self, connection: Connection, body: Body) -> None:
+        request = frames.read_records(body.view)
+        records = request.records
+        producer = Producer(*request.producer) if request.producer is not None else None
+        if not records:
+            raise InvalidRequest("a batch has at least one record")
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            self._create_and_append(
+                connection,
+                request.topic,
+                lambda created: created.append_records(records, producer),
+                _produced_records,
+            )
+            return
+        slot = ProducedRecords(connection, 0, len(body.view))
+        topic.appends.enqueue_records(records, slot, producer)
+        connection.promise(slot, topic)
+
     def _create_and_append(
         self,
         connection: Connection,
@@ -323,7 +352,10 @@ class Commands:
         )
         archived = frames.NO_OFFSET if topic.archived_offset is None else topic.archived_offset
         more = INFO_MORE.pack(topic.records, archived, frames.POLICIES.index(topic.policy))
-        return [frames.answer(Command.TOPIC_INFO, fixed + more + U32.pack(len(topic.damage)))]
+        more += U32.pack(len(topic.damage)) + INFO_PARTITIONS.pack(
+            self._topics.partitions(topic.topic), frames.FORMATS.index(topic.format.name)
+        )
+        return [frames.answer(Command.TOPIC_INFO, fixed + more)]
 
     # Topics
 
@@ -337,6 +369,14 @@ class Commands:
         await self._topics.create(name)
         await self._changed(connection, "topic.create", name)
         return [frames.answer(Command.CREATE_TOPIC)]
+
+    async def create_partitioned(self, connection: Connection, body: Body) -> Pieces:
+        name, form = body.name(), body.name("format")
+        (partitions,) = body.take(U32)
+        body.end()
+        await self._topics.create(name, form=form or None, partitions=partitions)
+        await self._changed(connection, "topic.create", name)
+        return [frames.answer(Command.CREATE_PARTITIONED)]
 
     async def delete_topic(self, connection: Connection, body: Body) -> Pieces:
         name = body.name()
@@ -495,6 +535,12 @@ def _fetch_answer(topic: Topic, bounds: tuple[int, int, int], columns: bytes, ra
         bytes.fromhex(topic.incarnation), first, following, topic.next_offset, count
     )
     return [head + fixed, columns, raw]
+
+
+def _produced_records(appended: Appended) -> bytes:
+    return frames.answer(
+        Command.PRODUCE_RECORDS, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
+    )
 
 
 def _produced_batch(appended: Appended) -> bytes:

@@ -1,15 +1,20 @@
 """The JSON messages of the WebSocket protocol, to the letter of its description.
 
 `req_id` is echoed as it came, whatever JSON it is. `message_payload` is text; with `"encoding":
-"base64"` it is bytes.
+"base64"` it is bytes. `key`, `headers`, `timestamp` and a payload of null are as over HTTP
+(`penstock.protocol.records`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.records import RecordFields, Text, payload_bytes
+
 ReqId = Raw | UnsetType
+Partition = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Command(Struct, tag_field="command", kw_only=True):
@@ -18,21 +23,35 @@ class Command(Struct, tag_field="command", kw_only=True):
 
 class Produce(Command, tag="produce_request"):
     topic: str
-    message_payload: str
+    message_payload: str | None
     encoding: str | UnsetType = UNSET
+    key: Text | None = None
+    headers: list[tuple[str, Text | None]] = []
+    timestamp: int | None = None
+    partition: Partition = 0
+
+    def record(self) -> NewRecord:
+        payload = None
+        if self.message_payload is not None:
+            payload = payload_bytes(self.message_payload, self.encoding)
+        return RecordFields(self.key, self.headers, self.timestamp).record(payload)
 
 
 class Subscribe(Command, tag="subscribe_topic_request"):
     topic: str
     start_offset: int | Literal["earliest", "latest"] = 0
+    partition: Partition = 0
 
 
 class Unsubscribe(Command, tag="unsubscribe_topic_request"):
     topic: str
+    partition: Partition = 0
 
 
 class Create(Command, tag="create_topic_request"):
     topic: str
+    format: str | None = None
+    partitions: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class ListTopics(Command, tag="list_topics_request"):
@@ -41,6 +60,7 @@ class ListTopics(Command, tag="list_topics_request"):
 
 class GetNextOffset(Command, tag="get_next_offset_request"):
     topic: str
+    partition: Partition = 0
 
 
 Request = Produce | Subscribe | Unsubscribe | Create | ListTopics | GetNextOffset

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from picows import (
     WSListener,
@@ -17,7 +18,7 @@ from picows import (
 
 from penstock.config.schema import WebsocketServer as Settings
 from penstock.errors import PenstockError, Unavailable
-from penstock.metrics import Metrics
+from penstock.metrics import Counter, Metrics
 from penstock.protocol.status import status_of
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Identity, Role, Verifier
@@ -31,6 +32,19 @@ log = logging.getLogger("penstock.websocket")
 
 READ_BUFFER_BYTES = 4096  # to begin with, per connection; it grows with the messages
 HANDSHAKE_SECONDS = 10.0
+
+
+class PicowsLog(logging.LoggerAdapter[logging.Logger]):
+    """The log of picows, which calls `error` for a client that breaks the protocol. That says
+    nothing about this broker: it is counted. Failures of our own come through `exception`."""
+
+    def __init__(self, protocol_errors: Counter) -> None:
+        super().__init__(logging.getLogger("picows.server"))
+        self._protocol_errors = protocol_errors
+
+    def error(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self._protocol_errors.add()
+        log.debug(msg, *args, **kwargs)
 
 
 class WebsocketServer:
@@ -67,6 +81,10 @@ class WebsocketServer:
             "penstock_websocket_connections_refused_total",
             "WebSocket connections refused because there were too many",
         )
+        self._protocol_errors = metrics.counter(
+            "penstock_websocket_protocol_errors_total",
+            "WebSocket connections closed because of a frame that is not allowed",
+        )
         metrics.gauge(
             "penstock_websocket_connections",
             "Open WebSocket connections",
@@ -92,6 +110,7 @@ class WebsocketServer:
             max_frame_size=self._settings.max_message,
             read_buffer_init_size=READ_BUFFER_BYTES,
             websocket_handshake_timeout=HANDSHAKE_SECONDS,
+            logger_name=PicowsLog(self._protocol_errors),
         )
         log.info(
             "WebSocket on %s:%d%s", self._settings.host, self.port, " with TLS" if self._tls else ""

@@ -20,7 +20,8 @@ from msgspec.structs import astuple
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
 from penstock.errors import InvalidRequest, NotFound, Unauthorized
-from penstock.protocol.records import payload_bytes
+from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.names import partition_label
 from penstock.protocol.status import NOT_JSON, details_of, is_expected
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
@@ -75,7 +76,7 @@ class _Watch:
 
     def __init__(self, session: "Session", name: str) -> None:
         self.session = session
-        self.name = name  # of the topic
+        self.name = name  # label of the partition
         self.subscription: Subscription | None = None  # until the feed has answered
 
     def deliver(self, chunk: Chunk) -> bool:
@@ -91,7 +92,7 @@ class Session(WSListener):
         self._identity = identity  # None: authentication is off
         self._loop = asyncio.get_running_loop()
         self._transport: WSTransport | None = None  # while it is connected
-        self._watches: dict[str, _Watch] = {}  # by topic
+        self._watches: dict[str, _Watch] = {}  # by label of the partition
         self._parts: list[bytes] = []  # a message that comes in several frames
         self._parts_size = 0  # bytes of `_parts`, counted in the server's `memory.total`
         self._parts_since = 0.0  # when the first of them came
@@ -231,21 +232,22 @@ class Session(WSListener):
             self._check(self._identity, request)
         match request:
             case Produce():
-                payload = payload_bytes(request.message_payload, request.encoding)
-                topic = topics.get(request.topic)
+                record = request.record()
+                topic = topics.get(partition_label(request.topic, request.partition))
                 if topic is None:
-                    self._hold_for(self._create_and_produce(request, payload), request)
+                    self._hold_for(self._create_and_produce(request, record), request)
                 else:
-                    future = topic.append([payload])
-                    self._in_flight += len(payload)
+                    future, size = topic.append_records([record]), len(record.value or b"")
+                    self._in_flight += size
                     self._pending += 1
-                    future.add_done_callback(partial(self._appended, request, len(payload)))
+                    future.add_done_callback(partial(self._appended, request, size))
             case Subscribe():
                 self._subscribe(request)
             case Unsubscribe():
-                watch = self._watches.pop(request.topic, None)
+                label = partition_label(request.topic, request.partition)
+                watch = self._watches.pop(label, None)
                 if watch is None:
-                    raise NotFound(f"Topic '{request.topic}' is not subscribed to.")
+                    raise NotFound(f"Topic '{label}' is not subscribed to.")
                 if watch.subscription is not None:
                     watch.subscription.close()
                 self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
@@ -254,7 +256,7 @@ class Session(WSListener):
             case ListTopics():
                 self._answer(Listed("list_topics_response", request.req_id, topics.names()))
             case GetNextOffset():
-                topic = topics.get(request.topic)
+                topic = topics.get(partition_label(request.topic, request.partition))
                 following = topic.next_offset if topic is not None else 0
                 self._answer(
                     NextOffset("get_next_offset_response", request.req_id, request.topic, following)
@@ -273,24 +275,27 @@ class Session(WSListener):
             self._transport.disconnect()
 
     def _subscribe(self, request: Subscribe) -> None:
-        topic = self._server.topics.get(request.topic)
+        label = partition_label(request.topic, request.partition)
+        topic = self._server.topics.get(label)
         if topic is None:
-            raise NotFound(f"Topic '{request.topic}' not found for subscription.")
+            raise NotFound(f"Topic '{label}' not found for subscription.")
         position = start_position(topic, request.start_offset)
-        old = self._watches.pop(request.topic, None)
+        old = self._watches.pop(label, None)
         if old is not None and old.subscription is not None:
             old.subscription.close()  # subscribing again moves the subscription
-        watch = self._watches[request.topic] = _Watch(self, request.topic)
+        watch = self._watches[label] = _Watch(self, label)
         self._answer(TopicDone("subscribe_topic_response", request.req_id, request.topic))
         watch.subscription = self._server.feeds.subscribe(topic, watch, position)
 
     async def _create(self, request: Create) -> None:
-        await self._server.topics.create(request.topic)
+        topics, form = self._server.topics, request.format
+        await topics.create(request.topic, form=form, partitions=request.partitions)
         self._answer(TopicDone("create_topic_response", request.req_id, request.topic))
 
-    async def _create_and_produce(self, request: Produce, payload: bytes) -> None:
-        topic = await self._server.topics.create(request.topic)
-        appended = await topic.append([payload])
+    async def _create_and_produce(self, request: Produce, record: NewRecord) -> None:
+        await self._server.topics.create(request.topic)
+        topic = self._server.topics.partition(request.topic, request.partition)
+        appended = await topic.append_records([record])
         self._answer(
             Produced("produce_response", request.req_id, request.topic, appended.first_offset)
         )

@@ -126,3 +126,17 @@ def test_a_transaction_is_all_or_nothing(api, queue):
     }
     outcome = api.get(f"pop/queue/{queue}-b", batch=10, partitions=10)["messages"]
     assert sorted(message["data"] for message in outcome) == ["flat", "item"]
+
+
+def test_a_misspelled_field_of_an_ack_is_refused_with_the_nearest_name(api, queue):
+    api.push(queue, 1)
+    (message,) = api.get(f"pop/queue/{queue}", consumerGroup="g")["messages"]
+    ack = {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
+    for path, body in (
+        ("ack", {**ack, "consumer_group": "g"}),
+        ("ack/batch", {"acknowledgments": [ack], "consumer_group": "g"}),
+    ):
+        answer = api.client.post(f"/api/v1/{path}", json=body)
+        assert answer.status_code == 400
+        text = "Unknown field `consumer_group`: did you mean `consumerGroup`?"
+        assert answer.json()["error"] == text

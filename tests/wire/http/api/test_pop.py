@@ -204,3 +204,41 @@ def test_an_absurdly_long_time_to_wait_is_just_long(api, queue):
     assert len(api.pop(queue, wait="true", timeout="9" * 400, autoAck="true")) == 1
     error = api.get(f"pop/queue/{queue}", 400, batch="9" * 5000)["error"]
     assert ("`batch`" in error, len(error) < 300) == (True, True)
+
+
+def test_consumer_group_in_snake_case_is_the_group_of_a_pop(api, queue):
+    api.push(queue, 1)
+    for group in ("a", "b"):
+        answer = api.get(f"pop/queue/{queue}", consumer_group=group, auto_ack="true")
+        assert (answer["consumerGroup"], answer["messages"][0]["data"]) == (group, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("consumergroup", "consumerGroup"),
+        ("consumer-group", "consumerGroup"),
+        ("consumerGrop", "consumerGroup"),
+        ("group", "consumerGroup"),
+        ("batchSize", "batch"),
+        ("partition", "partitions"),
+        ("autoack", "autoAck"),
+        ("timeoutMs", "timeout"),
+    ],
+)
+def test_a_misspelled_parameter_of_a_pop_is_refused_with_the_nearest_name(api, queue, given, meant):
+    api.push(queue, 1)
+    for method in ("GET", "POST"):
+        body = {"acknowledgments": []} if method == "POST" else None
+        path = f"/api/v1/pop/queue/{queue}"
+        answer = api.client.request(method, path, params={given: "1"}, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"] == (
+            f"Unknown query parameter `{given}`: did you mean `{meant}`?"
+        )
+    assert api.get(f"pop/queue/{queue}", traceparent="x", _="1")["messages"][0]["data"] == 1
+
+
+def test_many_unknown_parameters_cost_little(api, queue):
+    params = {f"{number:x}{'z' * 40}": "1" for number in range(1000)}
+    assert api.client.get(f"/api/v1/pop/queue/{queue}", params=params).status_code == 204

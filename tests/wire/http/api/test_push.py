@@ -110,7 +110,7 @@ def test_lines_of_a_buffer_file_keep_who_pushed_them(api, queue) -> None:
     (message,) = api.ask("GET", f"pop/queue/{queue}")["messages"]
     assert (message["producerSub"], message["data"]) == ("alice", 1)
     sealed = replace(line, transaction_id="u", sealed="no-such-key", payload=Raw(b'"not base64"'))
-    assert "no event" in api.ask("POST", "buffers/events", encode(sealed), 400)["error"]
+    assert "not an event" in api.ask("POST", "buffers/events", encode(sealed), 400)["error"]
     sealed = replace(sealed, payload=Raw(b'""'))
     error = api.ask("POST", "buffers/events", encode(sealed), 503)["error"]
     assert "key 'no-such-key'" in error
@@ -201,3 +201,30 @@ def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue
 def test_a_time_that_is_none_is_refused(api, queue, fields, said):
     body = {"items": [{"queue": queue, "payload": 1, **fields}]}
     assert said in api.post("push", body, status=400)["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"transaction_id": "t"}, "field of items `transaction_id`: did you mean `transactionId`?"),
+        ({"delayMs": 5}, "field of items `delayMs`: did you mean `delay`?"),
+        ({"deliver_at": "x", "zone": 1}, "field of items `deliver_at`: did you mean `deliverAt`?"),
+    ],
+)
+def test_a_misspelled_field_of_an_item_is_refused_with_the_nearest_name(api, queue, body, text):
+    items = [{"queue": queue, "payload": 1}, {"queue": queue, "payload": 2, **body}]
+    answer = api.client.post("/api/v1/push", json={"items": items})
+    assert (answer.status_code, answer.json()["error"]) == (400, f"Unknown {text}")
+    assert api.client.get(f"/api/v1/pop/queue/{queue}").status_code == 204
+
+
+def test_a_misspelled_field_of_a_push_is_refused_and_other_fields_are_ignored(api, queue):
+    items = [{"queue": queue, "payload": {"transaction_id": 1.0e2}, "namespace": "n", "ü": [1]}]
+    answer = api.client.post("/api/v1/push", json={"items": items, "buffer_ms": 10})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "Unknown field `buffer_ms`: did you mean `bufferMs`?"
+    (result,) = api.post("push", {"items": items, "client": "x"}, 201)
+    assert result["status"] == "queued"
+    wrong = [{"queue": 5, "namespace": "n"}]
+    answer = api.client.post("/api/v1/push", json={"items": wrong})
+    assert (answer.status_code, answer.json()["error"]) == (400, "Queue must be a string")

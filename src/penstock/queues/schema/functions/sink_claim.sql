@@ -1,13 +1,14 @@
--- A task of an exactly-once sink wants to write rows with this checksum to a queue. Answers `write`, `wait` for `tasks`,
--- or why not: `other` rows have this place, the batch is `behind` the newest, or `complete` without such a task.
+-- A task of an exactly-once sink wants to write rows with these checksums to a queue. Answers `write` from number `rows` on,
+-- `done`, `later` (after `tasks`), or why not: `other` rows have this place, or the batch is `behind` the newest.
 -- The rules are those of penstock/topics/write_claims.py. Rows of a queue that was deleted since count for nothing.
 CREATE FUNCTION sink_claim(
-    p_target text, p_app text, p_batch bigint, p_task integer, p_checksum text, p_run text, p_note text,
-    OUT verdict text, OUT newest bigint, OUT note text, OUT tasks integer[])
+    p_target text, p_app text, p_batch bigint, p_task integer, p_checksum text, p_run text, p_note text, p_keys text,
+    OUT verdict text, OUT newest bigint, OUT note text, OUT tasks integer[], OUT rows bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     place sink_tasks;
     queue bigint;
+    committed boolean;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('sink ' || p_target || ' ' || p_app, 0));
     SELECT q.id INTO queue FROM queues q WHERE q.name = p_target AND q.deleted_at IS NULL;
@@ -17,38 +18,39 @@ BEGIN
     END IF;
     tasks := '{}';
     note := '';
-    SELECT greatest(max(s.batch), p_batch) INTO newest FROM sink_tasks s WHERE s.target = p_target AND s.app = p_app;
+    rows := 0;
+    SELECT greatest(max(s.batch), p_batch), coalesce(bool_or(s.batch = p_batch AND s.task = -1), false)
+      INTO newest, committed FROM sink_tasks s WHERE s.target = p_target AND s.app = p_app;
     SELECT * INTO place FROM sink_tasks s
      WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.task = p_task;
     IF FOUND THEN
         note := place.note;
-        IF place.checksum <> p_checksum THEN
-            verdict := 'other';
-            RETURN;
+        rows := place.rows;
+        IF place.done OR committed THEN
+            verdict := CASE WHEN coalesce(nullif(place.keys, ''), place.checksum) = coalesce(nullif(p_keys, ''), p_checksum)
+                            THEN 'done' ELSE 'other' END;
+        ELSE
+            verdict := CASE WHEN place.checksum = p_checksum THEN 'write' ELSE 'other' END;
         END IF;
-        UPDATE sink_tasks s SET run = p_run, claimed_at = now()
-         WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.task = p_task;
-        verdict := 'write';
+        IF verdict <> 'other' THEN
+            UPDATE sink_tasks s SET run = p_run, claimed_at = now()
+             WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.task = p_task;
+        END IF;
         RETURN;
     END IF;
-    IF p_batch < newest THEN
-        verdict := 'behind';
-        RETURN;
-    END IF;
-    PERFORM 1 FROM sink_tasks s WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.task = -1;
-    IF FOUND THEN
-        verdict := 'complete';
+    IF p_batch < newest OR committed THEN
+        verdict := CASE WHEN p_batch < newest THEN 'behind' ELSE 'other' END;
         RETURN;
     END IF;
     tasks := ARRAY(SELECT s.task FROM sink_tasks s
                     WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.run <> p_run
                     ORDER BY s.task);
     IF cardinality(tasks) > 0 THEN
-        verdict := 'wait';
+        verdict := 'later';
         RETURN;
     END IF;
-    INSERT INTO sink_tasks (target, app, batch, task, queue_id, checksum, run, note)
-    VALUES (p_target, p_app, p_batch, p_task, queue, p_checksum, p_run, p_note);
+    INSERT INTO sink_tasks (target, app, batch, task, queue_id, checksum, run, note, keys)
+    VALUES (p_target, p_app, p_batch, p_task, queue, p_checksum, p_run, p_note, p_keys);
     DELETE FROM sink_tasks s WHERE s.target = p_target AND s.app = p_app AND s.batch <= p_batch - 4;
     note := p_note;
     verdict := 'write';

@@ -1,22 +1,23 @@
 -- figures: every queue and its groups with their counters, exact as of this snapshot. One row per (queue, group); a queue
 -- without groups has one row with group_id NULL. Read from the counters and the live leases, never from messages.
--- docs/reference/queues.md (Counts) defines them. $1 ids of queues; NULL = all
+-- docs/reference/queues.md (Counts) defines them. $1 ids of queues. Figures.queues makes the statement for all queues of it: one
+-- for both has a plan that suits neither when there are many.
 WITH counted AS MATERIALIZED (
   SELECT queue_id, group_id, sum(pushed)::bigint AS pushed, sum(removed)::bigint AS removed, sum(consumed)::bigint AS consumed,
          sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
          sum(dropped)::bigint AS dropped, sum(letters)::bigint AS letters
     FROM (SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped, letters FROM tallies
-           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)
+           WHERE queue_id = ANY ($1::int[])
           UNION ALL
           SELECT queue_id, group_id, pushed, removed, consumed, done, failed, dead, dropped, 0 FROM tally_log
-           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)
+           WHERE queue_id = ANY ($1::int[])
           UNION ALL
           SELECT queue_id, group_id, 0, 0, 0, 0, 0, 0, 0, letters FROM letter_log
-           WHERE $1::int[] IS NULL OR queue_id = ANY ($1)) t
+           WHERE queue_id = ANY ($1::int[])) t
    GROUP BY 1, 2
 ), held AS MATERIALIZED (
   SELECT l.queue_id, l.group_id, sum((SELECT sum(upper(r) - lower(r)) FROM unnest(l.open) r))::bigint AS open
-    FROM leases l WHERE l.expires_at > clock_timestamp() AND ($1::int[] IS NULL OR l.queue_id = ANY ($1)) GROUP BY 1, 2
+    FROM leases l WHERE l.expires_at > clock_timestamp() AND l.queue_id = ANY ($1::int[]) GROUP BY 1, 2
 )
 SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name,
        coalesce(total.pushed, 0) AS pushed, coalesce(total.pushed - total.removed, 0) AS stored,
@@ -29,5 +30,5 @@ SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name
   LEFT JOIN groups g ON g.queue_id = q.id
   LEFT JOIN counted mine ON mine.group_id = g.id  -- a number that no other queue has a group of
   LEFT JOIN held ON held.group_id = g.id
- WHERE q.deleted_at IS NULL AND ($1::int[] IS NULL OR q.id = ANY ($1))
+ WHERE q.deleted_at IS NULL AND q.id = ANY ($1::int[])
  ORDER BY q.name, g.name;

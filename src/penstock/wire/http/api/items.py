@@ -7,13 +7,13 @@ is large enough are counted before it is decoded, and counting stops at the limi
 is worked through in slices.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.errors import TooLarge
+from penstock.io import tasks
 from penstock.protocol.status import NOT_JSON
 
 T = TypeVar("T")
@@ -69,9 +69,6 @@ def _body_of(count: Callable[[], None]) -> Any:
     return msgspec.defstruct("Body", [*lists, ("operations", list[operation] | None, None)])  # type: ignore[valid-type]
 
 
-async def slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+def slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
     """The items, some at a time; between two slices others get a turn."""
-    for begin in range(0, len(items), SLICE):
-        if begin:
-            await asyncio.sleep(0)
-        yield items[begin : begin + SLICE]
+    return tasks.slices(items, SLICE)

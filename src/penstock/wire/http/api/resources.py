@@ -3,8 +3,9 @@
 Nothing here counts rows: totals come from counters the engine keeps.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+import asyncio
+import re
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -19,14 +20,14 @@ from penstock.protocol.answers import (
 )
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.status import NOT_JSON
+from penstock.queues.admin.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
 from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
-from penstock.queues.status import QueueStatus
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import each, of
+from penstock.wire.http.answers import each, of, plain
 from penstock.wire.http.api.queries import Limit, Paged
 from penstock.wire.http.decoding import body_decoder
-from penstock.wire.http.messages import Request
+from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Audited, route
 
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
@@ -65,8 +66,14 @@ class QueuesQuery(Paged, frozen=True):
     namespace: str | None = None
     task: str | None = None
     limit: Limit = 10_000
+    cursor: str | None = None
 
-    farther: ClassVar[str] = "name a namespace or a task"
+    farther: ClassVar[str] = "read on with cursor=<next of the page before>"
+
+    @property
+    def wanted(self) -> QueueFilter:
+        before = None if self.cursor is None else queue_number(self.cursor)
+        return QueueFilter(self.namespace or None, self.task or None, before=before)
 
 
 class PageQuery(Paged, frozen=True):
@@ -102,6 +109,7 @@ class QueueSummary(QueueNames):
 
 class QueueList(Body):
     queues: list[QueueSummary]
+    next: str | None  # the cursor of the page behind; null: there is none
 
 
 class QueuePartition(PartitionTimes):
@@ -111,6 +119,31 @@ class QueuePartition(PartitionTimes):
 class QueueWithPartitions(QueueNames):
     partitions: list[QueuePartition]
     totals: QueueCounts
+
+
+class DepthQuery(msgspec.Struct, frozen=True):
+    group: str | None = None
+    limit: Limit = 10_000
+
+
+class Depth(Body):
+    """Messages that a group has not finished with."""
+
+    pending: int  # all of them
+    processing: int  # of them under a lease
+    ready: int  # of them not under a lease
+
+
+class PartitionDepth(Depth, kw_only=True):
+    partition: str
+
+
+class QueueDepth(Depth, kw_only=True):
+    queue: str
+    group: str | None
+    partitions_pending: int  # of those that are listed
+    partitions_ready: int
+    partitions: list[PartitionDepth]
 
 
 class QueueDeleted(Body):
@@ -165,6 +198,8 @@ class Tasks(Body):
     tasks: list[Task]
 
 
+S = TypeVar("S", bound=Sums)
+_CURSOR = re.compile("[0-7]?[0-9a-f]{1,7}")
 ABOUT = [AboutOption(option.name, option.default, option.meaning) for option in OPTIONS]
 read_options = body_decoder(dict[str, msgspec.Raw])
 read_configure = body_decoder(ConfigureBody)
@@ -227,11 +262,11 @@ class ResourcesApi:
         return OptionsAnswer(queue, changed, ABOUT)
 
     @route("GET", "/api/v1/resources/queues")
-    async def list_queues(self, args: QueuesQuery) -> QueueList:
-        """List all queues."""
-        statuses = await self._status.queues(args.namespace or None, args.task or None)
-        page = statuses[args.offset : args.offset + args.limit]
-        return QueueList([summary(status) for status in page])
+    async def list_queues(self, args: QueuesQuery) -> QueueList | Response:
+        """List queues, the newest first. Without `limit`, the newest 10,000."""
+        page = await self._status.page(args.wanted, args.limit, args.offset)
+        answer = QueueList(await summaries(page), next_cursor(page))
+        return await asyncio.to_thread(lambda: json_response(plain(answer)))
 
     @route("GET", "/api/v1/resources/queues/{queue}")
     async def one(self, queue: str, args: PageQuery) -> QueueWithPartitions:
@@ -246,6 +281,37 @@ class ResourcesApi:
                 of(QueuePartition, row, stats=of(PartitionCounts, row.counts)) for row in rows
             ],
             totals=of(QueueCounts, status.counts),
+        )
+
+    @route("GET", "/api/v1/resources/queues/{queue}/depth")
+    async def depth(self, queue: str, args: DepthQuery) -> QueueDepth:
+        """How many messages a group has not finished with, in the queue and in its partitions.
+        Without `group`, that of the group that is farthest behind, or of queue mode if it is used.
+        """
+        status = await self._status.queue(queue)
+        group = status.figures.seen_by(args.group)
+        pending = group.waiting if group else status.figures.stored
+        leased = group.leased if group else 0
+        rows = await self._status.partitions(status, args.limit, group=args.group)
+        partitions = [
+            PartitionDepth(
+                counts.pending + counts.processing,
+                counts.processing,
+                counts.pending,
+                partition=row.name,
+            )
+            for row in rows
+            for counts in (row.counts,)
+        ]
+        return QueueDepth(
+            pending,
+            leased,
+            max(0, pending - leased),
+            queue=queue,
+            group=args.group,
+            partitions_pending=sum(one.pending > 0 for one in partitions),
+            partitions_ready=sum(one.ready > 0 for one in partitions),
+            partitions=partitions,
         )
 
     @route(
@@ -282,14 +348,14 @@ class ResourcesApi:
     @route("GET", "/api/v1/resources/namespaces")
     async def namespaces(self) -> Namespaces:
         """List namespaces with their totals."""
-        sums = _sums(await self._status.queues(), lambda queue: queue.info.namespace)
-        return Namespaces([of(Namespace, sum_, namespace=name) for name, sum_ in sums])
+        sums = await self._status.totals(QueueFilter(), lambda queue: queue.namespace)
+        return Namespaces([_sums(Namespace, one, namespace=one.name) for one in sums if one.name])
 
     @route("GET", "/api/v1/resources/tasks")
     async def tasks(self) -> Tasks:
         """List tasks (labels of queues) with their totals."""
-        sums = _sums(await self._status.queues(), lambda queue: queue.info.task)
-        return Tasks([of(Task, sum_, task=name) for name, sum_ in sums])
+        sums = await self._status.totals(QueueFilter(), lambda queue: queue.task)
+        return Tasks([_sums(Task, one, task=one.name) for one in sums if one.name])
 
 
 def _option(name: str, raw: msgspec.Raw) -> Any:
@@ -311,16 +377,22 @@ def summary(status: QueueStatus) -> QueueSummary:
     )
 
 
-def _sums(
-    queues: list[QueueStatus], name_of: Callable[[QueueStatus], str]
-) -> list[tuple[str, Sums]]:
-    """Over the queues that have a name, by name."""
-    sums: dict[str, Sums] = {}
-    for queue in queues:
-        if name := name_of(queue):
-            row = sums.setdefault(name, Sums())
-            row.queues += 1
-            row.partitions += queue.partitions
-            row.messages.total += queue.counts.total
-            row.messages.pending += queue.counts.pending
-    return sorted(sums.items())
+async def summaries(page: QueueStatusPage) -> list[QueueSummary]:
+    """The queues of a page. There may be many: beside the event loop."""
+    return await asyncio.to_thread(lambda: [summary(status) for status in page.queues])
+
+
+def next_cursor(page: QueueStatusPage) -> str | None:
+    return None if page.next is None else f"{page.next:x}"
+
+
+def queue_number(cursor: str) -> int:
+    """The number in a cursor."""
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidRequest(f"{cursor[:20]!r} is not the `next` of a page of queues")
+    return int(cursor, 16)
+
+
+def _sums(kind: type[S], sums: QueueTotals, **name: str) -> S:
+    counts = SumCounts(sums.counts.total, sums.counts.pending)
+    return kind(queues=sums.queues, partitions=sums.partitions, messages=counts, **name)

@@ -3,19 +3,20 @@
 Nothing here counts rows: totals come from counters the engine keeps.
 """
 
+import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
 from penstock.protocol.answers import Body, PaginationOf, PartitionCounts, QueueNames, Range
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.dead import ErrorCount, Which
+from penstock.queues.admin.dead_letters import ErrorCount, Which
+from penstock.queues.admin.messages import MessageFilter
+from penstock.queues.admin.status import QueueFilter, total
+from penstock.queues.background.presence import OperationCounts, Presence
 from penstock.queues.engine import Queues
-from penstock.queues.messages import MessageFilter
-from penstock.queues.presence import OperationCounts, Presence
-from penstock.queues.status import total
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import of
+from penstock.wire.http.answers import of, plain
 from penstock.wire.http.api.cluster import Worker, worker_answer
 from penstock.wire.http.api.queries import BUCKETS, Limit, Paged, RangeQuery
 from penstock.wire.http.api.resources import (
@@ -24,10 +25,14 @@ from penstock.wire.http.api.resources import (
     QueuePartition,
     QueuesQuery,
     QueueSummary,
-    summary,
+    next_cursor,
+    summaries,
 )
 from penstock.wire.http.api.stored import NewestMessage
+from penstock.wire.http.messages import Response, json_response
 from penstock.wire.http.routes import route
+
+STATUS_QUEUES = 200  # named in the summary of the broker
 
 
 class StatusQueuesQuery(QueuesQuery, frozen=True):
@@ -45,6 +50,7 @@ class MessagesQuery(Paged, frozen=True):
 class QueuePage(Body):
     queues: list[QueueSummary]
     pagination: PaginationOf
+    next: str | None  # the cursor of the page behind; null: there is none
 
 
 class QueueConfig(Body):
@@ -168,7 +174,8 @@ class StatusAnswer(Body):
     bucket_minutes: int
     point_count: int
     throughput: list[ThroughputPoint]
-    queues: list[QueueSummary]
+    queues: list[QueueSummary]  # the newest; GET /api/v1/status/queues has all, in pages
+    queue_count: int  # of all
     messages: StatusCounts
     leases: LeaseCounts
     dead_letter_queue: DeadLetterCounts
@@ -201,12 +208,13 @@ class StatusApi:
         self._presence = presence
 
     @route("GET", "/api/v1/status/queues")
-    async def queues(self, args: StatusQueuesQuery) -> QueuePage:
+    async def queues(self, args: StatusQueuesQuery) -> QueuePage | Response:
         """List queues, in pages."""
-        statuses = await self._status.queues(args.namespace or None, args.task or None)
-        page = statuses[args.offset : args.offset + args.limit]
-        pagination = PaginationOf(args.limit, args.offset, len(statuses))
-        return QueuePage([summary(status) for status in page], pagination)
+        page = await self._status.page(args.wanted, args.limit, args.offset)
+        total = await self._status.count(args.wanted)
+        pagination = PaginationOf(args.limit, args.offset, total)
+        answer = QueuePage(await summaries(page), pagination, next_cursor(page))
+        return await asyncio.to_thread(lambda: json_response(plain(answer)))
 
     @route("GET", "/api/v1/status/queues/{queue}")
     async def queue(self, queue: str, args: PageQuery) -> QueueDetails:
@@ -273,10 +281,10 @@ class StatusApi:
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
         wanted = (args.queue or None, args.namespace or None, args.task or None)
         points = await self._status.history(since, until, timedelta(minutes=minutes), *wanted)
-        statuses = await self._status.queues(
-            args.namespace or None, args.task or None, args.queue or None
-        )
-        counts = total([status.counts for status in statuses])
+        which = QueueFilter(args.namespace or None, args.task or None, args.queue or None)
+        page = await self._status.page(which, STATUS_QUEUES)
+        sums = await self._status.totals(which, lambda _: "")
+        counts = total([one.counts for one in sums])
         errors = await self._queues.dead.errors(Which(queue=args.queue or None))
         leases = await self._status.leases()
         workers = await self._presence.members()
@@ -298,7 +306,8 @@ class StatusApi:
                 )
                 for point in points
             ],
-            queues=[summary(status) for status in statuses],
+            queues=await summaries(page),
+            queue_count=sum(one.queues for one in sums),
             messages=of(
                 StatusCounts,
                 counts,

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
-from penstock.queues.presence import OperationCounts, RequestCounts
+from penstock.queues.background.presence import OperationCounts, RequestCounts
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -56,7 +56,7 @@ class ReadyQuery(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct):
-    status: str  # ready, draining, unavailable
+    status: str  # starting, ready, draining, unavailable
     database: str
 
 
@@ -143,7 +143,7 @@ class SystemApi:
             listeners=self._addresses(),
             shared_state=SharedState(True, broker.presence.member),
             queen=QueueEngine(
-                broker.queues.signals.waiting, {kind: count for (kind,), count in merging.items()}
+                broker.queues.waiting.parked, {kind: count for (kind,), count in merging.items()}
             ),
         )
         return json_response(health, 200 if up else 503)
@@ -155,13 +155,16 @@ class SystemApi:
 
     @route("GET", "/health/ready")
     def ready(self, args: ReadyQuery) -> Ready | Response:
-        """Readiness probe: 503 while the process shuts down or can neither store nor buffer
-        messages, otherwise 200.
+        """Readiness probe: 503 while the process starts, shuts down, or can neither store nor
+        buffer messages, otherwise 200.
         """
         broker = self._broker
         up = broker.database.healthy
         serves = up or (args.database == "optional" and broker.buffer.accepts())
-        status = "draining" if broker.draining else "ready" if serves else "unavailable"
+        if broker.starting or broker.draining:
+            status = "starting" if broker.starting else "draining"
+        else:
+            status = "ready" if serves else "unavailable"
         ready = Ready(status, "connected" if up else "disconnected")
         return json_response(ready, 200 if status == "ready" else 503)
 
@@ -177,7 +180,8 @@ class SystemApi:
         """Metrics as JSON."""
         broker = self._broker
         await self._state.fill()
-        samples = broker.metrics.snapshot(await self._worker_states())
+        scrape = broker.metrics.scrape(await self._worker_states())
+        samples = await asyncio.to_thread(scrape.samples)
         figures = broker.presence.figures()
         pool = PoolFigures(
             broker.database.pool_size,
@@ -204,8 +208,9 @@ class SystemApi:
     async def prometheus(self) -> Response:
         """Metrics in Prometheus text format."""
         await self._state.fill()
-        text = self._broker.metrics.text(await self._worker_states())
-        return Response(200, text, PROMETHEUS)
+        scrape = self._broker.metrics.scrape(await self._worker_states())
+        # With a thousand queues it is long: it is written beside the event loop.
+        return Response(200, await asyncio.to_thread(scrape.written), PROMETHEUS)
 
     async def _worker_states(self) -> list[State]:
         return [state for state in await asyncio.gather(*map(_state_of, self._workers)) if state]

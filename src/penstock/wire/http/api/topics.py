@@ -1,7 +1,6 @@
 """Topics over HTTP: the original's endpoints to the letter, and what was added beside them."""
 
-from collections.abc import Awaitable
-from itertools import repeat
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -9,15 +8,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
-from penstock.protocol.records import Message, message, payload_bytes
+from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.names import partition_label
+from penstock.protocol.records import Message, RecordFields, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.scrub import ScrubStatus
 from penstock.topics.store import TopicStore
 from penstock.topics.tier.tier import Tier, TierStatus
-from penstock.topics.topic import Appended, Topic
+from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
-from penstock.wire.feed import Feeds
+from penstock.wire.feed import Feeds, messages_of
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import ListQuery, Row, page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
@@ -34,36 +35,55 @@ OCTETS = "application/octet-stream"
 Offset = Annotated[int, Meta(ge=0)]
 
 
-class ConsumeQuery(Struct, frozen=True):
+class PartitionQuery(Struct, frozen=True, kw_only=True):
+    partition: Annotated[int, Meta(ge=0)] = 0
+
+
+class CreateQuery(Struct, frozen=True):
+    format: str | None = None  # aiq or kafka
+    partitions: Annotated[int, Meta(ge=1)] = 1
+
+
+class ConsumeQuery(PartitionQuery, frozen=True):
     offset: Offset = 0
     max_messages: Annotated[int, Meta(ge=0)] = 100
     at: str | None = None
 
 
-class StreamQuery(Struct, frozen=True):
+class StreamQuery(PartitionQuery, frozen=True):
     offset: str | None = None
     at: str | None = None
 
 
-class AtQuery(Struct, frozen=True):
+class AtQuery(PartitionQuery, frozen=True):
     at: str
 
 
-class Produce(Struct):
-    payload: str | UnsetType = UNSET
+class ProducedRecord(RecordFields):
+    """A record of a batch. Without a payload it is a tombstone."""
+
+    payload: str | None = None
+    encoding: str | UnsetType = UNSET
+
+
+class Produce(RecordFields):
+    payload: str | UnsetType | None = UNSET
     payloads: list[str] | UnsetType = UNSET
+    records: list[ProducedRecord] | UnsetType = UNSET
     encoding: str | UnsetType = UNSET
 
 
 class Produced(Struct):
     topic: str
     offset: int
+    partition: int | UnsetType = UNSET  # of a topic that has several
 
 
 class ProducedMany(Struct):
     topic: str
     first_offset: int
     count: int
+    partition: int | UnsetType = UNSET
 
 
 class TopicsQuery(ListQuery):
@@ -182,9 +202,9 @@ class TopicsApi:
         )
 
     @route("POST", "/topics/{topic}", status=201, audit=Audited("topic.create"))
-    async def create(self, topic: str) -> Created:
-        """Create a topic."""
-        await self._topics.create(topic)
+    async def create(self, topic: str, args: CreateQuery) -> Created:
+        """Create a topic. Its format is that of the settings unless it is given."""
+        await self._topics.create(topic, form=args.format, partitions=args.partitions)
         return Created(topic)
 
     @route("DELETE", "/topics/{topic}", role=Role.ADMIN, audit=Audited("topic.delete"))
@@ -253,27 +273,47 @@ class TopicsApi:
         )
 
     @route(
-        "POST", "/topics/{topic}/produce", body=Produce, answer=Produced | ProducedMany, status=201
+        "POST",
+        "/topics/{topic}/produce",
+        query=PartitionQuery,
+        body=Produce,
+        answer=Produced | ProducedMany,
+        status=201,
     )
     def produce(self, request: Request) -> Awaitable[Response]:
         """Append one record, or several as one batch."""
-        name = request.params["topic"]
-        payloads, many = _payloads(request)
-        topic = self._topics.get(name)
+        name, partition = request.params["topic"], request.args.partition
+        content, many = _content(request)
+        topic = self._topics.get(partition_label(name, partition))
         if topic is None:
-            return self._create_and_produce(name, payloads, many)
-        return _produced(name, topic.append(payloads), many)
+            return self._create_and_produce(name, partition, content, many)
+        return self._append(topic, content, many)
 
-    async def _create_and_produce(self, name: str, payloads: list[bytes], many: bool) -> Response:
-        topic = await self._topics.create(name)
-        return await _produced(name, topic.append(payloads), many)
+    async def _create_and_produce(
+        self, name: str, partition: int, content: "Content", many: bool
+    ) -> Response:
+        await self._topics.create(name)
+        return await self._append(self._topics.partition(name, partition), content, many)
+
+    async def _append(self, topic: Topic, content: "Content", many: bool) -> Response:
+        if isinstance(content, tuple):
+            appended = await topic.append_records(content)
+        else:
+            appended = await topic.append(content)
+        several = self._topics.partitions(topic.topic) > 1
+        partition = topic.partition if several else UNSET
+        first = appended.first_offset
+        if many:
+            answer = ProducedMany(topic.topic, first, appended.count, partition)
+            return Response(201, _encode(answer))
+        return Response(201, _encode(Produced(topic.topic, first, partition)))
 
     @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[Message])
     def consume(self, request: Request) -> Response | Awaitable[Response]:
         """Read records from an offset."""
         query: ConsumeQuery = request.args
         name = request.params["topic"]
-        topic = self._topics.find(name)
+        topic = self._find(name, query.partition)
         most = min(query.max_messages, MAX_MESSAGES)
         if query.offset >= 1 << 64:
             raise InvalidRequest(
@@ -285,71 +325,103 @@ class TopicsApi:
         def read() -> Response:
             offset = query.offset if query.at is None else topic.offset_at(epoch_seconds(query.at))
             batch = topic.read(offset, most, CONSUME_BYTES)
-            offsets, payloads = batch.offsets.tolist(), batch.payloads()
-            return json_response(list(map(message, repeat(name), offsets, payloads)))
+            return json_response(messages_of(name, batch))
 
         return topic.read_or_wait(read)
 
+    def _find(self, name: str, partition: int) -> Topic | None:
+        """The log of a partition; None when there is no such topic."""
+        return self._topics.partition(name, partition) if partition else self._topics.find(name)
+
     @route("GET", "/topics/{topic}/next_offset")
-    def next_offset(self, topic: str) -> NextOffset:
+    def next_offset(self, topic: str, args: PartitionQuery) -> NextOffset:
         """The offset that the next record will get."""
-        log = self._topics.find(topic)
+        log = self._find(topic, args.partition)
         return NextOffset(topic, log.next_offset if log is not None else 0)
 
     @route("GET", "/topics/{topic}/offset")
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
         """The offset of the first record appended at or after a time."""
-        log, at = self._topics.require(topic), epoch_seconds(args.at)
+        log, at = self._topics.partition(topic, args.partition), epoch_seconds(args.at)
         return OffsetAt(topic, await log.read_through(lambda: log.offset_at(at)))
 
     @route("GET", "/topics/{topic}/stream", answer_type="text/event-stream")
     async def stream(self, request: Request, topic: str, args: StreamQuery) -> StreamResponse:
-        """Follow a topic as server-sent events."""
-        log, last = self._topics.require(topic), request.header("last-event-id")
-        position = await log.read_through(lambda: _position(log, args, last))
-        return stream_response(self._feeds, log, position)
+        """Follow a topic as server-sent events. Waits for a topic that does not exist yet."""
+        label = partition_label(topic, args.partition)
+        existed = self._find(topic, args.partition) is not None
+        start = _start(args, request.header("last-event-id"), existed=existed)
+
+        async def begin() -> tuple[Topic, int]:
+            log = await self._topics.wait_for(label)
+            return log, await log.read_through(lambda: start(log))
+
+        if not existed:
+            return stream_response(self._feeds, begin)
+        begun = await begin()  # what fails here has a status
+
+        async def continue_there() -> tuple[Topic, int]:
+            return begun
+
+        return stream_response(self._feeds, continue_there)
 
 
-def _payloads(request: Request) -> tuple[list[bytes], bool]:
+# Payloads, or records that have more than that.
+Content = list[bytes] | tuple[NewRecord, ...]
+
+
+def _content(request: Request) -> tuple[Content, bool]:
     """What to append, and whether the answer speaks of many."""
     kind = request.header("content-type")
     if kind is not None and kind.partition(";")[0].strip().lower() == OCTETS:
         return [request.body], False
     body = read_produce(request.body)
-    if isinstance(body.payload, str) and body.payloads is UNSET:
-        return [payload_bytes(body.payload, body.encoding)], False
-    if isinstance(body.payloads, list) and body.payload is UNSET:
-        if not body.payloads:
-            raise InvalidRequest("`payloads` is empty")
-        if len(body.payloads) > MAX_PAYLOADS:
-            raise TooLarge(
-                f"`payloads` has more than {MAX_PAYLOADS} records: send them in several requests"
-            )
+    given = [part is not UNSET for part in (body.payload, body.payloads, body.records)]
+    if sum(given) != 1:
+        raise InvalidRequest("The body must have one of `payload`, `payloads` and `records`")
+    if body.payload is not UNSET:
+        payload = None if body.payload is None else payload_bytes(body.payload, body.encoding)
+        if payload is None or not body.plain:
+            return (body.record(payload),), False
+        return [payload], False
+    if not body.plain:
+        raise InvalidRequest("`key`, `headers` and `timestamp` are of one record: use `records`")
+    name, several = ("payloads", body.payloads) if given[1] else ("records", body.records)
+    assert isinstance(several, list)
+    if not several:
+        raise InvalidRequest(f"`{name}` is empty")
+    if len(several) > MAX_PAYLOADS:
+        raise TooLarge(
+            f"`{name}` has more than {MAX_PAYLOADS} records: send them in several requests"
+        )
+    if isinstance(body.payloads, list):
         return [payload_bytes(payload, body.encoding) for payload in body.payloads], True
-    raise InvalidRequest("The body must have either `payload` or `payloads`")
+    records = body.records if isinstance(body.records, list) else []
+    return tuple(
+        one.record(None if one.payload is None else payload_bytes(one.payload, one.encoding))
+        for one in records
+    ), True
 
 
-async def _produced(name: str, future: "Awaitable[Appended]", many: bool) -> Response:
-    appended = await future
-    if many:
-        return Response(201, _encode(ProducedMany(name, appended.first_offset, appended.count)))
-    return Response(201, _encode(Produced(name, appended.first_offset)))
-
-
-def _position(topic: Topic, query: StreamQuery, last_event_id: str | None) -> int:
-    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its original
-    address.
+def _start(
+    query: StreamQuery, last_event_id: str | None, *, existed: bool
+) -> Callable[[Topic], int]:
+    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its first
+    address. All records of a topic that did not exist are new.
     """
     if last_event_id is not None and last_event_id.strip().isdecimal():
-        return int(last_event_id) + 1
+        following = int(last_event_id) + 1
+        return lambda _: following
     if query.at is not None:
-        return topic.offset_at(epoch_seconds(query.at))
-    if query.offset is None or query.offset == "earliest":
-        return topic.first_offset
-    if query.offset == "latest":
-        return topic.next_offset
+        seconds = epoch_seconds(query.at)
+        return lambda topic: topic.offset_at(seconds)
+    if query.offset == "latest" and existed:
+        return lambda topic: topic.next_offset
+    if query.offset in (None, "earliest", "latest"):
+        return lambda topic: topic.first_offset
     if not query.offset.isdecimal() or int(query.offset) >= 1 << 64:
         raise InvalidRequest(
             f"Query parameter `offset`: expected a number or `latest`, got {query.offset!r}"
         )
-    return int(query.offset)
+    offset = int(query.offset)
+    return lambda _: offset

@@ -1,0 +1,227 @@
+"""The writer of a send queue: how blocks get in.
+
+Blocks are numbered, put into memory and written to the chunks, by one job after the other.
+
+Write-through (fsync `always` and `interval`, and every route that reads a topic or queue): a block
+is written to a chunk before anyone can take it, so a killed process loses nothing. Pushes compress
+side by side, then wait in line; one job writes, and perhaps syncs, everything that came in while
+the last one was at work.
+
+Otherwise (fsync `never`) blocks go to memory at once, and a spill writes out all that is in memory
+only: when there is too much, when the oldest is `stale_flush` old, and at a stop. A kill loses what
+is in memory. Pushes that are faster than the disk wait for a spill to end. What is in memory only
+is younger than all on disk, so a spill takes every block of it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from penstock.errors import StorageError, Unavailable
+from penstock.export.clock import Clock
+from penstock.export.sendqueue.backlog import Backlog
+from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
+from penstock.export.sendqueue.chunks import Options
+from penstock.export.sendqueue.journal import Books, Entry, Kind
+from penstock.export.sendqueue.memory import MemoryLayer
+from penstock.export.sendqueue.store import MIN_POOL_BYTES, Store
+
+MAX_WRITE_BYTES = 32 << 20  # that one job takes
+MAX_SPILL_BYTES = (
+    4 << 20
+)  # that one part of a spill has: small, so that one part is compressed while another is written
+
+
+class Writer:
+    """`store` None: everything stays in memory."""
+
+    def __init__(
+        self,
+        options: Options,
+        books: Books,
+        memory: MemoryLayer,
+        backlog: Backlog,
+        store: Store | None,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._books = books
+        self._memory = memory
+        self._backlog = backlog
+        self._store = store
+        self._clock = clock
+        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
+        self._task: asyncio.Task[None] | None = None  # the one job there is
+        self._spill_wanted = False
+        self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
+        self.closed = False
+
+    async def put(self, blocks: list[Block]) -> None:
+        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
+        if not blocks:
+            return
+        if self._store is None or not self._options.write_through:
+            self._put_in_memory(blocks)
+            if (
+                len(self._memory) > 2 * self._memory.limit
+                and self._task is not None
+                and not self._task.done()
+            ):
+                self._spill_wanted = True  # the disk is slower than the pushes: they wait for it
+                await self._spilled.wait()
+            return
+        # Pushes do this side by side while the writer writes.
+        await self._store.compress(blocks, MIN_POOL_BYTES)
+        if self.closed:
+            raise Unavailable("the send queue is closed")
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((blocks, waiter))
+        self._start()
+        await waiter
+
+    def _put_in_memory(self, blocks: list[Block]) -> None:
+        if self.closed:
+            raise Unavailable("the send queue is closed")
+        self._number(blocks)
+        self._memory.add(blocks, written=False)
+        last = blocks[-1]
+        if self._store is None:
+            self._books.advance(last.sequence + 1, last.through)
+        else:
+            # what a kill loses is counted, and its numbers are not used again
+            self._store.book(Entry(Kind.ACCEPTED, 0, last.sequence + 1, last.through))
+            if self._memory.full:
+                self.spill_soon()
+
+    def _number(self, blocks: list[Block]) -> None:
+        now, books = int(self._clock.steady() * 1e6), self._books
+        before, position = books.numbered, books.position
+        for sequence, block in enumerate(blocks, books.next_sequence):
+            block.sequence, block.before, block.enqueued = sequence, before, now
+            before += block.records
+            if block.position != NO_POSITION:
+                position = block.position
+            elif position >= 0:
+                block.position = position  # the last block says how far the source was read
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    def spill_soon(self) -> None:
+        self._spill_wanted = True
+        self._start()
+
+    async def idle(self) -> None:
+        """Wait until there is nothing to write, or the disk takes nothing."""
+        if self._task is not None:
+            await self._task
+
+    async def _write(self) -> None:
+        """One job after the other, each with everything that came in meanwhile."""
+        assert self._store is not None
+        while self._pending or self._spill_wanted:
+            async with self._store.writing:
+                if self._spill_wanted:
+                    self._spill_wanted = False
+                    try:
+                        if not await self._spill(self._store):
+                            return  # the next tick tries again
+                    finally:
+                        self._spilled.set()
+                        self._spilled = asyncio.Event()
+                else:
+                    await self._write_pending(self._store)
+
+    async def _write_pending(self, store: Store) -> None:
+        taken, size = 0, 0
+        for blocks, _ in self._pending:
+            taken += 1
+            size += bytes_of(blocks)
+            if size > MAX_WRITE_BYTES:
+                break
+        jobs, self._pending = self._pending[:taken], self._pending[taken:]
+        blocks = [block for batch, _ in jobs for block in batch]
+        self._number(blocks)
+        try:
+            await store.in_pool(lambda: store.append(blocks, sync=self._options.fsync == "always"))
+        except BaseException as error:
+            if isinstance(error, StorageError):
+                store.failed(error)
+            for _, waiter in jobs:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            if isinstance(error, StorageError):
+                return
+            raise
+        store.appended(blocks[-1])
+        self._memory.add(blocks, written=True)
+        self._books.advance(blocks[-1].sequence + 1, blocks[-1].through)
+        if self._memory.full:
+            self._backlog.add(self._memory.evict())
+        for _, waiter in jobs:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def make_room(self) -> None:
+        """The memory layer may hold less than it does."""
+        if self._store is None or not self._memory.full:
+            return
+        if self._options.write_through:
+            self._backlog.add(self._memory.evict())
+        else:
+            self.spill_soon()
+
+    async def spill(self) -> bool:
+        """Write out everything that is in memory only; False when the disk refused."""
+        if self._store is None:
+            return True
+        async with self._store.writing:
+            return await self._spill(self._store)
+
+    async def _spill(self, store: Store) -> bool:
+        """Leased blocks too, with the body that a worker may be sending.
+
+        A part is compressed while the part before it is written.
+        """
+        parts = self._parts(self._memory.unwritten.values())
+        if not parts:
+            return True
+        compressing = asyncio.ensure_future(self._compressed(store, parts[0]))
+        try:
+            for following in [*parts[1:], []]:
+                part, copies = await compressing
+                compressing = asyncio.ensure_future(self._compressed(store, following))
+                if part:
+                    self._memory.replace_bodies(part, copies)
+                    await store.in_pool(lambda copies=copies: store.append(copies, sync=False))
+                    store.appended(copies[-1])
+                    self._backlog.add(self._memory.written(part, copies))
+        except StorageError as error:
+            store.failed(error)
+            return False
+        finally:
+            compressing.cancel()
+        self._books.on_event("flush", 1)
+        return True
+
+    @staticmethod
+    def _parts(blocks: Iterable[Block]) -> list[list[Block]]:
+        """What one job of a spill takes, one after the other."""
+        parts: list[list[Block]] = []
+        size = MAX_SPILL_BYTES
+        for block in blocks:
+            if size >= MAX_SPILL_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(block)
+            size += block.size
+        return parts
+
+    async def _compressed(self, store: Store, part: list[Block]) -> tuple[list[Block], list[Block]]:
+        """Those of `part` that are still open, and compressed copies of them."""
+        part = [block for block in part if block.sequence in self._memory.unwritten]
+        copies = [replace(block) for block in part]
+        await store.compress(copies)
+        return part, copies

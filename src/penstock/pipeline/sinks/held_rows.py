@@ -1,0 +1,121 @@
+"""A task's rows until they may be written, and their checksums."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+HELD_BYTES = 64 << 20  # of a task's rows in memory; more of them go to a temporary file
+ADDED_COLUMNS = {"headers"}  # after the first release
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Whether it is a type that Arrow neither sorts by nor casts to text."""
+    return bool(pa.types.is_nested(kind))
+
+
+class Checksum:
+    """Of columns' values, however the rows are cut into batches."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        # of each column's lengths, and of its bytes
+        self._hashes = {
+            name: [hashlib.blake2b(digest_size=16) for _ in range(2)] for name in columns
+        }
+        self._filled: set[str] = set()  # columns in which some row has a value
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for name, (lengths, data) in self._hashes.items():
+            if name in batch.schema.names:
+                values = as_binary(batch.column(name))
+                lengths.update(
+                    pc.fill_null(pc.binary_length(values), -1).cast(pa.int32()).to_numpy()
+                )
+                data.update(_joined(values))
+                if values.null_count < len(values):
+                    self._filled.add(name)
+
+    def of(self, rows: int) -> str:
+        """In hexadecimal. Columns that no row has are left out, so that a batch begun by a release
+        without them is still the same.
+        """
+        parts = [
+            f"{name}:{lengths.hexdigest()}:{data.hexdigest()}"
+            for name, (lengths, data) in self._hashes.items()
+            if name in self._filled or name not in ADDED_COLUMNS
+        ]
+        return hashlib.sha256(f"{rows} {' '.join(parts)}".encode()).hexdigest()[:32]
+
+
+class Held:
+    """A task's rows until they may be written."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._file: IO[bytes] | None = None
+        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
+        self._memory = 0  # bytes of `_batches`
+        self.rows = self.size = 0  # size: in bytes
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take a batch in; beyond HELD_BYTES it goes to a file."""
+        self.rows += batch.num_rows
+        self.size += batch.nbytes
+        self._memory += batch.nbytes
+        self._batches.append(batch)
+        if self._memory > HELD_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._file is None or self._stream is None:
+            self._file = tempfile.TemporaryFile(prefix="penstock-sink-")  # noqa: SIM115 - closed with this object
+            self._stream = pa.ipc.new_stream(self._file, self._batches[0].schema)
+        for batch in self._batches:
+            self._stream.write_batch(batch)
+        self._batches, self._memory = [], 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._file is not None and self._stream is not None:
+            self._spill()
+            self._stream.close()
+            self._file.seek(0)
+            yield from pa.ipc.open_stream(self._file)
+        yield from self._batches
+
+    def packed(self) -> bytes:
+        """All of them, for the driver."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._batches[0].schema) as stream:
+            for batch in self:
+                stream.write_batch(batch)
+        return bytes(sink.getvalue())
+
+
+def as_binary(values: pa.Array) -> pa.Array:
+    """Bytes that are equal for equal values."""
+    if pa.types.is_binary(values.type) or pa.types.is_string(values.type):
+        return values.cast(pa.binary())
+    if is_nested(values.type):
+        texts = [None if value is None else repr(value) for value in values.to_pylist()]
+        return pa.array(texts, pa.string()).cast(pa.binary())
+    return values.cast(pa.string()).cast(pa.binary())
+
+
+def _joined(values: pa.Array) -> memoryview:
+    """The bytes of all values, one after another."""
+    ends = values.buffers()[1]
+    if ends is None or values.buffers()[2] is None:
+        return memoryview(b"")
+    offsets = memoryview(ends).cast("i")
+    if values.null_count:  # the bytes under a null are anyone's
+        return _joined(values.drop_null())
+    return memoryview(values.buffers()[2])[
+        offsets[values.offset] : offsets[values.offset + len(values)]
+    ]

@@ -1,0 +1,204 @@
+"""Compaction of record batches by key, which the broker does itself: the latest record of each key
+stays.
+
+It reads the sealed segments and replaces neighbours, as many as fit one segment, by one without the
+records that a later one of the same key has replaced (`penstock.topics.compaction` swaps them).
+Offsets, times and order stay; offsets get gaps. Records without a key stay. A tombstone stays for
+`TOMBSTONE_SECONDS` after its time, so that readers can see it, and then goes too. The last record
+of what is replaced stays, so that the segments still meet.
+
+A pass runs when at least half of the sealed bytes were not compacted before. It remembers a digest
+and an offset for each key, for as many keys as `MAX_KEYS`; records behind that wait for the next
+pass. Damage is refused, never hidden under a new checksum.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+
+from penstock.errors import Damaged, StorageFull, Unavailable
+from penstock.io.fs import File
+from penstock.log.batches.decode import Decoder, records_of
+from penstock.log.batches.index import SparseIndex
+from penstock.log.batches.segment import BatchSegment
+from penstock.log.batches.walk import Located, whole_batches
+from penstock.log.context import Context
+from penstock.log.layout import COMPACT, DATA, INDEX
+from penstock.log.segment import Segment, StoredBatch
+from penstock.protocol.kafka_batch import (
+    CODEC_MASK,
+    CONTROL,
+    KafkaRecord,
+    NewRecord,
+    encode_head,
+    encode_record,
+)
+from penstock.topics.compaction import beside, finish_or_undo_swap, swap_in
+from penstock.topics.topic import Topic
+
+log = logging.getLogger("penstock.topics")
+
+TOMBSTONE_SECONDS = 86_400.0
+MAX_KEYS = 2_000_000  # about 200 bytes each
+MIN_DIRTY_SHARE = 0.5  # of the sealed bytes
+
+
+async def compact_by_key(topic: Topic, context: Context) -> int:
+    """Compact the topic if it is worth it; how many records went."""
+    if topic.policy != COMPACT or not topic.format.keyed or topic.maintenance.locked():
+        return 0
+    async with topic.maintenance:
+        await finish_or_undo_swap(topic, context)
+        archived = topic.archived_offset
+        sealed = [
+            one
+            for one in topic.segments[:-1]
+            if isinstance(one, BatchSegment) and (archived is None or one.end <= archived)
+        ]
+        dirty = sum(one.data_size for one in sealed if not one.compacted)
+        if not dirty or dirty < MIN_DIRTY_SHARE * sum(one.data_size for one in sealed):
+            return 0
+        if not all(one.local for one in sealed) or topic.damage:
+            return 0  # what lies in the tier, or is damaged, is left as it is
+        await topic.rest()
+        latest = await context.run(_latest_offsets, sealed, lambda: topic.ending)
+        expired = int((context.clock() - TOMBSTONE_SECONDS) * 1000)
+        removed = 0
+        for group in _groups(sealed, context.settings.segment_bytes):
+            build = _Rebuild(group, latest, expired, context.settings.free_space_reserve)
+            fresh = await context.run(build.run, lambda: topic.ending)
+            before = sum(one.rows for one in group)
+            await swap_in(topic, context, group, fresh)
+            removed += before - fresh.rows
+        context.instruments.compacted.add(removed)
+        log.info("topic %s: compaction removed %d records", topic.name, removed)
+        return removed
+
+
+def _groups(sealed: Sequence[BatchSegment], limit: int) -> Iterator[list[BatchSegment]]:
+    group: list[BatchSegment] = []
+    for segment in sealed:
+        if group and limit and sum(one.data_size for one in (*group, segment)) > limit:
+            yield group
+            group = []
+        group.append(segment)
+    if group:
+        yield group
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=16).digest()
+
+
+def _latest_offsets(sealed: Sequence[Segment], ending: Callable[[], bool]) -> dict[bytes, int]:
+    """The last offset of each key."""
+    latest: dict[bytes, int] = {}
+    for segment in sealed:
+        for batch in _batches(segment, ending):
+            for record in _records(batch):
+                if record.key is not None:
+                    digest = _digest(record.key)
+                    if len(latest) < MAX_KEYS or digest in latest:
+                        latest[digest] = record.offset
+    return latest
+
+
+def _batches(segment: Segment, ending: Callable[[], bool]) -> Iterator[Located]:
+    """All batches of a segment; `Damaged` when one is not whole."""
+    at, data = 0, segment.file(DATA)
+    for batch in whole_batches(data, 0, segment.data_size, segment.base, limit=segment.end):
+        if ending():
+            raise Unavailable("the broker is stopping, or the topic was deleted")
+        yield batch
+        at = batch.end
+    if at != segment.data_size:
+        raise Damaged(f"{segment.path(DATA).name}: byte {at} is damaged: it is not compacted", at)
+
+
+def _records(batch: Located) -> list[KafkaRecord]:
+    if batch.head.attributes & CONTROL:
+        return []
+    decoder = Decoder()
+    decoder.add(batch.data, batch.head)
+    return records_of(decoder.columns(), slice(None), whole=True)
+
+
+class _Rebuild:
+    """The segment that takes the place of `old`."""
+
+    def __init__(
+        self, old: Sequence[BatchSegment], latest: dict[bytes, int], expired: int, reserve: int
+    ) -> None:
+        self._old = old
+        self._latest = latest
+        self._expired = expired  # milliseconds: tombstones from before may go
+        self._reserve = reserve
+        self._index = SparseIndex(old[0].base)
+        self._index.compacted = True
+
+    def run(self, ending: Callable[[], bool]) -> BatchSegment:
+        """Write it beside the old ones, sync it, open it for reading."""
+        first = self._old[0]
+        fs, directory = first.fs, first.directory
+        size = sum(one.data_size for one in self._old)
+        if fs.free_bytes(directory) - size < self._reserve:
+            raise StorageFull(f"the disk has no room for a compacted segment ({size} bytes)")
+        fresh = BatchSegment(fs, directory, first.base, sealed=True)
+        for kind in fresh.kinds:
+            fs.remove(beside(fresh, kind))
+        data = fs.open(beside(fresh, DATA), create=True)
+        try:
+            for segment in self._old:
+                for batch in _batches(segment, ending):
+                    self._copy(batch, data)
+            data.sync()
+        finally:
+            data.close()
+        index = fs.open(beside(fresh, INDEX), create=True)
+        index.append([self._index.pack()])
+        index.sync()
+        index.close()
+        for kind in fresh.kinds:
+            fresh.adopt(kind, fs.open(beside(fresh, kind), write=False))
+        fresh.take_index(self._index)
+        return fresh
+
+    def _copy(self, batch: Located, data: File) -> None:
+        records = _records(batch)
+        last = self._old[-1].end - 1
+        kept = [one for one in records if one.offset == last or self._stays(one)]
+        head = batch.head
+        if len(kept) == len(records):
+            data.append([batch.data])
+            self._index.add(batch.stored())
+            return
+        if not kept:
+            return
+        encoded = b"".join(
+            encode_record(
+                one.offset - head.base_offset,
+                NewRecord(one.value, one.key, one.headers),
+                one.timestamp - head.base_timestamp,
+            )
+            for one in kept
+        )
+        fixed = encode_head(
+            [encoded],
+            len(kept),
+            base_offset=head.base_offset,
+            timestamps=(head.base_timestamp, head.max_timestamp),
+            last_offset_delta=head.last_offset_delta,
+            attributes=head.attributes & ~CODEC_MASK,
+            producer=(head.producer_id, head.producer_epoch, head.base_sequence),
+        )
+        data.append([fixed, encoded])
+        stored = batch.stored()
+        size = len(fixed) + len(encoded)
+        self._index.add(StoredBatch(stored.first, stored.end, len(kept), size, stored.time))
+
+    def _stays(self, record: KafkaRecord) -> bool:
+        if record.key is None:
+            return True
+        if record.offset < self._latest.get(_digest(record.key), -1):
+            return False
+        return record.value is not None or record.timestamp >= self._expired
