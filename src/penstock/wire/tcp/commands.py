@@ -273,7 +273,7 @@ class Commands:
             return
         slot = ProducedRecords(connection, 0, len(body.view))
         topic.appends.enqueue_records(records, slot, producer)
-        connection.promise(slot, topic)
+        connection.append(slot, topic)
 
     def _create_and_append(
         self,
