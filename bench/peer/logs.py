@@ -57,8 +57,8 @@ def program(name: str, package: str) -> str:
     return result
 
 
-def penstock(fsync: str) -> AbstractContextManager[Log]:
-    return _producing("bench.topics", fsync)
+def penstock(fsync: str, form: str = "aiq") -> AbstractContextManager[Log]:
+    return _producing("bench.topics", fsync, form)
 
 
 def bare(fsync: str) -> AbstractContextManager[Log]:
