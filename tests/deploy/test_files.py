@@ -24,7 +24,7 @@ KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = DEPLOY / "compose"
 UNIT = DEPLOY / "systemd/penstock.service"
 MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
-PORTS = {"http": 6632, "tcp": 12345, "websocket": 9090}
+PORTS = {"http": 6632, "tcp": 12345, "kafka": 9092, "websocket": 9090}
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ version. Reading and writing is done here, by what the schemas say:
   bytes follow.
 - kio's writer wants an object of the version's own class, with `timedelta` and `datetime` in it.
   Here an answer is a mapping: a handler names the fields of every version once, and what a version
-  does not have is left out. That takes a third of the time.
+  does not have is left out. That takes half of the time.
 
 A request is a namespace; times are milliseconds. The records of a batch stay bytes where they lie.
 
