@@ -12,6 +12,7 @@
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,6 +44,7 @@ PRIORITY_STEPS = (0, 3, 6, 9)  # the higher number is delivered first
 # A message of a task is not tried for ever: what kills its worker this often is a dead letter.
 QUEUE_OPTIONS = {
     "ordering": "none",
+    "leaseTime": 60,  # it is renewed; after a kill its messages come again when it ends
     "retryLimit": 10,
     "retentionEnabled": True,
     "completedRetentionSeconds": 3600,
@@ -56,6 +58,9 @@ TRANSIENT_OPTIONS = {
     "deadLetterQueue": False,
 }
 _popped = msgspec.json.Decoder(Popped[Received])
+AHEAD_SECONDS = 0.05
+MAX_AHEAD = 64
+HELD_SECONDS = 0.5  # that a message waits for its delivery before it goes back
 FLUSH_SECONDS = 5.0  # that a synchronous request waits for acknowledgements before it
 IDLE_GROUP_SECONDS = 600.0  # after which a listener that does not pop is removed
 
@@ -142,6 +147,10 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         self.undecodable: dict[str, str] = {}  # by delivery tag, why
         self._taken: dict[str, Taken] = {}  # by delivery tag
         self._auto_delete: set[str] = set()  # queues to delete when the channel closes
+        # Messages to hold beyond the prefetch count: what was delivered in AHEAD_SECONDS lately.
+        # Fast tasks do not wait for the broker then, and slow ones are not held.
+        self._ahead = 0
+        self._received_at = 0.0
 
     # Declare
 
@@ -307,26 +316,44 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             self._refuse(raw["properties"]["delivery_tag"], queue, repr(error))
             return None
 
-    def window(self) -> int:
-        """How many messages may be taken now."""
+    def can_deliver(self, queue: str) -> bool:
+        return self.source(queue).transient or bool(self.qos.can_consume())
+
+    def wanted(self) -> int:
+        """How many messages may be taken now: up to the prefetch count, and those held ahead."""
+        undelivered = self.connection.undelivered(self)
+        if undelivered > self._ahead // 2:
+            return 0
+        return self._window() + self._ahead - undelivered
+
+    def _window(self) -> int:
         if not self.qos.can_consume():
             return 0
         estimate = self.qos.can_consume_max_estimate()
-        free = UNLIMITED_BATCH if estimate is None else estimate
-        return max(0, int(free) - self.connection.undelivered(self))
+        return UNLIMITED_BATCH if estimate is None else int(estimate)
 
     def receive(self, queue: str, answer: HttpAnswer) -> None:
-        """Keep the messages of a pop until they are delivered. What exceeds the prefetch count goes
-        back: pops of several queues wait at the same time.
+        """Keep the messages of a pop until they are delivered. What is too much goes back: pops of
+        several queues wait at the same time.
         """
         source = self.source(queue)
-        free = self.window()
-        for raw in list(self._opened(answer, source)):
-            free -= 1
-            if free < 0 and not source.transient:
+        room = self._window() + self._ahead - self.connection.undelivered(self)
+        messages = list(self._opened(answer, source))
+        for place, raw in enumerate(messages):
+            if place >= room and not source.transient:
                 self.settle(raw["properties"]["delivery_tag"], "retry")
             else:
                 self.connection.ready.append((self, queue, raw))
+        if not source.transient and self.qos.prefetch_count:
+            now = time.monotonic()
+            rate = len(messages) / max(1e-3, now - self._received_at)
+            self._ahead, self._received_at = min(MAX_AHEAD, int(rate * AHEAD_SECONDS)), now
+
+    def give_back_held(self) -> None:
+        """Return messages that were taken ahead and are not wanted soon, since tasks are slow."""
+        if self._ahead and time.monotonic() > self._received_at + HELD_SECONDS:
+            self._ahead = 0
+            self.connection.return_ready(self)
 
     def _opened(self, answer: HttpAnswer, source: Source) -> Iterable[dict[str, Any]]:
         """The messages in the answer to a pop, as kombu has them, each with a tag of ours."""

@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 30.0
 PUBLISH_PATIENCE_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
 ABANDON_SECONDS = 2.0
-RETRY_SECONDS = 0.1  # between looks whether a pop may be sent again
+TURN_SECONDS = 0.1  # between turns of the event loop while something waits for the clock
 # A full window opens when another thread or greenlet acknowledges: `drain_events` looks this often.
 FULL_WINDOW_SECONDS = 0.02
 
@@ -173,9 +173,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if taker is not None:
             self._unwatch(taker)
             taker.stop()
-        for one in [one for one in self.ready if one[:2] == (channel, queue)]:
-            self.ready.remove(one)
-            channel.settle(one[2]["properties"]["delivery_tag"], "retry")
+        self.return_ready(channel, queue)
+
+    def return_ready(self, channel: QueueChannel, queue: str | None = None) -> None:
+        """Return what was taken for a channel, or for one of its queues, and not delivered."""
+        kept: list[tuple[QueueChannel, str, dict[str, Any]]] = []
+        for one in self.ready:
+            if one[0] is channel and queue in (None, one[1]):
+                channel.settle(one[2]["properties"]["delivery_tag"], "retry")
+            else:
+                kept.append(one)
+        self.ready = deque(kept)
 
     def _start_pops(self) -> None:
         """Have a pop wait for every queue whose channel may take messages."""
@@ -189,18 +197,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             elif taker.not_before <= now:
                 idle.setdefault(taker.channel, []).append(taker)
         for channel, takers in idle.items():
-            window = channel.window()
-            share = (window - waiting.get(channel, 0)) // len(takers)
+            channel.give_back_held()
+            wanted = channel.wanted()
+            share = (wanted - waiting.get(channel, 0)) // len(takers)
             for taker in takers:
-                if window > 0 or channel.source(taker.queue).transient:
+                if wanted > 0 or channel.source(taker.queue).transient:
                     taker.start(max(1, share))
 
     def _deliver_ready(self) -> bool:
-        if not self.ready:
-            return False
-        _, queue, raw = self.ready.popleft()
-        self._deliver(raw, queue)
-        return True
+        for place, (channel, queue, raw) in enumerate(self.ready):
+            if channel.can_deliver(queue):
+                del self.ready[place]
+                self._deliver(raw, queue)
+                return True
+        return False
 
     def drain_events(self, _: Any, timeout: float | None = None) -> None:
         """Deliver one message. Raises `TimeoutError` if none arrives within `timeout` seconds."""
@@ -240,7 +250,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._loop = self._turning = None
 
     def _tick(self) -> None:
-        """Start pops and watch their sockets, before each turn of the event loop."""
+        """Deliver, start pops and watch their sockets, before each turn of the event loop."""
+        self._deliver_all()
         self._start_pops()
         for taker in self._takers.values():
             if taker.batch:
@@ -248,12 +259,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             elif taker.not_before > time.monotonic():
                 self._turn_soon()
         if self.ready:
-            self._loop.call_soon(self._deliver_one)
+            self._turn_soon()  # they go back if they are not delivered soon
 
     def _turn_soon(self) -> None:
-        """Have the event loop turn again while a pop waits for its next attempt."""
+        """Have the event loop turn again without an event."""
         if self._turning is None:
-            self._turning = self._loop.call_later(RETRY_SECONDS, self._turned)
+            self._turning = self._loop.call_later(TURN_SECONDS, self._turned)
 
     def _turned(self) -> None:
         self._turning = None
@@ -280,12 +291,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         finally:
             if not taker.batch:
                 self._unwatch(taker)
-        if self.ready:
-            self._deliver_one()
+        self._deliver_all()
 
-    def _deliver_one(self) -> None:
-        if self._deliver_ready() and self.ready and self._loop is not None:
-            self._loop.call_soon(self._deliver_one)
+    def _deliver_all(self) -> None:
+        while self._deliver_ready():
+            pass
 
 
 def _brokers(client: Any) -> BlockingBrokers:

@@ -38,6 +38,7 @@ ABANDON_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
 OPTIONS = {
     "ordering": "none",
+    "leaseTime": 60,
     "retryLimit": 10,
     "retentionEnabled": True,
     "completedRetentionSeconds": 3600,
