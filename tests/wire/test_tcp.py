@@ -409,8 +409,11 @@ async def test_a_waiting_fetch_hears_that_its_topic_is_deleted(tmp_path: Path) -
 async def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
     async with over_tcp(tmp_path) as (served, wire):
         await wire.ask(BATCH, batch_body("a", [b"x", b"y"]))
-        fields = struct.unpack(">16sQQQIQQBI", (await wire.ask(INFO, named("a")))[2])
-        incarnation, first, following, size, segments, records, archived, policy, damaged = fields
+        fields = struct.unpack(">16sQQQIQQBIIB", (await wire.ask(INFO, named("a")))[2])
+        incarnation, first, following, size, segments, records, archived, policy, damaged = fields[
+            :9
+        ]
+        assert fields[9:] == (1, 0)  # partitions, format
         assert (first, following, segments, records, archived, policy) == (
             0,
             2,
