@@ -92,7 +92,7 @@ docs: $(VENV)/.dev
 	@echo "open $(SITE)/index.html"
 
 lock: $(BIN)/uv
-	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --group dev"; do set -- $$set; name=$$1; shift; \
+	@for set in "run --extra server" "dev --extra server --extra connect --extra otel --extra celery --extra django --group dev"; do set -- $$set; name=$$1; shift; \
 	  $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    "$$@" pyproject.toml -o requirements/$$name.txt; done
 

@@ -56,11 +56,11 @@ SUBSCRIBERS, RATE, SECONDS = 100, 1000, 5
 # --------------------------------------------------------------------------------------------------------
 
 
-async def serve(directory: Path, fsync: Any) -> None:
+async def serve(directory: Path, fsync: Any, form: Any = "aiq") -> None:
     """What the child process runs: topics and everything that serves them, nothing else."""
     metrics = Metrics()
     pool = ThreadPoolExecutor(2)
-    settings = TopicSettings(fsync=fsync, fsync_interval=SYNC_INTERVAL)
+    settings = TopicSettings(fsync=fsync, fsync_interval=SYNC_INTERVAL, format=form)
     topics = TopicStore(directory, settings, pool=pool, metrics=metrics)
     await topics.start()
     groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)
@@ -97,9 +97,9 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def penstock(fsync: str) -> Iterator[dict[str, int]]:
+def penstock(fsync: str, form: str = "aiq") -> Iterator[dict[str, int]]:
     with scratch() as directory:
-        command = (sys.executable, "-m", "bench.topics", str(directory), fsync)
+        command = (sys.executable, "-m", "bench.topics", str(directory), fsync, form)
         with process(*command, stdout=subprocess.PIPE) as running:
             assert running.stdout is not None
             yield json.loads(running.stdout.readline())
@@ -370,11 +370,11 @@ def contests() -> Iterable[Contest]:
 # --------------------------------------------------------------------------------------------------------
 
 
-async def fetch_all(port: int, decode: bool) -> tuple[int, int]:
+async def fetch_all(port: int, decode: bool, topic: str = "bench") -> tuple[int, int]:
     size = records = 0
     async with (
         TopicClient(f"127.0.0.1:{port}") as client,
-        client.reader("bench", follow=False) as reader,
+        client.reader(topic, follow=False) as reader,
     ):
         async for batch in reader.batches():
             size += len(batch.raw)
@@ -629,4 +629,4 @@ def figures() -> Iterable[Figure]:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(Path(sys.argv[1]), sys.argv[2]))
+        uvloop.run(serve(Path(sys.argv[1]), *sys.argv[2:]))

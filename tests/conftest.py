@@ -65,6 +65,7 @@ KINDS = {
     # kills, freezes or restarts whole processes
     "chaos": [
         "chaos/*",
+        "celery/test_kills.py",  # workers and brokers in the middle of tasks
         "database/test_embedded*.py",  # PostgreSQL, as the broker starts and stops it
         "e2e/*",  # whole brokers
         "pipeline/test_kills.py",  # a Spark cluster, which other tests of pipelines share
@@ -74,12 +75,14 @@ KINDS = {
     # takes as long as a hundred others, also in its short form
     "long": [
         "backup/*",  # whole brokers, dumped and restored
+        "celery/test_workers.py",  # workers, each with a pool of processes
         "client/test_packages.py",  # builds the wheel, installs it into empty environments
         "client/test_testing.py",  # other pytests, each with a broker
         "client/test_types.py",  # mypy and pyright over a program
         "client/test_worker.py",  # processes that are started again
         "database/test_upgrade.py",  # brokers of two releases
         "deploy/test_monitoring.py",  # promtool, and a broker with everything that has a metric
+        "django/*",  # sites and their workers
         "docs/test_links.py",  # the site is built
         "docs/test_pages.py",  # every page does what it says
         "examples/*",  # whole applications

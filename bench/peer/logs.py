@@ -57,8 +57,8 @@ def program(name: str, package: str) -> str:
     return result
 
 
-def penstock(fsync: str) -> AbstractContextManager[Log]:
-    return _producing("bench.topics", fsync)
+def penstock(fsync: str, form: str = "aiq") -> AbstractContextManager[Log]:
+    return _producing("bench.topics", fsync, form)
 
 
 def bare(fsync: str) -> AbstractContextManager[Log]:
@@ -86,24 +86,21 @@ def _producing(module: str, *arguments: str) -> Iterator[Log]:
 
 
 @contextmanager
-def redis(appendfsync: str) -> Iterator[Log]:
+def redis_server(appendfsync: str) -> Iterator[tuple[int, int]]:
+    """A Redis that runs: its port and its process."""
     server, port = program("redis-server", "redis-server"), free_port()
+    options = f"--port {port} --bind 127.0.0.1 --appendonly yes --appendfsync {appendfsync}"
+    with scratch() as directory:
+        more = ("--save", "", "--dir", str(directory))
+        with process(server, *options.split(), *more, stdout=subprocess.DEVNULL) as running:
+            yield port, running.pid
+
+
+@contextmanager
+def redis(appendfsync: str) -> Iterator[Log]:
     parts = [b"XADD", b"bench", b"*", b"p", PAYLOAD]
     command = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
-    with scratch() as directory, ExitStack() as stack:
-        options = f"--port {port} --bind 127.0.0.1 --appendonly yes --appendfsync {appendfsync}"
-        running = stack.enter_context(
-            process(
-                server,
-                *options.split(),
-                "--save",
-                "",
-                "--dir",
-                str(directory),
-                stdout=subprocess.DEVNULL,
-            )
-        )
-        connection = stack.enter_context(connect(port))
+    with redis_server(appendfsync) as (port, pid), connect(port) as connection:
 
         def send(depth: int) -> None:
             connection.sendall(command * depth)
@@ -114,7 +111,7 @@ def redis(appendfsync: str) -> Iterator[Log]:
                     raise RuntimeError(f"unexpected answer {data[:100]!r}")
                 lines += data.count(b"\n")
 
-        yield Log(send, running.pid)
+        yield Log(send, pid)
 
 
 @contextmanager
@@ -151,6 +148,13 @@ def nats() -> Iterator[Log]:
 
 @contextmanager
 def rabbitmq() -> Iterator[Log]:
+    with rabbitmq_server() as (port, pid), connect(port) as connection:
+        yield Log(_Amqp(connection).send, pid)
+
+
+@contextmanager
+def rabbitmq_server() -> Iterator[tuple[int, int]]:
+    """A RabbitMQ that runs: its port and its process."""
     program("rabbitmq-server", "rabbitmq-server")
     if not Path(RABBITMQ).exists():
         raise Missing(f"there is no {RABBITMQ}")
@@ -180,14 +184,14 @@ def rabbitmq() -> Iterator[Log]:
             )
         )
         try:
-            connection = stack.enter_context(connect(port, START_SECONDS))
+            connect(port, START_SECONDS).close()
         except OSError:
             logged = b"".join(path.read_bytes() for path in (directory / "log").glob("*.log"))
             ends = logged.decode(errors="replace").strip().splitlines()[-3:]
             raise Missing(
                 f"no answer after {START_SECONDS:g} s; its log: {' | '.join(ends)}"
             ) from None
-        yield Log(_Amqp(connection).send, running.pid)
+        yield port, running.pid
 
 
 class _Amqp:

@@ -34,8 +34,8 @@ from penstock.io.fs import DISK
 from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics, add_process
 from penstock.pipeline_registry import Pipelines
+from penstock.queues.background.presence import Presence
 from penstock.queues.engine import Queues
-from penstock.queues.presence import Presence
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
@@ -101,7 +101,7 @@ class Broker:
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
             self.database,
-            self.queues.signals,
+            self.queues.waiting,
             self.queues.consumers,
             self.metrics,
             config.server_name,

@@ -76,7 +76,7 @@ class ThrowawayBroker:
             self._arguments += ["--set", f"{name.replace('__', '.')}={value}"]
         self._env = {**os.environ, **(env or {})}
         # Open while it may be started again, so that it has the same ports each time.
-        self._reserved = {name: _reserve_port() for name in ("http", "tcp", "ws")}
+        self._reserved = {name: _reserve_port() for name in ("http", "tcp", "kafka", "ws")}
         self.ports = {name: one.getsockname()[1] for name, one in self._reserved.items()}
         self.process: subprocess.Popen[str] | None = None
         self.addresses: dict[str, str] = {}  # by the names HTTP, TCP and WebSocket, once it serves

@@ -121,10 +121,10 @@ async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(data
         assert SECRET.encode() not in lines
         await buffer.maintenance.switch(push=False)
         await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
-        [pushed] = await buffer.push_lines(lines)
+        _, [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "duplicate"
         await queues.database.fetch("DELETE FROM messages")
-        [pushed] = await buffer.push_lines(lines)
+        _, [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "queued"
         popped = await queues.pop(PopRequest(queue="q", auto_ack=True))
         assert (popped.messages[0].payload, popped.messages[0].producer) == (

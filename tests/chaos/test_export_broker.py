@@ -20,6 +20,7 @@ from tests.conftest import fresh_database
 from tests.export.lossy import LossyProxy
 from tests.export.making import exports, http_route
 from tests.export.scripted import ScriptedDestination, record
+from tests.support.api import call
 from tests.support.broker import BrokerProcess
 from tests.support.topics import everything, running
 from tests.support.wait import eventually
@@ -38,28 +39,22 @@ def broker(
 
 
 async def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: BrokerProcess):
-    async def ask(method: str, target: str, body: Any = None) -> Any:
-        client = HttpClient(broker.url)
-        data = b"" if body is None else json.dumps(body).encode()
-        answer = await client.request(method, target, data, [("Content-Type", "application/json")])
-        await client.close()
-        assert answer.status < 300, answer
-        return json.loads(answer.body) if answer.body else None
+    routes = f"{broker.url}/api/v1/routes"
 
-    async def produce(start: int) -> None:
+    def produce(start: int) -> None:
         payloads = [record(number).decode() for number in range(start, start + 500)]
-        await ask("POST", "/topics/orders/produce", {"payloads": payloads})
+        call(f"{broker.url}/topics/orders/produce", "POST", {"payloads": payloads})
 
     async with ScriptedDestination() as destination:
         route = http_route(destination.url, batch={"records": 20}) | {"source": {"topic": "orders"}}
-        await ask("POST", "/api/v1/routes", {"name": "out", **route})
-        await produce(0)
+        call(routes, "POST", {"name": "out", **route})
+        produce(0)
         await eventually(lambda: len(destination.ids) > 100)
         await asyncio.to_thread(broker.kill)
         await asyncio.to_thread(broker.start)
-        await produce(500)
+        produce(500)
         await eventually(lambda: len(set(destination.ids)) == 1000)
-        status = await ask("GET", "/api/v1/routes/out")
+        status = call(f"{routes}/out")
         assert status["lag"] == 0
         with pytest.raises(Locked):  # another process has the directory
             await repair(broker.data_dir / ".penstock" / "routes" / "out")
@@ -71,7 +66,7 @@ async def test_a_broker_exports_a_topic_through_kills_and_restarts(broker: Broke
             for each in received.ids:
                 keys.setdefault(each, set()).add(received.key)
         assert all(len(result) == 1 for result in keys.values())
-        await ask("DELETE", "/api/v1/routes/out")
+        call(f"{routes}/out", "DELETE")
 
 
 async def contents(broker: BrokerProcess, topic: str) -> list[bytes]:

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.export.making import exports, http_route, status_of
 from tests.export.scripted import ScriptedDestination
+from tests.support.api import Api
 from tests.support.broker import BrokerProcess
 from tests.support.wait import eventually, until
 
@@ -129,45 +129,30 @@ async def test_after_a_kill_a_route_reads_its_queue_on_at_once_whatever_the_leas
     destination = ScriptedDestination()
     await destination.open()
     destination.close()  # the send queue fills up while messages are leased
-    with BrokerProcess(tmp_path, database_url=database_url) as broker, httpx.Client() as http:
-
-        def ask(method: str, path: str, body: Any = None) -> Any:
-            answer = http.request(method, f"{broker.url}/api/v1{path}", json=body, timeout=30)
-            assert answer.is_success, answer.text
-            return answer.json() if answer.content else None
-
-        ask("POST", "/configure", {"queue": "orders", "options": {"leaseTime": 3600}})
-        pad = "x" * 900
-        items = [{"queue": "orders", "payload": {"id": number, "pad": pad}} for number in range(10)]
-        ask(
-            "POST",
-            "/push",
-            {
-                "items": [
-                    *items,
-                    {"queue": "orders", "partition": "theirs", "payload": {"id": -1}},
-                ]
-            },
-        )
-        [theirs] = ask("GET", "/pop/queue/orders/partition/theirs?consumerGroup=lake")["messages"]
+    with (
+        BrokerProcess(tmp_path, database_url=database_url) as broker,
+        httpx.Client(base_url=broker.url, timeout=30) as http,
+    ):
+        api = Api(http)
+        api.configure("orders", leaseTime=3600)
+        api.push("orders", *({"id": number, "pad": "x" * 900} for number in range(10)))
+        api.push("orders", {"id": -1}, partition="theirs")
+        [theirs] = api.get("pop/queue/orders/partition/theirs?consumerGroup=lake")["messages"]
         spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
-        ask(
-            "POST",
-            "/routes",
-            {"name": "r", "source": {"queue": "orders", "group": "lake"}, **spec},
+        api.post(
+            "routes", {"name": "r", "source": {"queue": "orders", "group": "lake"}, **spec}, 201
         )
-        until(lambda: ask("GET", "/routes/r")["queue"]["batches"] == 4)
-        assert ask("GET", "/routes/r")["lag"] == 11
+        until(lambda: api.get("routes/r")["queue"]["batches"] == 4)
+        assert api.get("routes/r")["lag"] == 11
         broker.kill()
 
         await destination.open()
         broker.start()
         await eventually(lambda: set(destination.ids) == set(range(10)))
         assert "1 unused leases on queue orders are released" in broker.log
-        ask("POST", "/push", {"items": [{"queue": "orders", "payload": {"id": 10}}]})
+        api.push("orders", {"id": 10})
         await eventually(lambda: 10 in destination.ids)
-        wanted = {name: theirs[name] for name in ("transactionId", "partitionId", "leaseId")}
-        [acked] = ask("POST", "/ack", {**wanted, "consumerGroup": "lake"})
+        [acked] = api.ack(theirs, group="lake")
         assert acked["success"], "the lease of another consumer of the group is untouched"
-        await eventually(lambda: ask("GET", "/routes/r")["lag"] == 0)
+        await eventually(lambda: api.get("routes/r")["lag"] == 0)
     destination.close()

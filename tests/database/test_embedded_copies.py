@@ -138,6 +138,7 @@ def test_below_a_closed_directory_the_banner_says_where_the_database_is(closed):
     outside = cluster_link.OUTSIDE
     options = ["--data-dir", str(closed / "data"), "--set", "http_server.port=0"]
     options += ["--set", "tcp_server.port=0", "--set", "websocket_server.port=0"]
+    options += ["--set", "kafka_server.port=0"]
     command = [sys.executable, "-c", SERVE, str(outside), "serve", *options]
     broker = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

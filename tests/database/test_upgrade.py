@@ -30,8 +30,8 @@ MESSAGES = 60
 
 @pytest.fixture
 def other_release(tmp_path: Path) -> Path:
-    """A copy of the package in which queue_push takes its first two arguments the other way round,
-    and a function that queue_push calls answers something else.
+    """A copy of the package in which append has another name for its first argument, and a function
+    that append calls answers something else.
     """
     package = tmp_path / "other" / "penstock"
     shutil.copytree(Path(penstock.__file__).parent, package)
@@ -42,9 +42,10 @@ def other_release(tmp_path: Path) -> Path:
         (package / path).write_text(text.replace(old, new))
 
     functions = "queues/schema/functions"
-    swapped = "p_starts int[], p_ids bigint[], p_transactions"
-    change(f"{functions}/queue_push.sql", "p_ids bigint[], p_starts int[], p_transactions", swapped)
-    change("queues/push.py", "queue_push($1, $2, ", "queue_push($2, $1, ")
+    for caller in ("append.sql", "outbox_apply.sql"):
+        change(f"{functions}/{caller}", "p_ids", "p_numbers")
+    change("queues/calls.py", "    ids: list[int]", "    numbers: list[int]")
+    change("queues/push.py", "ids=ids", "numbers=ids")
     change(
         f"{functions}/queue_wake.sql",
         "p_now timestamptz) RETURNS void",

@@ -26,7 +26,13 @@ RULES = sorted((ROOT / "deploy/prometheus").glob("*.yml"))
 BOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 PARTS = {"queues", "topics", "buffer", "export", "pipelines", "database"}
 SCRAPED = {"instance", "job"}  # labels that Prometheus adds
-UNSEEN = {  # labels of what a healthy broker has no value of
+UNSEEN = {
+    "penstock_kafka_rebalances_total": {"group"},
+    "penstock_kafka_group_members": {"group"},
+    "penstock_kafka_requests_total": {"api"},
+    "penstock_kafka_requests_refused_total": {
+        "reason"
+    },  # labels of what a healthy broker has no value of
     "penstock_queue_removed_total": {"reason"},
     "penstock_topic_append_failures_total": {"error"},
 }
@@ -213,6 +219,10 @@ FIRES = {
     "TopicAppendsFail": {'penstock_topic_append_failures_total{error="EIO"}': "0+1x120"},
     "TopicTierFenced": {"penstock_topic_tier_fenced": "1x120"},
     "TopicTierFailing": {"penstock_topic_tier_failing": "1x120"},
+    "TopicGroupRebalances": {'penstock_kafka_rebalances_total{group="g"}': "0+2x120"},
+    "TopicKafkaRefused": {
+        'penstock_kafka_requests_refused_total{reason="authentication"}': "0+60x120"
+    },
     "TopicTierBehind": {"penstock_topic_tier_lag_seconds": "4000x120"},
     "TopicScrubOverdue": {"penstock_topic_scrub_finished_seconds": "-3000000x120"},
     "BufferFillsUp": {

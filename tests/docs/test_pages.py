@@ -203,15 +203,17 @@ def test_a_page_does_what_it_says(
         PENSTOCK_BROKER=f"{host}:{port}",
         DATABASE_URL=broker.database_url,  # type: ignore[attr-defined]
     )
-    names = ("http", "tcp", "websocket")  # a broker that the page itself starts
-    ports = dict(zip(names, (str(free_port()) for _ in range(3)), strict=True))
+    names = ("http", "tcp", "kafka", "websocket")  # a broker that the page itself starts
+    ports = {name: str(free_port()) for name in names}
     environment |= {f"PENSTOCK_{one.upper()}_SERVER_PORT": port for one, port in ports.items()}
     addresses = {
         "localhost:6632": f"localhost:{ports['http']}",
         "localhost:12345": f"localhost:{ports['tcp']}",
         "127.0.0.1:6632": broker.url.rpartition("//")[2],
         "127.0.0.1:12345": f"{host}:{port}",
+        "127.0.0.1:9092": broker.kafka,
         "127.0.0.1:9090": broker.websocket.rpartition("//")[2].partition("/")[0],
+        "127.0.0.1:4318": f"127.0.0.1:{free_port()}",  # a backend for OpenTelemetry
     }
     runner = PageRunner(scratch, environment, addresses)
     if page.parent.name == "how-to":
@@ -224,19 +226,18 @@ def test_a_page_does_what_it_says(
 
 def run_tutorial(page: Path, directory: Path, programs: Path, **variables: str) -> int:
     """It starts a broker of its own, and stops PostgreSQL under it."""
-    http, tcp, websocket = (free_port() for _ in range(3))
+    http, tcp, kafka, websocket = (free_port() for _ in range(4))
     environment = clean_environment(
         programs,
         PENSTOCK_HTTP_SERVER_PORT=str(http),
         PENSTOCK_TCP_SERVER_PORT=str(tcp),
+        PENSTOCK_KAFKA_SERVER_PORT=str(kafka),
         PENSTOCK_WEBSOCKET_SERVER_PORT=str(websocket),
         PENSTOCK_URL=f"http://127.0.0.1:{http}",
         PENSTOCK_BROKER=f"127.0.0.1:{tcp}",
     )
-    written = ("127.0.0.1:6632", "127.0.0.1:12345", "127.0.0.1:9090")
-    addresses = {
-        old: f"127.0.0.1:{new}" for old, new in zip(written, (http, tcp, websocket), strict=True)
-    }
+    ports = {6632: http, 12345: tcp, 9092: kafka, 9090: websocket}
+    addresses = {f"127.0.0.1:{old}": f"127.0.0.1:{new}" for old, new in ports.items()}
     return PageRunner(directory, environment | variables, addresses, BLOCK_SECONDS).run(page)
 
 

@@ -74,7 +74,16 @@ def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        others = ("--tcp-port", "0", "--ws-port", "0", "--data-dir", str(tmp_path))
+        others = (
+            "--tcp-port",
+            "0",
+            "--ws-port",
+            "0",
+            "--kafka-port",
+            "0",
+            "--data-dir",
+            str(tmp_path),
+        )
         done = run("serve", "--http-port", str(port), *others, before=["prlimit", "--nofile=300"])
     assert done.returncode == 5
     assert "this process may open only 300 files" in done.stderr

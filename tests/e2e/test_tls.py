@@ -10,6 +10,8 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -40,9 +42,30 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-async def test_every_way_in_speaks_tls_and_renews_its_certificate(
-    database_url: str, tmp_path: Path
-) -> None:
+@dataclass
+class Secured:
+    """A broker with two processes that speaks TLS everywhere, and what its certificate is from."""
+
+    broker: BrokerProcess
+    authority: Authority
+    ca: Path
+    certificate: Path
+    key: Path
+
+    @property
+    def ports(self) -> list[int]:
+        """HTTP, TCP and WebSocket."""
+        return [port_of(address) for address in self.broker.addresses.values()]
+
+    def trust(self) -> ssl.SSLContext:
+        """Trust the authority whatever name the certificate has."""
+        context = client_context(self.ca)
+        context.check_hostname = False
+        return context
+
+
+@pytest.fixture
+def secured(database_url: str, tmp_path: Path) -> Iterator[Secured]:
     authority = Authority()
     ca, _ = authority.write(tmp_path, "ca", "ca.key")
     cert, key = authority.issue(tmp_path)
@@ -50,77 +73,63 @@ async def test_every_way_in_speaks_tls_and_renews_its_certificate(
     with BrokerProcess(
         tmp_path / "data", database_url=database_url, workers=2, **settings
     ) as broker:
-        assert [address.partition(":")[0] for address in broker.addresses.values()] == [
-            "https",
-            "tls",
-            "wss",
-        ]
-        http, tcp, websocket = (port_of(address) for address in broker.addresses.values())
-        trust = client_context(ca)
+        yield Secured(broker, authority, ca, cert, key)
 
-        async with Client(f"https://localhost:{http}", ca=ca) as client:
-            await client.push("orders", {"id": 7})
-            (taken,) = await client.pop("orders", wait=10, auto_ack=True)
-            assert taken.data == {"id": 7}
-        async with TopicClient(f"tls://localhost:{tcp}", ca=ca) as topics:
-            await topics.produce("t", b"one", b"two")
-        with httpx.stream(
-            "GET", f"https://localhost:{http}/topics/t/stream?offset=1", verify=trust, timeout=20
-        ) as events:
-            assert "id: 1" in next(line for line in events.iter_lines() if line.startswith("id:"))
-        with websockets.sync.client.connect(f"wss://localhost:{websocket}/", ssl=trust) as session:
-            session.send('{"command":"list_topics_request","req_id":1}')
-            assert json.loads(session.recv(timeout=10))["topics"] == ["t"]
-        output = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "penstock",
-                "--ca",
-                str(ca),
-                "topic",
-                "list",
-                "-b",
-                f"tls://localhost:{tcp}",
-            ],
-            capture_output=True,
-            timeout=60,
-        )
-        assert (output.returncode, output.stdout) == (0, b"t\n"), output.stderr
-        assert httpx.get(f"http://localhost:{http}/health").status_code == 400  # in clear
 
-        renewal = authority.issue(tmp_path, "renewed.example", "renewal")
-        shutil.copy(renewal[0], cert)
-        shutil.copy(renewal[1], key)
-        assert broker.process is not None
-        os.kill(broker.process.pid, signal.SIGHUP)
-        for port in (tcp, websocket):
-            until(lambda port=port: shown_by(port, ca) == "renewed.example")
-        # Both processes accept HTTP; the kernel spreads the connections.
-        until(lambda: {shown_by(http, ca) for _ in range(16)} == {"renewed.example"})
+async def test_every_way_in_speaks_tls(secured: Secured) -> None:
+    schemes = [address.partition(":")[0] for address in secured.broker.addresses.values()]
+    assert schemes == ["https", "tls", "wss"]
+    http, tcp, websocket = secured.ports
+    trust = client_context(secured.ca)
+    async with Client(f"https://localhost:{http}", ca=secured.ca) as client:
+        await client.push("orders", {"id": 7})
+        (taken,) = await client.pop("orders", wait=10, auto_ack=True)
+        assert taken.data == {"id": 7}
+    async with TopicClient(f"tls://localhost:{tcp}", ca=secured.ca) as topics:
+        await topics.produce("t", b"one", b"two")
+    with httpx.stream(
+        "GET", f"https://localhost:{http}/topics/t/stream?offset=1", verify=trust, timeout=20
+    ) as events:
+        assert "id: 1" in next(line for line in events.iter_lines() if line.startswith("id:"))
+    with websockets.sync.client.connect(f"wss://localhost:{websocket}/", ssl=trust) as session:
+        session.send('{"command":"list_topics_request","req_id":1}')
+        assert json.loads(session.recv(timeout=10))["topics"] == ["t"]
+    command = [sys.executable, "-m", "penstock", "--ca", str(secured.ca)]
+    command += ["topic", "list", "-b", f"tls://localhost:{tcp}"]
+    output = subprocess.run(command, capture_output=True, timeout=60)
+    assert (output.returncode, output.stdout) == (0, b"t\n"), output.stderr
+    assert httpx.get(f"http://localhost:{http}/health").status_code == 400  # in clear
 
-        answered: list[int] = []
 
-        async def under_load() -> None:
-            context = client_context(ca)
-            context.check_hostname = False
-            async with TopicClient(f"tls://localhost:{tcp}", tls=context, timeout=5) as topics:
-                while True:
-                    answered.append(await topics.produce("t", b"x" * 100_000))
-                    if len(answered) == 20:
-                        broker.kill()
+def test_every_process_takes_a_renewed_certificate_at_sighup(
+    secured: Secured, tmp_path: Path
+) -> None:
+    renewal = secured.authority.issue(tmp_path, "renewed.example", "renewal")
+    shutil.copy(renewal[0], secured.certificate)
+    shutil.copy(renewal[1], secured.key)
+    assert secured.broker.process is not None
+    os.kill(secured.broker.process.pid, signal.SIGHUP)
+    http, *others = secured.ports
+    for port in others:
+        until(lambda port=port: shown_by(port, secured.ca) == "renewed.example")
+    # Both processes accept HTTP; the kernel spreads the connections.
+    until(lambda: {shown_by(http, secured.ca) for _ in range(16)} == {"renewed.example"})
 
-        with pytest.raises(PenstockError):
-            await under_load()
-        broker.start()
 
-        async def after() -> int:
-            context = client_context(ca)
-            context.check_hostname = False
-            async with TopicClient(f"tls://localhost:{tcp}", tls=context) as topics:
-                return await topics.next_offset("t")
-
-        assert await after() > answered[-1]
+async def test_a_producer_over_tls_loses_nothing_that_was_answered_before_a_kill(
+    secured: Secured,
+) -> None:
+    address = f"tls://localhost:{secured.ports[1]}"
+    answered: list[int] = []
+    with pytest.raises(PenstockError):
+        async with TopicClient(address, tls=secured.trust(), timeout=5) as topics:
+            while True:
+                answered.append(await topics.produce("t", b"x" * 100_000))
+                if len(answered) == 20:
+                    secured.broker.kill()
+    secured.broker.start()
+    async with TopicClient(address, tls=secured.trust()) as topics:
+        assert await topics.next_offset("t") > answered[-1]
 
 
 def test_a_certificate_that_cannot_be_used_ends_the_start_with_a_reason(tmp_path: Path) -> None:

@@ -133,6 +133,16 @@ def test_a_shop_with_an_outbox(broker: BrokerProcess, database: str) -> None:
         assert len(stored) == 2  # nothing of the orders that were refused
 
 
+def test_spans_that_survive_a_backend_that_is_away(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKEND_PORT", str(free_port()))
+    away, back = run(broker, "telemetry.py")
+    assert away.startswith("the backend is away, requests in the queue: ")
+    assert int(away.rpartition(" ")[2]) > 0
+    assert back == "the backend is back, spans delivered: 1000"
+
+
 def test_a_nightly_report(broker: BrokerProcess) -> None:
     planned, made = run(broker, "nightly.py", "--now")
     assert planned.startswith("next reports: ")

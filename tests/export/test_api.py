@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock.cli import app
 from penstock.cli import export as cli_export
 from penstock.config.schema import HttpServer as HttpSettings
-from penstock.net import HttpClient
 from penstock.wire.http.api import export as api
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
@@ -67,22 +67,11 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 def ask(
     url: str, method: str, target: str, body: Any = None, kind: str = "application/json"
 ) -> tuple[int, Any]:
-    async def run() -> tuple[int, Any]:
-        client = HttpClient(url)
-        data = (
-            body
-            if isinstance(body, bytes)
-            else json.dumps(body).encode()
-            if body is not None
-            else b""
-        )
-        answer = await client.request(
-            method, f"/api/v1/routes{target}", data, [("Content-Type", kind)]
-        )
-        await client.close()
-        return answer.status, json.loads(answer.body) if answer.body else None
-
-    return asyncio.run(run())
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    answer = httpx.request(
+        method, f"{url}/api/v1/routes{target}", content=data, headers={"Content-Type": kind}
+    )
+    return answer.status_code, answer.json() if answer.content else None
 
 
 def test_a_route_is_made_pushed_to_watched_and_deleted_over_http(serving: Serving):

@@ -8,7 +8,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import inspection as module
 from penstock.monitor.inspection import Event, Inspection, matcher, push_to_ack
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.types import Ack
 from tests.queues.support import complete, pop, push, running
 from tests.support.wait import eventually

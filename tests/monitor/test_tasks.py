@@ -10,8 +10,8 @@ from penstock.monitor import tasks as task_module
 from penstock.monitor.tasks import ADVANCE, Task, Tasks
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues import dead as dead_letters
-from penstock.queues.dead import Which
+from penstock.queues.admin import dead_letters
+from penstock.queues.admin.dead_letters import Which
 from tests.queues.support import answer, pop, push, running, values
 from tests.support.wait import eventually
 

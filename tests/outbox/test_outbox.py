@@ -48,24 +48,24 @@ async def test_waiting_consumers_are_woken_by_the_commit(
         waits = []
         async with connected(database_url) as connection:
             for turn in range(200 if soak else 3):
-                before, heard = queues.signals.waiting, queues.signals.heard
+                before, heard = queues.waiting.parked, queues.waiting.heard
                 waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
-                await eventually(lambda before=before: queues.signals.waiting > before)
+                await eventually(lambda before=before: queues.waiting.parked > before)
                 async with connection.transaction():
                     await outbox.push(connection, queue, turn, partition="p")
                 committed = time.perf_counter()
                 popped = await waiting
                 waits.append(1000 * (time.perf_counter() - committed))
                 assert values(popped) == [turn]
-                assert queues.signals.heard == heard + 1  # a pop looks again by itself, but later
+                assert queues.waiting.heard == heard + 1  # a pop looks again by itself, but later
                 # the ack in a transaction of ours lets the next consumer in at once too
                 await push(queues, queue, "next", partition="p")
                 waiting = asyncio.ensure_future(
                     queues.pop(PopRequest(queue=queue, wait=True, timeout=60))
                 )
-                await eventually(lambda before=before: queues.signals.waiting > before)
+                await eventually(lambda before=before: queues.waiting.parked > before)
                 async with connection.transaction():
                     await outbox.ack(connection, leased(popped.messages[0]))
                 popped = await waiting

@@ -1,7 +1,6 @@
 """The job compact: against a dict of what each key was last, killed in the middle, run again."""
 
 import json
-import urllib.request
 import uuid
 from random import Random
 from typing import Any
@@ -21,6 +20,7 @@ from penstock.pipeline.jobs.compact_in_place import BUCKET_OFFSETS, Kept, _group
 from penstock.pipeline.jobs.keyed_topic import Keys
 from penstock.protocol import frames
 from tests.pipeline.support import batch_rows
+from tests.support.api import call
 from tests.support.cli import CliRunner
 
 KEY = {"key": "$.id", "tombstone": "$.deleted"}
@@ -67,13 +67,6 @@ def expected(payloads: list[tuple[int, bytes]], *, tombstones: bool) -> list[tup
 
 def records(tcp: str, topic: str) -> list[tuple[int, bytes]]:
     return [(row["offset"], row["payload"]) for row in batch_rows(broker=tcp, topic=topic)]
-
-
-def call(url: str, method: str, body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read())
 
 
 def append(tcp: str, topic: str, payloads: list[bytes]) -> None:
@@ -147,7 +140,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert done.tombstones == sum(b"deleted" in payload for _, payload in kept[:-1])
     assert done.records == len(left)
     assert done.bytes_saved > 0
-    described = call(f"{server.url}/topics/{topic}", "GET")
+    described = call(f"{server.url}/topics/{topic}")
     assert (described["first_offset"], described["next_offset"]) == (0, 250)
     assert described["records"] == len(left) + len(active)
 
@@ -157,7 +150,7 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     assert (rolled.end, rolled.records) == (251, len(records(tcp, topic)))
     assert records(tcp, topic)[-1] == (250, b'{"id": 1, "n": "new"}')
     assert len(records(tcp, topic)) <= len(everything) + 1
-    segments = call(f"{server.url}/topics/{topic}", "GET")["segments"]
+    segments = call(f"{server.url}/topics/{topic}")["segments"]
     assert [segment["compacted"] for segment in segments] == [True, False]
     monkeypatch.setattr(compact_in_place, "_plan", lambda *_: Kept({}))
     with pytest.raises(Conflict, match=r"0 records were read where its segments have \d+"):
@@ -195,7 +188,7 @@ def test_a_topic_is_compacted_into_another_once_and_then_kept_up_to_date(
     later = [payload for _, payload in expected(records(tcp, topic)[80:], tombstones=True)]
     assert [payload for _, payload in records(tcp, target)] == wanted + later
     assert compact(spark, CompactOptions(**where)).records_before == 0
-    lag = call(f"{server.url}/topics/{topic}/groups/compact-{target}", "GET")["lag"]
+    lag = call(f"{server.url}/topics/{topic}/groups/compact-{target}")["lag"]
     assert lag == 0
 
 

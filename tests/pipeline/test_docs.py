@@ -123,7 +123,7 @@ def test_the_tutorial_ends_with_a_pipeline(spark, server, tcp, tmp_path) -> None
         assert old in file
         file = file.replace(old, new)
     with TopicLink(tcp, 20) as link:
-        link.append(frames.produce_batch("tutorial-numbers", [b"%d" % n for n in range(1, 7)]))
+        link.append(frames.produce_batch("tutorial-numbers", [b"%d" % n for n in range(1, 8)]))
     for _ in range(2):  # and once more: nothing is written twice
         patiently(lambda: Runner(parse(file), "local[2]").run(spark))
         rows = batch_rows(broker=tcp, topic="tutorial-big-numbers")

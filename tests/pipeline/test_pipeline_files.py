@@ -31,6 +31,7 @@ from penstock.pipeline.validation import check, resolve_routes
 from penstock.pipeline_registry import Pipelines
 from penstock.protocol import frames
 from tests.pipeline.support import patiently
+from tests.support.api import call
 from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
 from tests.support.tokens import SECRET, token
@@ -750,12 +751,7 @@ def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(
 ) -> None:
     tag = uuid.uuid4().hex[:8]
 
-    def ask(method: str, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{server.url}/api/v1/routes{path}", data, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.loads(answer.read() or b"null")
-
+    routes = f"{server.url}/api/v1/routes"
     with Destination() as destination, TopicLink(tcp, 20) as link:
         route = {
             "name": f"out-{tag}",
@@ -764,7 +760,7 @@ def test_a_running_stream_ends_in_a_route_with_its_retries_and_dead_letters(
             "batch": {"records": 5, "linger": "10ms"},
             "queue": {"workers": 1, "retry_interval": "10ms", "max_retry_delay": "50ms"},
         }
-        ask("POST", "", route)
+        call(routes, "POST", route)
 
         def append(*numbers: int) -> None:
             link.append(
@@ -797,7 +793,7 @@ url: {server.url}
                 until(lambda: set(destination.taken) >= {11, 15, 17, 19}, 120, "the others arrive")
                 letters.extend(
                     until(
-                        lambda: ask("GET", f"/out-{tag}/deadletters")["letters"],
+                        lambda: call(f"{routes}/out-{tag}/deadletters")["letters"],
                         20,
                         "one is refused",
                     )
@@ -813,7 +809,7 @@ url: {server.url}
         assert sorted(destination.taken) == [1, 3, 5, 7, 9, 11, 15, 17, 19]
         assert destination.refusals == 0
         assert [json.loads(letter["record"]) for letter in letters] == [{"id": 13}]
-        ask("DELETE", f"/out-{tag}?force=true")
+        call(f"{routes}/out-{tag}?force=true", "DELETE")
 
 
 STREAM = """

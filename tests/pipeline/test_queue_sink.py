@@ -1,7 +1,6 @@
 """Rows into queues, once each."""
 
 import json
-import urllib.request
 import uuid
 from datetime import UTC, datetime
 
@@ -21,18 +20,10 @@ from penstock.protocol.buffer_lines import Event, encode
 from tests.pipeline.support import patiently
 from tests.pipeline.test_queue_source import options as queue_options
 from tests.pipeline.test_queue_source import rows_of
+from tests.support.api import call
 from tests.support.wait import until
 
 TEXT = StringType()
-
-
-def ask(url: str, method: str, path: str, body: object = None) -> dict | None:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(
-        url + path, data, {"Content-Type": "application/json"}, method=method
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read() or b"null")
 
 
 def writer(columns: list[str], **options: str) -> QueueWriter:
@@ -207,14 +198,15 @@ def test_a_line_for_later_counts_as_stored(server) -> None:
     link = PushLink(server.url, None, 20, endpoint=queue_sink.BUFFER_LINES)
     done = link.push([encode(event)], repeatable=True)
     assert (done.queued, done.duplicate) == (1, 0)
-    assert ask(server.url, "GET", f"/api/v1/scheduled/{name}/Default/t")["payload"] == 1
+    assert call(f"{server.url}/api/v1/scheduled/{name}/Default/t")["payload"] == 1
 
 
 def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
     import threading
 
     queue = f"full-{uuid.uuid4().hex[:8]}"
-    ask(server.url, "POST", "/api/v1/configure", {"queue": queue, "options": {"maxSize": 10}})
+    options = {"queue": queue, "options": {"maxSize": 10}}
+    call(f"{server.url}/api/v1/configure", "POST", options)
     pushed = [
         json.dumps({"queue": queue, "payload": i}).encode() for i in range(25)
     ]  # no ids: nothing recognises them
@@ -227,7 +219,7 @@ def test_a_full_queue_gets_each_message_once_as_room_is_made(server) -> None:
     taken: list[int] = []
 
     def take() -> bool:
-        body = ask(server.url, "GET", f"/api/v1/pop/queue/{queue}?batch=10&autoAck=true")
+        body = call(f"{server.url}/api/v1/pop/queue/{queue}?batch=10&autoAck=true")
         taken.extend(message["data"] for message in (body or {}).get("messages", []))
         return len(taken) >= 25 and not pushing.is_alive()
 

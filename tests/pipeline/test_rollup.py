@@ -4,16 +4,16 @@ import json
 import random
 import re
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
 from penstock.cli import app
@@ -39,14 +39,9 @@ from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames
 from penstock.protocol.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
 from penstock.queues.schema import SCHEMA
+from tests.support.api import call
+from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
-
-
-def call(url: str, method: str = "GET", body: Any = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read() or b"null")
 
 
 class Ledger:
@@ -239,7 +234,7 @@ async def test_the_analytics_endpoint_is_bounded_typed_and_adds_minutes_up(serve
         "from=2026-01-02&to=2026-01-01",
         "topic=a&queue=b",
     ):
-        with pytest.raises(urllib.error.HTTPError, match="400"):
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
             call(f"{server.url}/api/v1/analytics?{wrong}")
     described = call(f"{server.url}/openapi.json")["paths"]["/api/v1/analytics"]["get"]
     names = {parameter["name"] for parameter in described["parameters"]}
@@ -268,12 +263,40 @@ def is_report(html: Path, *texts: str) -> None:
     assert len(page) < 500_000
 
 
-@pytest.mark.spark
-def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
-    server, tcp, spark, tmp_path
-) -> None:
+@dataclass
+class Rolled:
+    """A queue and a topic whose history is known, and what the command's rollup of them says."""
+
+    ledger: Ledger
+    topic: str
+    commit_seconds: float  # from the append to the topic to its last commit
+    since: datetime
+    until: datetime
+    server: BrokerProcess
+    html: Path
+    printed: dict[str, Any]  # by the command
+
+    @property
+    def tcp(self) -> str:
+        return "{}:{}".format(*self.server.tcp)
+
+    def points(self, query: str) -> list[dict[str, Any]]:
+        window = f"from={self.since:%FT%TZ}&to={self.until:%FT%TZ}&interval=day"
+        return call(f"{self.server.url}/api/v1/analytics?{window}&{query}")["points"]
+
+    def point_of_queue(self) -> dict[str, Any]:
+        (point,) = [p for p in self.points(f"queue={self.ledger.queue}") if p["kind"] == "queue"]
+        return point
+
+    def point_of_group(self) -> dict[str, Any]:
+        (point,) = self.points(f"queue={self.ledger.queue}&group=g")
+        return point
+
+
+def roll(server: BrokerProcess, directory: Path) -> Rolled:
     ledger = Ledger(server.url, retryLimit=1)
     topic = f"t-{uuid.uuid4().hex[:8]}"
+    tcp = "{}:{}".format(*server.tcp)
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(topic, [b"abc", b"", b"defgh"]))
         appended = time.monotonic()
@@ -287,63 +310,45 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
     failed = ledger.pop(batch=4)
     ledger.ack(failed, "failed", "boom")
     waiting = {message["transactionId"] for message in failed}
-    while (
-        waiting
-    ):  # each comes once more, is given up, and everything else that comes with it is done
+    # Each comes once more and is given up; everything else that comes with it is done.
+    while waiting:
         popped = ledger.pop(batch=5)
         again = [message for message in popped if message["transactionId"] in waiting]
         ledger.ack(again, "failed", "boom")
         ledger.ack([message for message in popped if message not in again])
         waiting -= {message["transactionId"] for message in again}
-    acked = ledger.counts["completed"]
     since = datetime.now(UTC) - timedelta(minutes=10)
     until = datetime.now(UTC) + timedelta(minutes=1)
-    where = {
-        "database": server.database_url,
-        "broker": tcp,
-        "url": server.url,
-        "since": since,
-        "until": until,
-    }
-    where |= {"queues": [ledger.queue], "topics": [topic]}
-    html = tmp_path / "r.html"
-    arguments = [
-        "--since",
-        since.isoformat(),
-        "--until",
-        until.isoformat(),
-        "--broker",
-        tcp,
-        "--url",
-        server.url,
-    ]
+    html = directory / "r.html"
+    arguments = ["--since", since.isoformat(), "--until", until.isoformat()]
+    arguments += ["--broker", tcp, "--url", server.url, "--database", server.database_url]
     arguments += ["--queue", ledger.queue, "--topic", topic]
-    arguments += [
-        "--database",
-        server.database_url,
-        "--html",
-        str(html),
-        "--master",
-        "local[2]",
-    ]
+    arguments += ["--html", str(html), "--master", "local[2]"]
     ran = CliRunner().invoke(app, ["pipeline", "run", "rollup", *arguments])
     assert ran.exit_code == 0, ran.output
-    done = json.loads(ran.stdout.strip().splitlines()[-1])
-    assert (done["queues"], done["groups"], done["topics"]) == (1, 1, 1)
-    is_report(
-        html,
-        ledger.queue,
-        topic,
-        "Latency from push to ack",
-        "Dead letters, by group",
-        "indexer",
-    )
-    query = f"from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
-    ask = f"{server.url}/api/v1/analytics?{query}"
-    (of_queue,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
+    printed = json.loads(ran.stdout.strip().splitlines()[-1])
+    return Rolled(ledger, topic, took, since, until, server, html, printed)
+
+
+@pytest.fixture(scope="module")
+def rolled(server: BrokerProcess, spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Rolled:
+    return roll(server, tmp_path_factory.mktemp("rollup"))
+
+
+@pytest.mark.spark
+def test_a_rollup_prints_what_it_counted_and_writes_a_report(rolled: Rolled) -> None:
+    printed = rolled.printed
+    assert (printed["queues"], printed["groups"], printed["topics"]) == (1, 1, 1)
+    charts = ("Latency from push to ack", "Dead letters, by group")
+    is_report(rolled.html, rolled.ledger.queue, rolled.topic, *charts, "indexer")
+
+
+@pytest.mark.spark
+def test_a_rollup_of_a_queue_agrees_with_the_ledger(rolled: Rolled) -> None:
+    ledger = rolled.ledger
+    acked = ledger.counts["completed"]
+    of_queue, of_group = rolled.point_of_queue(), rolled.point_of_group()
     assert (of_queue["pushed"], of_queue["bytes"]) == (50, ledger.counts["bytes"])
-    first = call(f"{ask}&queue={ledger.queue}&group=g")
-    (of_group,) = first["points"]
     assert (of_group["queue"], of_group["group"], of_group["topic"]) == (ledger.queue, "g", None)
     expected = {"acked": acked, "failed": 8, "retried": 6 + 4, "deadLetters": 4, "dropped": 0}
     expected["lag"] = 50 - acked - 4
@@ -354,58 +359,75 @@ def test_a_rollup_agrees_with_the_ledger_and_a_second_run_changes_nothing(
         nth = -(-acked * percent // 100) - 1
         output = of_group["latency"][f"p{percent}"] / 1000
         assert least[nth] * (1 - ERROR) <= output <= most[nth] * (1 + ERROR)
-    of_topic, of_indexer = call(f"{ask}&topic={topic}")["points"]
-    assert (of_topic["pushed"], of_topic["bytes"], of_topic["latency"], of_topic["lag"]) == (
-        3,
-        8,
-        None,
-        None,
-    )
-    assert (of_topic["kind"], of_indexer["kind"]) == ("topic", "group")
-    assert [of_indexer] == call(f"{ask}&topic={topic}&group=indexer")["points"]
-    assert (of_indexer["topic"], of_indexer["queue"], of_indexer["group"]) == (
-        topic,
-        None,
-        "indexer",
-    )
-    assert (
-        of_indexer["acked"],
-        of_indexer["retried"],
-        of_indexer["lag"],
-        of_indexer["pushed"],
-    ) == (2, 0, 1, 0)
-    assert of_indexer["latency"]["count"] == 2
-    assert 0 < of_indexer["latency"]["p99"] / 1000 <= (took + 0.1) * (1 + ERROR)
 
-    again = rollup(spark, RollupOptions(**where))
-    assert again.rows == done["rows"]
-    assert call(f"{ask}&queue={ledger.queue}&group=g") == first
-    call(
-        f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE"
-    )  # its bytes can be read no more
-    until = datetime.now(UTC) + timedelta(minutes=1)
+
+@pytest.mark.spark
+def test_a_rollup_of_a_topic_has_its_records_and_its_groups(rolled: Rolled) -> None:
+    of_topic, of_indexer = rolled.points(f"topic={rolled.topic}")
+    counts = [of_topic[name] for name in ("kind", "pushed", "bytes", "latency", "lag")]
+    assert counts == ["topic", 3, 8, None, None]
+    assert [of_indexer] == rolled.points(f"topic={rolled.topic}&group=indexer")
+    names = [of_indexer[name] for name in ("kind", "topic", "queue", "group")]
+    assert names == ["group", rolled.topic, None, "indexer"]
+    counts = [of_indexer[name] for name in ("acked", "retried", "lag", "pushed")]
+    assert counts == [2, 0, 1, 0]
+    assert of_indexer["latency"]["count"] == 2
+    longest = (rolled.commit_seconds + 0.1) * (1 + ERROR)
+    assert 0 < of_indexer["latency"]["p99"] / 1000 <= longest
+
+
+@pytest.mark.spark
+def test_a_second_rollup_changes_nothing_and_keeps_what_was_cleared(
+    server: BrokerProcess, spark: Any, tmp_path: Path
+) -> None:
+    rolled = roll(server, tmp_path)
+    ledger = rolled.ledger
+    of_queue, of_group = rolled.point_of_queue(), rolled.point_of_group()
+    options = RollupOptions(
+        database=server.database_url,
+        broker=rolled.tcp,
+        url=server.url,
+        since=rolled.since,
+        until=rolled.until,
+        queues=[ledger.queue],
+        topics=[rolled.topic],
+    )
+    assert rollup(spark, options).rows == rolled.printed["rows"]
+    assert (rolled.point_of_queue(), rolled.point_of_group()) == (of_queue, of_group)
+    # Its bytes can be read no more.
+    call(f"{server.url}/api/v1/queues/{ledger.queue}/clear", "DELETE")
+    later = replace(rolled, until=datetime.now(UTC) + timedelta(minutes=1))
     rollup(
         spark,
         RollupOptions(
-            queues=[ledger.queue], database=server.database_url, since=since, until=until
+            queues=[ledger.queue],
+            database=server.database_url,
+            since=later.since,
+            until=later.until,
         ),
     )
-    ask = f"{server.url}/api/v1/analytics?from={since:%FT%TZ}&to={until:%FT%TZ}&interval=day"
-    (kept,) = [p for p in call(f"{ask}&queue={ledger.queue}")["points"] if p["kind"] == "queue"]
+    kept = later.point_of_queue()
     assert (kept["pushed"], kept["bytes"]) == (50, ledger.counts["bytes"])
-    (kept,) = call(f"{ask}&queue={ledger.queue}&group=g")["points"]
-    assert (kept["acked"], kept["latency"], kept["lag"]) == (acked, of_group["latency"], 0)
-    postgres = Postgres(Options({"database": server.database_url}))
-    assert (
-        _catalog(postgres, []).queues.items() >= _catalog(postgres, [ledger.queue]).queues.items()
-    )
-    assert topic in _topic_names(tcp, None, [])
+    kept = later.point_of_group()
+    expected = (ledger.counts["completed"], of_group["latency"], 0)
+    assert (kept["acked"], kept["latency"], kept["lag"]) == expected
+
+
+@pytest.mark.spark
+def test_a_rollup_finds_every_queue_and_topic_and_refuses_unknown_ones(
+    rolled: Rolled, spark: Any
+) -> None:
+    database, tcp = rolled.server.database_url, rolled.tcp
+    postgres = Postgres(Options({"database": database}))
+    named = _catalog(postgres, [rolled.ledger.queue])
+    assert _catalog(postgres, []).queues.items() >= named.queues.items()
+    assert rolled.topic in _topic_names(tcp, None, [])
     with pytest.raises(NotFound, match="no topic 'nobody'"):
-        rollup(spark, RollupOptions(topics=["nobody"], broker=tcp, database=server.database_url))
+        rollup(spark, RollupOptions(topics=["nobody"], broker=tcp, database=database))
     with pytest.raises(NotFound, match="no queue 'nobody'"):
-        rollup(spark, RollupOptions(queues=["nobody"], database=server.database_url))
+        rollup(spark, RollupOptions(queues=["nobody"], database=database))
     with pytest.raises(InvalidRequest, match="since is a time such as"):
-        rollup(spark, RollupOptions(since="last week", database=server.database_url))
+        rollup(spark, RollupOptions(since="last week", database=database))
 
 
 def test_a_report_shows_names_as_they_are_and_runs_nothing_in_them(tmp_path) -> None:

@@ -22,8 +22,8 @@ from penstock.pipeline.sinks.held_rows import Checksum, Held
 from penstock.pipeline.sinks.identity import rejection, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
+from penstock.queues.admin.sinks import forget_idle_sinks
 from penstock.queues.options import QueueOptions
-from penstock.queues.sinks import forget_idle_sinks
 from penstock.queues.types import Item
 from penstock.topics.write_claims import JOURNAL, WriteClaims
 from tests.queues.support import running

@@ -8,9 +8,8 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Queues
-from penstock.queues import ack as acknowledging
-from penstock.queues.dead import Which
+from penstock.queues import Ack, Queues, calls
+from penstock.queues.admin.dead_letters import Which
 from tests.queues.support import (
     answer,
     complete,
@@ -240,14 +239,14 @@ async def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_
             await push(queues, "q", 1, 2)
             message = (await pop(queues, "q", 2)).messages[0]
             ((plan,),) = await queues.database.fetch(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {acknowledging.SQL}",
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {calls.SETTLE}",
                 *(
                     [0],
                     [queues.catalog.partition_id(message.partition_id)],
                     [message.group],
                     [UUID(message.lease_id)],
                 ),
-                *(["completed"], [None], [message.transaction_id]),
+                *(["completed"], [None], [message.transaction_id], None, None, None, None),
             )
             return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
 

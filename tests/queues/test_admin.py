@@ -11,8 +11,8 @@ import pytest
 from penstock.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Queues
-from penstock.queues.dead import Which
-from penstock.queues.messages import MessageFilter
+from penstock.queues.admin.dead_letters import Which
+from penstock.queues.admin.messages import MessageFilter
 from penstock.queues.options import parse
 from tests.queues.support import (
     answer,

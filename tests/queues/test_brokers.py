@@ -3,13 +3,12 @@
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues.types import PopRequest
+from penstock.queues.waiting import WaitingPop
 from tests.queues.ledger import Ledger, work
 from tests.queues.support import (
     complete,
@@ -22,39 +21,21 @@ from tests.support.form import pick
 from tests.support.wait import eventually
 
 
-class Waiter:
-    """A parked pop that remembers that it was woken."""
-
-    wanted = PopRequest(queue="q", group="group")
-    claimed = woken = False
-    partition = None
-
-    def __init__(self) -> None:
-        self.queues = ["q"]
-
-    def wake(self) -> None:
-        self.woken = True
-
-    def take(self) -> None: ...
-
-    def deliver(self, exchanged: Any) -> None: ...
-
-
 async def test_a_broker_that_is_alone_notifies_nobody_and_two_find_each_other(
     database_url: str,
 ) -> None:
     async with running(database_url, poll_interval=60.0) as one:
-        await eventually(lambda: one.signals.sent > 0)  # that it is there
+        await eventually(lambda: one.waiting.sent > 0)  # that it is there
         await push(one, "q", 0)
         await complete(one, await pop(one, "q"))
-        sent = one.signals.sent
+        sent = one.waiting.sent
         for number in range(3):
             await push(one, "q", number)
             await complete(one, await pop(one, "q"))
-        assert (one.signals.sent, one.signals.alone) == (sent, True)
+        assert (one.waiting.sent, one.waiting.alone) == (sent, True)
         async with running(database_url, poll_interval=60.0) as two:
             waiting = asyncio.create_task(pop(two, "q", wait=True, timeout=60))
-            await eventually(lambda: not one.signals.alone and not two.signals.alone)
+            await eventually(lambda: not one.waiting.alone and not two.waiting.alone)
             await push(one, "q", "heard")
             assert values(await asyncio.wait_for(waiting, 30)) == ["heard"]
 
@@ -65,14 +46,16 @@ async def test_pops_are_woken_when_a_broker_that_took_itself_for_alone_hears_of_
     """So it does in its first moments, and after a freeze: what it pushed it announced to nobody."""
 
     async with running(database_url) as one, running(database_url) as two:
-        await eventually(lambda: not one.signals.alone and not two.signals.alone)
-        await eventually(lambda: one.signals.heard > 1)  # it answers what it has heard
-        waiter = Waiter()
-        one.signals.park(waiter)
-        two.signals._others_until = 0.0
-        assert two.signals.alone
-        one.signals._ready.set()  # says that it is there, as it does every half minute
-        await eventually(lambda: waiter.woken)
+        await eventually(lambda: not one.waiting.alone and not two.waiting.alone)
+        await eventually(lambda: one.waiting.heard > 1)  # it answers what it has heard
+        pop: WaitingPop[None] = WaitingPop("group")
+        one.waiting.register(pop, ["q"])
+        woken = asyncio.create_task(pop.park(60, lambda _: None))
+        await eventually(lambda: one.waiting.parked == 1)
+        two.waiting._others_until = 0.0
+        assert two.waiting.alone
+        one.waiting._ready.set()  # says that it is there, as it does every half minute
+        await eventually(woken.done)
 
 
 @pytest.mark.parametrize("ordering", ["partition", "none"])
@@ -110,14 +93,14 @@ async def test_several_brokers_share_one_database(database_url: str) -> None:
         # A pop waiting at one broker is woken by a push, and by a release, at another: not by
         # its poll.
         waiting = asyncio.create_task(pop(brokers[0], "q", wait=True, timeout=20))
-        await eventually(lambda: brokers[0].signals.waiting)
+        await eventually(lambda: brokers[0].waiting.parked)
         began = time.monotonic()
         await push(brokers[1], "q", "hello", partition="p0")
         held = await waiting
         assert values(held) == ["hello"]
         await push(brokers[1], "q", "next", partition="p0")
         waiting = asyncio.create_task(pop(brokers[0], "q", wait=True, timeout=20))
-        await eventually(lambda: brokers[0].signals.waiting)
+        await eventually(lambda: brokers[0].waiting.parked)
         await complete(brokers[2], held)
         assert values(await waiting) == ["next"]
         assert time.monotonic() - began < 10
@@ -147,11 +130,11 @@ async def test_a_stop_that_meets_a_notification_ends(database_url: str) -> None:
 
     for turns in range(4):
         async with running(database_url) as queues, asyncio.timeout(60):
-            await eventually(lambda: queues.signals.sent > 0)
+            await eventually(lambda: queues.waiting.sent > 0)
             notifications = queues.database._notifications
             for wake, stop in (
-                (queues.signals._ready.set, queues.signals.stop),
-                (queues.later._earlier.set, queues.later.stop),
+                (queues.waiting._ready.set, queues.waiting.stop),
+                (queues.delayed._earlier.set, queues.delayed.stop),
                 (notifications._listen_again.set, notifications.stop),
             ):
                 wake()

@@ -4,8 +4,8 @@ import pytest
 
 from penstock.metrics import Metrics
 from penstock.queues import Queues, consumers
-from penstock.queues.groups import GroupStatus
-from penstock.queues.presence import Presence
+from penstock.queues.admin.groups import GroupStatus
+from penstock.queues.background.presence import Presence
 from tests.queues.support import complete, pop, push, running
 
 
@@ -48,7 +48,7 @@ async def test_members_of_all_processes_are_added_up_and_those_of_dead_ones_are_
 ) -> None:
     async with running(database_url) as one, running(database_url) as two:
         there = [
-            Presence(queues.database, queues.signals, queues.consumers, Metrics())
+            Presence(queues.database, queues.waiting, queues.consumers, Metrics())
             for queues in (one, two)
         ]
         await push(one, "q", 1)

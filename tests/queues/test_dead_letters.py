@@ -5,8 +5,8 @@ import pytest
 from penstock.errors import Conflict
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
-from penstock.queues import dead as dead_letters
-from penstock.queues.dead import Which
+from penstock.queues.admin import dead_letters
+from penstock.queues.admin.dead_letters import Which
 from tests.queues.support import (
     answer,
     complete,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConnectionLost
-from penstock.queues import Ack, Item, Popped, PopRequest, Queues, held_leases
-from penstock.queues import exchange as exchanging
+from penstock.queues import Ack, Item, Popped, PopRequest, Queues, calls, settling
 from tests.queues.support import answer, complete, expire_leases, pop, push, running, values
 from tests.support.wait import eventually
 
@@ -20,16 +19,16 @@ def acks_of(popped: Popped, status: str = "completed") -> list[Ack]:
 
 def recorded(queues: Queues) -> list[tuple[str, tuple[Any, ...]]]:
     """The calls of pops and acknowledgements from now on, with their arguments."""
-    calls: list[tuple[str, tuple[Any, ...]]] = []
+    made: list[tuple[str, tuple[Any, ...]]] = []
     fetch = queues.database.fetch
 
     async def recording(sql: str, *args: Any, **options: Any) -> Any:
-        if any(name in sql for name in ("queue_exchange", "queue_pop", "queue_ack")):
-            calls.append((sql, args))
+        if sql in (calls.TAKE, calls.SETTLE, calls.SETTLE_AND_TAKE):
+            made.append((sql, args))
         return await fetch(sql, *args, **options)
 
     queues.database.fetch = recording  # type: ignore[method-assign]
-    return calls
+    return made
 
 
 async def test_pops_and_acknowledgements_of_different_consumers_share_one_call(
@@ -40,15 +39,16 @@ async def test_pops_and_acknowledgements_of_different_consumers_share_one_call(
     for partition in range(PARTITIONS):
         await push(queues, "q", 1, 2, partition=f"p{partition}")
     taken = [await pop(queues, "q", 2) for _ in range(PARTITIONS - 1)]
-    calls = recorded(queues)
+    made = recorded(queues)
     popped, *acked = await asyncio.gather(
         pop(queues, "q", 2), *(answer(queues, one.messages) for one in taken)
     )
     released = [one.success and one.lease_released for some in acked for one in some]
     assert (values(popped), released) == ([1, 2], [True] * 10)
-    assert [sql for sql, _ in calls] == [exchanging.SQL]
-    leases, others = calls[0][1][3], calls[0][1][7]
-    assert (len(leases), others) == (PARTITIONS - 1, None)  # and no transaction id was sent
+    assert [sql for sql, _ in made] == [calls.SETTLE_AND_TAKE]
+    sent = calls.SettleArguments(*made[0][1][: len(calls.SettleArguments._fields)])
+    assert sent.versions is not None
+    assert [None in sent.versions, len(sent.versions)] == [False, PARTITIONS - 1]
     again = await answer(queues, taken[0].messages)
     assert [one.success for one in again] == [True, True]  # looked up this time
     assert await queues.groups.lag("q", "__QUEUE_MODE__") == 2
@@ -107,19 +107,20 @@ async def test_a_lease_that_ran_out_is_not_completed_by_memory(queues: Queues) -
 async def test_no_more_leases_are_remembered_than_there_is_room_for(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_leases, "MAX_HELD", 4)
+    monkeypatch.setattr(settling, "MAX_REMEMBERED_MESSAGES", 4)
 
     async with running(database_url) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
-        held = queues._exchanger.held
+        memory = queues._deliveries.memory
         for partition in range(3):
             await push(queues, "q", 1, 2, partition=f"p{partition}")
         taken = [await pop(queues, "q", 2) for _ in range(3)]
-        assert list(held._held) == [one.lease_id for one in taken[1:]]
+        assert (len(memory), memory.messages) == (2, 4)
+        assert memory.forget(taken[0].lease_id) is None  # the oldest made room
         for one in taken:
             await complete(queues, one)
-        assert (held._held, held._messages) == ({}, 0)
+        assert (len(memory), memory.messages) == (0, 0)
 
 
 async def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url: str) -> None:
@@ -128,18 +129,17 @@ async def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(databas
         await complete(queues, await pop(queues, "q"))
         patient = PopRequest(queue="q", batch=2, wait=True, timeout=60)
         waiting = [asyncio.ensure_future(queues.pop(patient)) for _ in range(3)]
-        await eventually(lambda: queues.signals.waiting == 3)
-        calls = recorded(queues)
+        await eventually(lambda: queues.waiting.parked == 3)
+        made = recorded(queues)
         await push(queues, "q", 1, 2, 3)
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         (popped,) = [task.result() for task in done]
         assert values(popped) == [1, 2]
         # no call but that of the push, and nobody else was woken: the partition is leased
-        assert (calls, queues.signals.waiting) == ([], 2)
+        assert (made, queues.waiting.parked) == ([], 2)
         await push(queues, "q", 4)  # behind what is leased: one looks, and waits again
-        await eventually(lambda: calls and queues.signals.waiting == 2)
-        assert len(calls) == 1
-        assert calls[0][0] in (exchanging.SQL, exchanging.ONE)
+        await eventually(lambda: made and queues.waiting.parked == 2)
+        assert [sql for sql, _ in made] == [calls.TAKE]
         next_one = await queues.pop(patient, acks_of(popped))  # in order, and by its own call
         assert values(next_one) == [3, 4]
         await complete(queues, next_one)
@@ -157,15 +157,16 @@ async def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_i
     async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
-        waiting = queues.pop(PopRequest(queue="q", auto_ack=True, wait=True, timeout=60))
-        await eventually(lambda: queues.signals.waiting == 1)
-        calls = recorded(queues)
+        wanted = PopRequest(queue="q", auto_ack=True, wait=True, timeout=60)
+        waiting = asyncio.create_task(queues.pop(wanted))
+        await eventually(lambda: queues.waiting.parked == 1)
+        made = recorded(queues)
         await push(queues, "q", 1)
         popped = await waiting
-        assert (values(popped), popped.lease_id, calls) == ([1], "", [])
+        assert (values(popped), popped.lease_id, made) == ([1], "", [])
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
         assert await queues.database.fetch("SELECT 1 FROM leases") == []
-        assert not queues._exchanger.held._held
+        assert len(queues._deliveries.memory) == 0
 
 
 async def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(
@@ -178,11 +179,11 @@ async def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(
         fetch = queues.database.fetch
         for outcome in ("committed", "cut off"):
             waiting = asyncio.ensure_future(queues.pop(patient))
-            await eventually(lambda: queues.signals.waiting == 1)
+            await eventually(lambda: queues.waiting.parked == 1)
 
             async def fetching(sql: str, *args: Any, **options: Any) -> Any:
                 rows = await fetch(sql, *args, **options)
-                if "queue_push_exchange" in sql:
+                if sql == calls.APPEND_AND_TAKE:
                     if outcome == "cut off":  # noqa: B023 - read at once
                         raise ConnectionLost("after its commit")
                     waiting.cancel()  # noqa: B023

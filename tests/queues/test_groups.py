@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -116,7 +116,7 @@ async def test_groups_are_listed_with_exact_lag_and_deleted(queues: Queues) -> N
 async def test_a_deleted_group_is_gone_at_once_and_what_it_left_goes_in_steps(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.queues.groups.PARTITIONS_PER_STEP", 4)
+    monkeypatch.setattr("penstock.queues.admin.groups.PARTITIONS_PER_STEP", 4)
 
     async def left(queues: Queues) -> int:
         tables = ("cursors", "leases", "attempts", "dropped_groups")
@@ -160,7 +160,7 @@ async def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nothing else is: not what is done, leased, delayed, or of a deleted group."""
-    monkeypatch.setattr("penstock.queues.upkeep.CURSORS_PER_STEP", 3)
+    monkeypatch.setattr("penstock.queues.background.upkeep.CURSORS_PER_STEP", 3)
 
     caplog.set_level("WARNING", logger="penstock.queues")
     async with running(database_url) as queues:

@@ -8,8 +8,8 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
-from penstock.queues.dead import Which
-from penstock.queues.messages import MessageFilter
+from penstock.queues.admin.dead_letters import Which
+from penstock.queues.admin.messages import MessageFilter
 from tests.queues.support import answer, pop, push, running
 
 TENANT = headers.encode({"tenant": "a", "naïve".encode().hex(): "é\n\0"})

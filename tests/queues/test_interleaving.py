@@ -31,7 +31,9 @@ ACTORS = 4
 PARTITIONS = ["p", "q"]
 GROUPS = ["__QUEUE_MODE__", "a", "b", "c"]
 GROUP = "SELECT id FROM groups WHERE queue_id = $1 AND name = $2"
-POP = "SELECT * FROM queue_pop($1, $2, $3, $4, $5, $6, $7, 1000000)"
+POP = """SELECT * FROM take(p_groups => ARRAY[$1::int], p_partitions => ARRAY[$2::bigint],
+  p_batches => ARRAY[$3::int], p_spans => ARRAY[$4::int], p_leases => ARRAY[$5::uuid],
+  p_since => NULL, p_max_bytes => 1000000, p_hand_over => false)"""
 # What is committed never shows a cursor at rest beside messages. The next push would hide it, so we
 # look each time.
 BLIND = """
@@ -108,7 +110,7 @@ class History:
             if n % 5 == 0:
                 await c.execute("SELECT queue_lock($1, '{}', '{}')", ids)
             rows = await c.fetch(
-                "SELECT * FROM queue_push($1, $2, $3, ARRAY[false], NULL, NULL, NULL, $4, $5)",
+                "SELECT * FROM append($1, $2, $3, ARRAY[false], NULL, NULL, NULL, $4, $5)",
                 ids,
                 [count * place for place in range(len(ids))],
                 [str(uuid4()) for _ in range(count * len(ids))],
@@ -121,10 +123,8 @@ class History:
         async for _ in self.held(c, store, commit=commit):
             yield
         if commit:
-            heads, numbers, _ = answer[0]
             for nth, partition in enumerate(ids):
-                for k in range(count * nth, count * (nth + 1)):
-                    seq = heads[nth] + k if heads is not None else numbers[k]
+                for seq in answer[0]["seqs"][count * nth : count * (nth + 1)]:
                     if seq:
                         self.pushed[partition, seq] = Event(began, self.tick(), False)
 
@@ -181,9 +181,7 @@ class History:
         lease, rows = uuid4(), []
 
         async def take() -> None:
-            rows.extend(
-                await c.fetch(POP, [group], [partition], [batch], [1], [lease], [None], [None])
-            )
+            rows.extend(await c.fetch(POP, group, partition, batch, 1, lease))
 
         async for _ in self.held(c, take, commit=batch != 5):
             yield
@@ -213,7 +211,7 @@ class History:
         async def ack() -> None:
             rows.extend(
                 await c.fetch(
-                    "SELECT * FROM queue_ack(ARRAY[0], $1, $2, $3, ARRAY['completed'], ARRAY[NULL::text], $4)",
+                    "SELECT * FROM settle(ARRAY[0], $1, $2, $3, ARRAY['completed'], ARRAY[NULL::text], $4)",
                     [lease.partition],
                     [lease.name],
                     [lease.id],
@@ -427,12 +425,12 @@ class History:
         async with asyncio.timeout(60):
             while True:
                 lease = uuid4()
-                rows = await c.fetch(POP, [group], [None], [100], [10], [lease], [None], [None])
+                rows = await c.fetch(POP, group, None, 100, 10, lease)
                 for row in rows[:-1]:
                     seqs = row["seqs"]
                     assert seqs == sorted(seqs), "out of order"
                     taken += [(row["partition_id"], seq) for seq in seqs]
-                if rows[-1]["note"] == "empty":
+                if rows[-1]["outcome"] == "empty":
                     return taken
                 await c.fetch("SELECT queue_release($1, true)", [lease])
 

@@ -26,8 +26,8 @@ async def let_time_pass(queues: Queues, seconds: float) -> None:
     await queues.database.fetch(
         "UPDATE scheduled_messages SET due_at = due_at - make_interval(secs => $1)", seconds
     )
-    queues.signals.on_scheduled(0.0)
-    await queues.later.deliver()
+    queues.waiting.on_delayed(0.0)
+    await queues.delayed.deliver()
 
 
 async def later(queues: Queues, queue: str, value: object, due: object, **item: object) -> str:
@@ -198,7 +198,7 @@ async def test_another_broker_delivers_when_the_one_that_took_the_push_is_gone(
 
     async with running(database_url) as other:
         await push(other, "q", "seen")
-        await eventually(lambda: other.later._look_at > time.monotonic() + 20)
+        await eventually(lambda: other.delayed._look_at > time.monotonic() + 20)
         async with running(database_url) as queues:
             began = time.monotonic()
             await later(queues, "q", "later", 1.0)

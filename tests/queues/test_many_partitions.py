@@ -23,8 +23,9 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest, Queues
 from penstock.queues import catalog as catalog_module
-from penstock.queues.dead import Which
-from penstock.queues.messages import MessageFilter
+from penstock.queues.admin.dead_letters import Which
+from penstock.queues.admin.messages import MessageFilter
+from penstock.queues.admin.status import QueueFilter
 from tests.conftest import copy_database, fresh_database
 from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.broker import BrokerProcess
@@ -170,7 +171,7 @@ async def test_pages_for_operators_stay_bounded_when_every_partition_lags(filled
     async with engine(filled) as queues:
         for what, work in {
             "list groups": lambda: queues.groups.listing(),
-            "list queues": lambda: queues.status.queues(),
+            "list queues": lambda: queues.status.page(QueueFilter(), 100),
             "overview": lambda: queues.status.overview(),
             "lagging partitions": lambda: queues.groups.lagging(0, limit=100),
             "describe a group (100 partitions)": lambda: queues.groups.describe(

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from penstock.errors import NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, Message, PopRequest, Queues
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from tests.queues.support import expire_leases, running
 from tests.support.form import SOAK, pick
 
@@ -171,13 +171,10 @@ class QueueMachine(RuleBasedStateMachine):
         return self.runner.run(called())
 
     @rule()
-    def change_the_calls(self) -> None:
-        """From now on single requests go the way of those that share a call, or no longer."""
-        exchanger: Any = self.queues._exchanger
-        if "_is_usual" in vars(exchanger):
-            del exchanger._is_usual
-        else:
-            exchanger._is_usual = lambda *_: False
+    def forget_leases(self) -> None:
+        """The next acknowledgements are looked up, as are those of what another broker delivered."""
+        memory = self.queues._deliveries.memory
+        memory.__init__()  # type: ignore[misc]
 
     @rule(
         given=st.lists(
@@ -211,8 +208,8 @@ class QueueMachine(RuleBasedStateMachine):
                 self.queue,
             )
         )
-        self.queues.signals.on_scheduled(0.0)
-        self.run(self.queues.later.deliver())
+        self.queues.waiting.on_delayed(0.0)
+        self.run(self.queues.delayed.deliver())
         self.model.hour += 1
         due = [one for one in self.model.later if one.hour <= self.model.hour]
         self.model.later = [one for one in self.model.later if one.hour > self.model.hour]

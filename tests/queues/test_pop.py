@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues, exchange
+from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -39,18 +39,18 @@ async def test_acknowledging_and_taking_the_next_is_one_call(queues: Queues) -> 
         await push(queues, "q", *range(4), partition=f"p{partition}")
     popped = await pop(queues, "q", 1)
     seen = values(popped)
-    calls = counted(queues)
+    made = counted(queues)
     for _ in range(11):
         popped = await queues.pop(PopRequest(queue="q", batch=1), acks_of(popped))
         assert [one.success for one in popped.acked] == [True]
         seen += values(popped)
     assert sorted(seen) == sorted([*range(4)] * 3)
-    assert len(calls) == 11  # the rest of its work is in the same commit
-    assert set(calls) <= {exchange.SQL, exchange.ONE}
+    # the rest of its work is in the same commit
+    assert made == [calls.SETTLE_AND_TAKE] * 11
 
     last, late = popped, acks_of(popped)
     waiting = asyncio.ensure_future(queues.pop(PopRequest(queue="q", wait=True, timeout=20), late))
-    await eventually(lambda: queues.signals.waiting == 1)
+    await eventually(lambda: queues.waiting.parked == 1)
     assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0  # applied before it waits
     await push(queues, "q", 5, partition="p0")
     popped = await waiting
@@ -69,16 +69,16 @@ def acks_of(popped: Popped) -> list[Ack]:
 
 def counted(queues: Queues) -> list[str]:
     """The statements that the engine sends from now on, but for those of its upkeep."""
-    calls: list[str] = []
+    made: list[str] = []
     fetch = queues.database.fetch
 
     async def counting(sql: str, *args: Any, **options: Any) -> Any:
-        if any(name in sql for name in ("queue_exchange", "queue_pop", "queue_ack")):
-            calls.append(sql)
+        if sql in (calls.TAKE, calls.SETTLE, calls.SETTLE_AND_TAKE):
+            made.append(sql)
         return await fetch(sql, *args, **options)
 
     queues.database.fetch = counting  # type: ignore[method-assign]
-    return calls
+    return made
 
 
 async def test_an_empty_pop_has_no_messages_and_says_why(queues: Queues) -> None:
@@ -170,7 +170,7 @@ async def test_a_namespace_or_task_pop_takes_the_most_important_queue_first(queu
     assert [values(popped) for popped in messages] == [["high"], ["low"], []]
     assert values(await queues.pop(PopRequest(task="mail"))) == ["other"]
     waiting = asyncio.ensure_future(queues.pop(PopRequest(namespace="shop", wait=True, timeout=10)))
-    await eventually(lambda: queues.signals.waiting)
+    await eventually(lambda: queues.waiting.parked)
     await push(queues, "low", "woken")
     assert values(await waiting) == ["woken"]
 
@@ -182,7 +182,7 @@ async def test_a_waiting_pop_is_woken_by_a_push_an_ack_and_an_expiring_lease(
         loop = asyncio.get_running_loop()
         await queues.admin.configure("q", QueueOptions(lease_time=100))
         waiting = asyncio.create_task(pop(queues, "q", wait=True, timeout=60))
-        await eventually(lambda: queues.signals.waiting)
+        await eventually(lambda: queues.waiting.parked)
         began = loop.time()
         await push(queues, "q", 1)
         held = await waiting
@@ -209,7 +209,7 @@ async def test_a_waiter_that_goes_away_holds_no_lease_and_costs_no_attempt(queue
         except asyncio.CancelledError:
             continue
         await answer(queues, popped.messages, "retry")
-    assert queues.signals.waiting == 0
+    assert queues.waiting.parked == 0
     assert values(await pop(queues, "q", wait=True, timeout=60)) == [1]
     rows = await queues.database.fetch(
         "SELECT (SELECT count(*) FROM attempts) + (SELECT count(*) FROM dead_letters)"
@@ -301,7 +301,7 @@ async def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_somet
             waiting = [
                 asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)
             ]
-            await eventually(lambda: queues.signals.waiting == 10)
+            await eventually(lambda: queues.waiting.parked == 10)
             began = time.monotonic()
             await give()
             messages = [message for task in waiting for message in (await task).messages]
@@ -323,7 +323,7 @@ async def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_onl
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vacuum may remove nothing meanwhile: each batch leaves a dead entry in the ready list."""
-    monkeypatch.setattr(exchange, "SLACK", timedelta(0))
+    monkeypatch.setattr(taking, "SLACK", timedelta(0))
 
     async def body(queues: Queues) -> None:
         holder = await asyncpg.connect(database_url)
@@ -336,14 +336,14 @@ async def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_onl
                 await complete(queues, await pop(queues, "q"))
 
         async def blocks(back: timedelta) -> int:
-            """Pages an empty pop looks at that goes so far back."""
-            ((group, scan),) = queues._exchanger.scans.items()
-            floor = scan.floor
+            """Pages an empty pop looks at that goes so far back before the last cursor due."""
+            [row] = await queues.database.fetch(
+                "SELECT group_id, consumed_at FROM cursors ORDER BY version DESC LIMIT 1"
+            )
+            group, since = row["group_id"], row["consumed_at"] + timedelta(seconds=2)
+            pops = calls.TakeArguments([group], [1], [uuid4()], [since - back], None, None, 1000)
             ((plan,),) = await queues.database.fetch(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {exchange.SQL}",
-                *(*exchange.NO_LEASES, *exchange.NO_ACKS),
-                *([group], [0], 1, [group], None, [1], None, [uuid4()], [floor]),
-                *([floor - back], 1000),
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {calls.TAKE}", *pops
             )
             return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
 
@@ -375,7 +375,7 @@ async def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_t
     transaction = other.transaction()
     await transaction.start()
     await other.execute(
-        """SELECT * FROM queue_push(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], ARRAY[true], NULL, NULL, NULL,
+        """SELECT * FROM append(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], ARRAY[true], NULL, NULL, NULL,
                                         '2'::bytea, ARRAY[1, 2])""",
         number,
     )
@@ -397,22 +397,32 @@ async def test_a_pop_whose_caller_is_cancelled_in_the_turn_of_its_answer_is_retu
     async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
+        fetch, loop = queues.database.fetch, asyncio.get_running_loop()
         for way in ("looked", "handed over"):
+            taken: list[Any] = []
+
+            async def fetching(sql: str, *args: Any) -> Any:
+                rows = await fetch(sql, *args)
+                if sql in (calls.TAKE, calls.APPEND_AND_TAKE):
+                    some = rows if sql == calls.TAKE else rows[0]["taken"]
+                    taken.extend(row for row in some if row["seqs"])  # noqa: B023
+                    if taken:  # noqa: B023
+                        loop.call_soon(consuming.cancel)  # noqa: B023 - before it gets the answer
+                return rows
+
             if way == "looked":
                 await push(queues, "q", way)
-            popping = queues.pop(PopRequest(queue="q", wait=True, timeout=60))
-
-            async def consume() -> Popped:
-                return await popping  # noqa: B023 - read at once
-
-            consuming = asyncio.create_task(consume())
-            popping.add_done_callback(lambda _: consuming.cancel())  # noqa: B023
+            queues.database.fetch = fetching  # type: ignore[method-assign]
+            consuming = asyncio.create_task(
+                queues.pop(PopRequest(queue="q", wait=True, timeout=60))
+            )
             if way == "handed over":
-                await eventually(lambda: queues.signals.waiting == 1)
+                await eventually(lambda: queues.waiting.parked == 1)
                 await push(queues, "q", way)
             with pytest.raises(asyncio.CancelledError):
                 await consuming
-            assert popping.result().messages  # it was there, and nobody got it
+            queues.database.fetch = fetch  # type: ignore[method-assign]
+            assert taken  # it was there, and nobody got it
             again = await pop(queues, "q", wait=True, timeout=60)
             assert values(again) == [way]
             await complete(queues, again)
@@ -423,8 +433,8 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
     async with running(database_url, poll_interval=60.0) as queues:
         await push(queues, "q", 1, 2)
         first = await pop(queues, "q", 1)
-        waiting = queues.pop(PopRequest(queue="other", wait=True, timeout=60))
-        await eventually(lambda: queues.signals.waiting == 1)
+        waiting = asyncio.create_task(queues.pop(PopRequest(queue="other", wait=True, timeout=60)))
+        await eventually(lambda: queues.waiting.parked == 1)
         queues.close_pops(True)
         assert (await waiting).messages == []  # at once
         closed = await queues.pop(PopRequest(queue="q"), acks_of(first))
@@ -432,13 +442,16 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         began = time.monotonic()
         assert (await pop(queues, "q", wait=True, timeout=0.05)).messages == []
         assert time.monotonic() - began >= 0.048  # the loop counts whole milliseconds
-        patient = [queues.pop(PopRequest(queue="q", wait=True, timeout=60)) for _ in range(2)]
+        wanted = PopRequest(queue="q", wait=True, timeout=60)
+        patient = [asyncio.create_task(queues.pop(wanted)) for _ in range(2)]
+        await asyncio.sleep(0)  # they begin
         patient[0].cancel()
         await push(queues, "q", 3)  # nothing is handed over either
         assert not patient[1].done()
         queues.close_pops(False)
         assert values(await patient[1]) == [2]
         queues.close_pops(True)
-        patient[0] = queues.pop(PopRequest(queue="q", wait=True, timeout=60))
+        patient[0] = asyncio.create_task(queues.pop(wanted))
+        await asyncio.sleep(0)
         queues.answer_waiting()  # the broker is about to stop
         assert (await patient[0]).messages == []

@@ -12,9 +12,9 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.headers import encode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
-from penstock.queues import cron as times
-from penstock.queues.cron import Cron, due_until
-from penstock.queues.schedules import Definition
+from penstock.queues.background import cron as times
+from penstock.queues.background.cron import Cron, due_until
+from penstock.queues.background.schedules import Definition
 from penstock.queues.types import Item
 from tests.queues.support import answer, pop, running, values
 from tests.support.wait import eventually
@@ -170,7 +170,7 @@ async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> 
 
 
 async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.queues.schedules.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.queues.background.schedules.RETRY_SECONDS", 0.05)
 
     async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure("small", QueueOptions(max_size=1))

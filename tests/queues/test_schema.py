@@ -6,14 +6,14 @@ import asyncpg
 
 from penstock.database.migrate import migrate, sql_files
 from penstock.queues import Queues
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import answer, pop, push
 
 HIGHEST = re.compile(r"\$(\d+)")
 # Called from Python or by pipelines: the planner must not depend on the session. (In the language
 # SQL such a clause would keep the function from being inlined; the others run within these.)
-ENTRY_POINTS = ("queue_push", "queue_pop", "queue_ack", "queue_mirror", "queue_trim", "queue_heal")
+ENTRY_POINTS = ("append", "take", "settle", "queue_mirror", "queue_trim", "queue_heal")
 
 
 async def test_every_query_says_what_it_is_and_takes_the_parameters_it_names(

@@ -40,5 +40,10 @@ class BrokerProcess(ThrowawayBroker):
         return host, int(port)
 
     @property
+    def kafka(self) -> str:
+        """host:port, as Kafka's clients want it."""
+        return self.addresses["Kafka"]
+
+    @property
     def websocket(self) -> str:
         return self.addresses["WebSocket"]

@@ -25,9 +25,9 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.merge import Pending
+from penstock.queues.push import answer_of, prepare
 from penstock.queues.schema import SCHEMA
-from penstock.queues.types import Item, PopRequest, Pushed
+from penstock.queues.types import Item, PopRequest, Pushed, Status
 from tests.support import guard
 from tests.support.wait import DATABASE_TIMEOUT, eventually
 
@@ -75,10 +75,13 @@ class Store:
             for callback in list(self._callbacks):
                 callback(healthy)
 
-    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
-        return Pending(items).run(self._push(items))
+    async def push(self, items: list[Item]) -> list[Pushed]:
+        return await self.append(self.prepare(items))
 
-    async def _push(self, items: list[Item]) -> list[Pushed]:
+    def prepare(self, items: list[Item]) -> list[Item]:
+        return prepare(items)
+
+    async def append(self, items: list[Item]) -> list[Pushed]:
         await asyncio.sleep(0)
         if self.before:
             await self.before(items)
@@ -114,11 +117,11 @@ class Store:
         known = (
             key in self._ids and not item.fresh
         )  # the engine does not look for an id that was just made
-        status = "full" if self.full(item) else "duplicate" if known else "queued"
+        status: Status = "full" if self.full(item) else "duplicate" if known else "queued"
         if status == "queued":
             self._ids.add(key)
             self.stored.setdefault(key[:2], []).append(item)
-        return Pushed(status, item.queue, item.partition, item.transaction_id, "id", "partition")
+        return answer_of(item, 0, status, "id", "partition")
 
     def payloads(self, queue: str = "q", partition: str = "Default") -> list[bytes]:
         return [item.payload for item in self.stored.get((queue, partition), [])]

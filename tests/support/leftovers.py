@@ -21,7 +21,7 @@ import psutil
 
 from penstock.config import cluster_link
 
-RUN = "PENSTOCK_TEST_RUN"
+RUN = "TEST_RUN_DIRECTORY"
 PREFIX = "penstock-run-"
 PLACES = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 OURS = re.compile(r"penstock|PostgreSQL\.|spark-|blockmgr-|playwright|azurite|pgbouncer")

@@ -17,6 +17,7 @@ import uvloop
 
 from penstock.config.schema import Auth as AuthSettings
 from penstock.config.schema import HttpServer as HttpSettings
+from penstock.config.schema import KafkaServer as KafkaSettings
 from penstock.config.schema import TcpServer as TcpSettings
 from penstock.config.schema import Topics as TopicSettings
 from penstock.config.schema import WebsocketServer as WebsocketSettings
@@ -29,6 +30,7 @@ from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
+from penstock.wire.kafka import KafkaServer
 from penstock.wire.keepalive import KeepAlive
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
@@ -41,6 +43,7 @@ class Served:
     topics: TopicStore
     groups: Groups
     tcp: TcpServer
+    kafka: KafkaServer
     http: HttpServer
     websocket: WebsocketServer
     feeds: Feeds
@@ -50,12 +53,17 @@ class Served:
     def address(self) -> str:
         return f"127.0.0.1:{self.tcp.port}"
 
+    @property
+    def kafka_address(self) -> str:
+        return f"127.0.0.1:{self.kafka.port}"
+
 
 @asynccontextmanager
-async def serving(
+async def serving(  # noqa: PLR0913 - settings of every listener
     directory: Path,
     *,
     tcp: dict[str, Any] | None = None,
+    kafka: dict[str, Any] | None = None,
     http: dict[str, Any] | None = None,
     websocket: dict[str, Any] | None = None,
     tls: Certificate | None = None,
@@ -65,7 +73,7 @@ async def serving(
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """All of topics on free ports. `keep_alive` is a fifteenth of the keep-alive period; `auth` is
-    asked over TCP.
+    asked over TCP and by Kafka.
     """
     metrics = Metrics()
     settings = {"fsync": "never", "free_space_reserve": 0, **settings}
@@ -76,6 +84,7 @@ async def serving(
         await groups.start()
         feeds = Feeds(KeepAlive(keep_alive))
         memory = RequestMemory(max_bodies) if max_bodies else None
+        verifier = verifier_of(AuthSettings(enabled=True, **auth), metrics) if auth else None
         served = Served(
             topics,
             groups,
@@ -84,7 +93,16 @@ async def serving(
                 topics,
                 groups,
                 metrics,
-                verifier=verifier_of(AuthSettings(enabled=True, **auth), metrics) if auth else None,
+                verifier=verifier,
+                certificate=tls,
+                memory=memory,
+            ),
+            KafkaServer(
+                KafkaSettings(**{"port": 0, **(kafka or {})}),
+                topics,
+                groups,
+                metrics,
+                verifier=verifier,
                 certificate=tls,
                 memory=memory,
             ),
@@ -110,12 +128,13 @@ async def serving(
             feeds,
             metrics,
         )
-        servers = (served.tcp, served.http, served.websocket)
+        servers = (served.tcp, served.kafka, served.http, served.websocket)
         try:
             for server in servers:
                 await server.start()
             yield served
         finally:
+            groups.assigned.stop()
             for server in servers:
                 await server.stop(2.0)
             await groups.stop()
@@ -123,8 +142,8 @@ async def serving(
 
 
 @contextmanager
-def serving_in_thread(directory: Path, **options: Any) -> Iterator[Served]:
-    """As `serving`, in a thread of its own, for code that blocks."""
+def serving_in_thread(directory: Path, *, limit: float = 100, **options: Any) -> Iterator[Served]:
+    """As `serving`, in a thread of its own, for code that blocks; at most `limit` seconds."""
     stop, started = threading.Event(), threading.Event()
     collected: list[Served] = []
 

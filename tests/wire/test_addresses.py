@@ -6,7 +6,12 @@ from penstock.config import Config, load
 from penstock.wire.addresses import AddressUnavailable, check_addresses
 from tests.support.ports import free_port
 
-FREE = {"http_server.port": 0, "tcp_server.port": 0, "websocket_server.port": 0}
+FREE = {
+    "http_server.port": 0,
+    "tcp_server.port": 0,
+    "kafka_server.port": 0,
+    "websocket_server.port": 0,
+}
 
 
 def config(**flags: object) -> Config:

@@ -413,7 +413,7 @@ async def test_topic_info_offset_by_time_and_delete(tmp_path: Path) -> None:
         incarnation, first, following, size, segments, records, archived, policy, damaged = fields[
             :9
         ]
-        assert fields[9:] == (1, 0)  # partitions, format
+        assert fields[9:] == (1, 0), "one partition, in aiq's layout"
         assert (first, following, segments, records, archived, policy) == (
             0,
             2,

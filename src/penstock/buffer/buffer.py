@@ -56,12 +56,10 @@ from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.merge import Pending
-from penstock.queues.push import check, named
+from penstock.queues.push import answer_of
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
-PendingPush = Pending[list[Item], list[Pushed]]
 
 ADOPT_SECONDS = 2.0
 LAST_PASS_EVENTS = 500  # events; so few are committed while new pushes wait
@@ -171,31 +169,35 @@ class Buffer:
                 "%d events stay in %d buffer files", self.backlog.events(), len(self.backlog.files)
             )
 
-    def push(
+    async def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> PendingPush:
+    ) -> list[Pushed]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
-        later. With `buffer_ms` or `buffer_max`: QoS 0.
+        later. With `buffer_ms` or `buffer_max`: QoS 0. The items get their transaction ids here,
+        before they go anywhere.
         """
-        named(items)
         if not items:
-            return self._queues.push(items)
+            return []
+        self._queues.prepare(items)
         qos0 = buffer_ms is not None or buffer_max is not None
         if qos0 and self._settings.enabled:
-            return PendingPush(items).run(self._push_qos0(items, buffer_ms, buffer_max))
+            return await self._push_qos0(items, buffer_ms, buffer_max)
         if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
-            return self._push_directly(items)
-        return PendingPush(items).run(self._push_behind(items))
+            return await self._push_directly(items)
+        return await self._push_behind(items)
 
-    async def push_lines(self, data: bytes) -> list[Pushed]:
-        """Store the events of lines from a buffer file of a broker with the same keys."""
+    async def push_lines(self, data: bytes) -> tuple[list[Item], list[Pushed]]:
+        """Store the events of lines from a buffer file of a broker with the same keys; the items,
+        and what became of them.
+        """
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
             line = window.bad[0] if window.bad else window.torn
             raise InvalidRequest(
                 f"a line is not an event, or is damaged or cut short: {line[:200]!r}"
             )
-        return await self.push(self._queues.opened(window.items))
+        items = self._queues.opened(window.items)
+        return items, await self.push(items)
 
     async def wait_until_drained(self, items: list[Item]) -> None:
         """Return when nothing older of their partitions waits here, for a transaction."""
@@ -236,37 +238,33 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.modes.push
 
-    def _push_directly(self, items: list[Item]) -> PendingPush:
-        pending = self._queues.push(items)  # an item that is wrong is refused here
+    async def _push_directly(self, items: list[Item]) -> list[Pushed]:
+        """Push to the database. When the outcome is unknown the items go to the file: replay will
+        find out what was stored.
+        """
         self._in_flight += 1
-        pending.intercept = self._pushed
-        return pending
-
-    def _pushed(self, pending: PendingPush, outcome: list[Pushed] | BaseException) -> bool:
-        """A direct push has its outcome. An unknown one goes to the file: replay will find out."""
         try:
-            unknown = isinstance(outcome, Unavailable) and not isinstance(outcome, MissingKey)
-            if not unknown or pending.cancelled():
-                return False
-            written = self._write(pending.request)
-            written.add_done_callback(lambda written: self._wrote(written, pending))
-        except PenstockError as error:  # we are stopping, or it is nothing for a file
-            pending.complete(error)
+            return await self._queues.append(items)
+        except MissingKey:
+            raise
+        except Unavailable:
+            written = self._write(items)
         finally:
             self._in_flight -= 1
             if not self._none_in_flight.is_set():
                 self._check_in_flight()
-        return True
+        return await self._written(written, items)
 
-    def _wrote(self, written: "asyncio.Future[None]", pending: PendingPush) -> None:
-        error = written.exception()
-        if isinstance(error, StorageError):
+    async def _written(self, written: asyncio.Future[None], items: list[Item]) -> list[Pushed]:
+        try:
+            await written
+        except StorageError:
             self._rejected.add()
-        pending.complete(error or _buffered(pending.request))
+            raise
+        return _buffered(items)
 
     async def _push_behind(self, items: list[Item]) -> list[Pushed]:
-        check(items)  # what the engine would refuse is refused now, not at replay
-        self._queues.check_keys(items)
+        self._queues.check_keys(items)  # refused now, not at replay
         while True:
             if not self._up:
                 await self._wait_for_in_flight()
@@ -277,12 +275,7 @@ class Buffer:
                 return await self._push_directly(items)
             elif await self.admission.ask(len(items)):
                 break
-        try:
-            await self._write(items)
-        except StorageError:
-            self._rejected.add()
-            raise
-        return _buffered(items)
+        return await self._written(self._write(items), items)
 
     async def _push_qos0(
         self, items: list[Item], buffer_ms: float | None, buffer_max: int | None
@@ -293,7 +286,6 @@ class Buffer:
         while not written:  # it may have to wait, and meanwhile things may have changed
             if not self._up or self.backlog.holds(items):
                 return await self._push_behind(items)
-            check(items)
             try:
                 await self._queues.sealable(items)  # or clear text would lie in a file for nothing
             except MissingKey:
@@ -507,13 +499,4 @@ class Buffer:
 
 
 def _buffered(items: list[Item]) -> list[Pushed]:
-    return [
-        Pushed(
-            "buffered",
-            item.queue,
-            item.partition,
-            item.transaction_id or "",
-            trace_id=item.trace_id,
-        )
-        for item in items
-    ]
+    return [answer_of(item, index, "buffered") for index, item in enumerate(items)]

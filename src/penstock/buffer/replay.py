@@ -12,7 +12,7 @@ event:
 | no key for an encrypted queue   | is set aside in failed/ and tried again                      |
 | a sealed payload does not open  | is set aside in failed/, raw                                 |
 | busy (its disk is full, a lock) | stays: as if the database were down, it is not to blame      |
-| unavailable, the database is up | is tried again a few times, then halved like above           |
+| unavailable, the database is up | is halved like above; the engine has tried it a few times    |
 | unavailable, the database down  | stays: replay begins again when the database is back         |
 
 A file is deleted after its last event is in the database or durably in failed/. A file that the
@@ -45,8 +45,8 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.metrics import Metrics
+from penstock.queues.batching import halving
 from penstock.queues.engine import Queues
-from penstock.queues.retry import halving, retrying
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
@@ -235,7 +235,7 @@ class Replay:
 
     async def _push(self, items: list[Item]) -> list[Refusal | None]:
         try:
-            results = await retrying(lambda _: self._attempt(items), self._is_transient)
+            results = await self._attempt(items)
         except MissingKey:
             raise
         except Unavailable as error:
@@ -255,9 +255,6 @@ class Replay:
             for item in items:
                 item.fresh = False  # from now on it may be stored
             raise
-
-    def _is_transient(self, error: Unavailable) -> bool:
-        return self._database.healthy and not isinstance(error, MissingKey | Busy)
 
     async def _throttle(self, events: int) -> None:
         """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""

@@ -11,7 +11,7 @@ import typer
 from penstock.cli import BrokerConfig, Commands, app, argument
 from penstock.config.database_url import url_here
 from penstock.errors import Unavailable
-from penstock.queues.grants import change_grant
+from penstock.queues.admin.grants import change_grant
 
 commands = Commands(
     "Connect to the broker's PostgreSQL, and grant access to the outbox.", app, name="database"

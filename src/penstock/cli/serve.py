@@ -37,6 +37,9 @@ def serve(
     config: ConfigFile = None,
     data_dir: Annotated[Path | None, option("The broker's data directory.")] = None,
     tcp_port: Annotated[int | None, option("Serve TCP on this port.", min=0, max=65535)] = None,
+    kafka_port: Annotated[
+        int | None, option("Serve Kafka clients on this port.", min=0, max=65535)
+    ] = None,
     http_port: Annotated[int | None, option("Serve HTTP on this port.", min=0, max=65535)] = None,
     ws_port: Annotated[
         int | None, option("Serve WebSocket on this port.", min=0, max=65535)
@@ -81,6 +84,7 @@ def serve(
     }
     for name, port in (
         ("tcp_server", tcp_port),
+        ("kafka_server", kafka_port),
         ("http_server", http_port),
         ("websocket_server", ws_port),
     ):

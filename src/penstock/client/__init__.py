@@ -39,6 +39,7 @@ from penstock.client.results import (
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
+from penstock.client.stateful import State
 from penstock.client.sync_client import (
     SyncClient,
     SyncMessage,
@@ -135,6 +136,7 @@ __all__ = [
     "ScheduledMessages",
     "Schedules",
     "Seek",
+    "State",
     "StorageFailed",
     "StorageFull",
     "SyncClient",

@@ -44,6 +44,7 @@ from penstock.client.results import (
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
+from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicFinder
 from penstock.client.topics import Topics
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -178,10 +179,27 @@ class Client(QueueClient):
     def consumer(
         self, address: str | Address, **options: Unpack[ConsumerOptions]
     ) -> Callable[[Handler], Consumer]:
-        """Decorate a function as a consumer of `address`. `run` starts it."""
+        """Decorate a function as a consumer of `address`. `run` starts it.
+
+        With `state`, the function gets the state of the message's partition as its last argument;
+        changes of it, its pushes and the acknowledgement are committed together.
+        """
+
+        settings: dict[str, Any] = {**options}
+        version, reset = settings.pop("state", None), settings.pop("reset_state", False)
 
         def register(handler: Handler) -> Consumer:
-            consumer = Consumer(self, address, handler, **options)
+            if version is None:
+                consumer = Consumer(self, address, handler, **settings)
+            else:
+                store = StateStore(
+                    self._brokers,
+                    self._leases,
+                    Address.parse(address),
+                    version=version,
+                    reset=reset,
+                )
+                consumer = StatefulConsumer(self, address, handler, store=store, **settings)
             self._consumers.append(consumer)
             return consumer
 

@@ -38,7 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 from penstock.client.handlers import BoundHandler, Handler, Misfit
 from penstock.client.messages import (
@@ -105,6 +105,8 @@ class ConsumerOptions(TypedDict, total=False):
     subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
     name: str | None  # shown in the Console; default: host and process id
     prefetch: bool | None  # fetch while the function works; None: if it pays
+    state: str | None  # the version of the state; the function's last argument is a `State`
+    reset_state: bool  # delete the state of another version; default: refuse to start
 
 
 @dataclass(slots=True)
@@ -129,6 +131,8 @@ class Consumer:
     returns, and counts as failed when it raises. Create it with `Client.consumer` and run it with
     `Client.run`.
     """
+
+    _stateful: ClassVar[bool] = False  # the function gets a `State` as its last argument
 
     def __init__(  # noqa: PLR0913 public, by keyword
         self,
@@ -168,7 +172,7 @@ class Consumer:
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
         self._client = client
-        self._handler = BoundHandler(handler, each=each)
+        self._handler = BoundHandler(handler, each=each, stateful=self._stateful)
         self._each, self._auto_ack, self._retry = each, auto_ack, retry
         self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {  # of every pop
@@ -355,13 +359,7 @@ class Consumer:
         """Make an attempt and answer for it; the message and its outcome when the answer is left to
         the caller.
         """
-        fitting, payloads = [], []
-        for message in messages:
-            try:
-                payloads.append(self._handler.payload(message))
-                fitting.append(message)
-            except Misfit as misfit:
-                await self._answer([message], self._noted(Outcome("dlq", str(misfit)), 1))
+        fitting, payloads = await self._decoded(messages)
         if not fitting:
             return None
         async with self._released_if_cancelled(fitting), self._slots:
@@ -376,6 +374,20 @@ class Consumer:
             return fitting[0], outcome
         await self._answer(fitting, outcome)
         return None
+
+    async def _decoded(self, messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+        """The messages whose payload is what the handler asks for, and their payloads. The others
+        become dead letters.
+        """
+        fitting: list[Message] = []
+        payloads: list[Any] = []
+        for message in messages:
+            try:
+                payloads.append(self._handler.payload(message))
+                fitting.append(message)
+            except Misfit as misfit:
+                await self._answer([message], self._noted(Outcome("dlq", str(misfit)), 1))
+        return fitting, payloads
 
     @asynccontextmanager
     async def _released_if_cancelled(self, messages: Sequence[Message]) -> AsyncIterator[None]:
@@ -398,11 +410,13 @@ class Consumer:
             await releasing
             raise
 
-    async def _attempt(self, payloads: Sequence[Any], messages: Sequence[Message]) -> Outcome:
+    async def _attempt(
+        self, payloads: Sequence[Any], messages: Sequence[Message], *more: Any
+    ) -> Outcome:
         self.in_flight += len(messages)
         try:
             with processing(*messages):
-                await self._handler.call(payloads, messages, self._threads)
+                await self._handler.call(payloads, messages, self._threads, *more)
             outcome = Outcome("completed")
         except Retry as again:
             outcome = Outcome("retry", str(again) or None, again.delay)

@@ -3,7 +3,8 @@
 The annotation of its first parameter decides. `Message` (or none at all) is the message; any other
 type is the payload, decoded and checked: a msgspec struct, a dataclass, a `TypedDict`, a pydantic
 model, or a plain type. A second parameter is the message beside the payload. With `each=False` both
-are lists, and the type is that of an item: `list[Order]`.
+are lists, and the type is that of an item: `list[Order]`. The last parameter of a consumer with
+state is the state.
 """
 
 import contextvars
@@ -31,11 +32,18 @@ class Misfit(Exception):
 class BoundHandler:
     """A handler with what it wants."""
 
-    def __init__(self, function: Handler, *, each: bool) -> None:
+    def __init__(self, function: Handler, *, each: bool, stateful: bool = False) -> None:
         self.function = function
         self.threaded = not inspect.iscoroutinefunction(function)
         self._each = each
         wanted = _parameters(function)
+        if stateful:
+            if len(wanted) < 2:
+                raise InvalidRequest(
+                    f"{_name(function)} takes {len(wanted)} arguments: the last one of a consumer "
+                    "with state is the state"
+                )
+            wanted.pop()
         self._with_message = len(wanted) > 1
         self._decode = _decoder(wanted[0] if wanted else Any, each, function)
         if self._with_message and self._decode is None:
@@ -55,11 +63,13 @@ class BoundHandler:
         payloads: Sequence[Any],
         messages: Sequence[Received],
         threads: ThreadPoolExecutor | None,
+        *more: Any,
     ) -> None:
-        """Run the handler, in a thread when it is not async."""
+        """Run the handler with these arguments and `more`, in a thread when it is not async."""
         arguments: list[Any] = [payloads[0] if self._each else list(payloads)]
         if self._with_message:
             arguments.append(messages[0] if self._each else list(messages))
+        arguments += more
         if threads is None:
             await self.function(*arguments)
             return

@@ -141,7 +141,8 @@ class RouteStatus(Body, kw_only=True):
 
     name: str
     state: str
-    source: dict[str, str] | str = "push"  # {"topic": ...}, or {"queue": ..., "group": ...}
+    # {"topic": ...}, {"queue": ..., "group": ...}, "push", "otlp" or "remote_write"
+    source: dict[str, str] | str = "push"
     destination: str = ""
     paused: str | None = None
     lag: int | None = None

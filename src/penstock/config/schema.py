@@ -55,6 +55,40 @@ class TcpServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaServer:
+    enabled: bool = key(True, "serve topics to Kafka clients")
+    host: str = key("127.0.0.1", "address to listen on")
+    port: int = key(9092, "port to listen on; 0 picks a free one")
+    advertised: str = key(
+        "",
+        "host:port that clients are told to connect to; empty = the address that they have "
+        "connected to",
+    )
+    partitions: int = key(
+        1, "number of partitions of topics that clients create without a number of partitions"
+    )
+    create_topics: bool = key(
+        True, "create a topic when a client asks for its metadata and allows it"
+    )
+    max_frame: Size = key(64 << 20, "largest request")
+    max_connections: int = key(10_000, "connections beyond this number are closed immediately")
+    auth_timeout: Seconds = key(
+        10.0,
+        "with auth.enabled: time to authenticate, and to authenticate again after the token "
+        "expires; 0 = no limit",
+    )
+    frame_timeout: Seconds = key(
+        30.0,
+        "longest pause while a request arrives; requests that take longer must arrive at 1 KiB/s "
+        "or more; 0 = no limit",
+    )
+    idle_timeout: Seconds = key(
+        600.0, "close connections that have been idle for this long; 0 = never"
+    )
+    tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
     host: str = key("127.0.0.1", "address to listen on")
@@ -120,7 +154,7 @@ class WebsocketServer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     certificate: Path | None = key(
-        None, "certificate chain (PEM); enables TLS for HTTP, WebSocket and TCP"
+        None, "certificate chain (PEM); enables TLS for HTTP, WebSocket, TCP and Kafka"
     )
     private_key: Path | None = key(
         None, "private key (PEM, without a password); default: in the certificate file"
@@ -230,7 +264,7 @@ class LocalRetention:
 class Topics:
     enabled: bool = key(
         True,
-        "serve topics; false = queues only, without TCP and WebSocket (serve --no-topics)",
+        "serve topics; false = queues only, without TCP, Kafka and WebSocket (serve --no-topics)",
     )
     fsync: Literal["always", "group", "interval", "never"] = key(
         "group",
@@ -555,6 +589,7 @@ class Config:
     )
     database: Database = section(Database, "the PostgreSQL that stores queues")
     tcp_server: TcpServer = section(TcpServer, "TCP server for topics (binary protocol)")
+    kafka_server: KafkaServer = section(KafkaServer, "server for Kafka clients of topics")
     http_server: HttpServer = section(
         HttpServer, "HTTP server for queues, topics, status and the Console"
     )

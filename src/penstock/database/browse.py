@@ -14,11 +14,11 @@ from typing import Any
 import asyncpg
 
 from penstock.config import schema
+from penstock.database.pool import IDLE_SECONDS
 from penstock.errors import Busy, InvalidRequest
 
 log = logging.getLogger("penstock.database")
 
-IDLE_SECONDS = 20.0  # after which a connection that nobody uses is closed
 WAIT_SECONDS = 2.0
 
 

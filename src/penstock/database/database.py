@@ -15,12 +15,13 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.config.database_url import EMBEDDED, url_of
-from penstock.database.browse import IDLE_SECONDS, BrowsePool, keep_session, unusable
+from penstock.database.browse import BrowsePool, unusable
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.health import GONE, UNREACHABLE, Health
 from penstock.database.migrate import SchemaFiles, drop_unused_functions
 from penstock.database.notifications import Notifications
+from penstock.database.pool import Pool
 from penstock.database.standby import Standby
 from penstock.errors import Busy, ConnectionLost, Unavailable
 from penstock.io.tasks import supervised
@@ -37,24 +38,22 @@ UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 MAX_ATTEMPTS = 6  # of what was undone
 UNDONE_SECONDS = 0.02  # before the next, more with each
 MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
-MAX_IDLE = 8  # connections at hand between calls, outside the pool
 
 
 class Checkout:
     """A connection for the time of an `async with`; a class, since every call goes through it."""
 
-    __slots__ = ("_connection", "_database", "_proxy")
+    __slots__ = ("_connection", "_database")
 
     def __init__(self, database: "Database") -> None:
         self._database = database
 
     async def __aenter__(self) -> Any:
-        self._proxy = await self._database.check_out()
-        self._connection = self._proxy._con
-        return self._proxy
+        self._connection = await self._database.check_out()
+        return self._connection
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        await self._database.check_in(self._proxy, self._connection, error)
+        await self._database.check_in(self._connection, error)
 
 
 class Database:
@@ -75,26 +74,21 @@ class Database:
             self.url = self.embedded.url
         self.healthy = False  # what `Health.up` says: every push asks
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
-        self._pool: asyncpg.Pool | None = None
+        self._pool = Pool(self._connector.connect, settings.pool_size, settings.acquire_timeout)
         self._browsing = BrowsePool(settings, self._connector.connect)
         self._standby = (
             Standby(settings, sql.search_path(settings.db_schema), lambda: self._connector.server)
             if settings.read_url
             else None
         )
-        self._idle: list[Any] = []  # connections of calls that have just ended, for the next ones
-        self._queueing = 0  # calls that wait for the pool: they come before `_idle`
         self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
         self.metrics = metrics  # of the broker, for the parts that use this database
-        self._active = asyncio.Event()  # there may be calls in flight or connections at hand
+        self._active = asyncio.Event()  # there may be calls in flight
         self._watching: asyncio.Task[None] | None = None
         self._health = Health(
             settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
         )
         self._notifications = Notifications(settings, self._connector, self._health, metrics)
-        self.on_change = self._health.on_change
-        self.recovered = self._health.recovered
-        self.listen = self._notifications.listen
         self.on_change(self._set_healthy)
         metrics.gauge(
             "penstock_database_pool_size",
@@ -110,6 +104,18 @@ class Database:
     def _set_healthy(self, healthy: bool) -> None:
         self.healthy = healthy
 
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        """Call back whenever the database goes down or is back."""
+        self._health.on_change(callback)
+
+    async def recovered(self) -> None:
+        """Return when the database is up."""
+        await self._health.recovered()
+
+    async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
+        """Call back with each payload on `channel`, and with None after every (re)connect."""
+        await self._notifications.listen(channel, callback)
+
     @property
     def problem(self) -> str:
         """Why the database is down; while it is up, what is wrong with its other hosts."""
@@ -122,7 +128,7 @@ class Database:
 
     @property
     def pool_size(self) -> int:
-        return self._pool.get_size() if self._pool else 0
+        return self._pool.size
 
     @property
     def host(self) -> str:
@@ -132,7 +138,7 @@ class Database:
 
     @property
     def pool_idle(self) -> int:
-        return self._pool.get_idle_size() + len(self._idle) if self._pool else 0
+        return self._pool.idle
 
     async def start(self) -> None:
         """Start the embedded server, if any, then connect. A server may be down."""
@@ -145,13 +151,6 @@ class Database:
                 time.monotonic() - began,
                 self.embedded.pid(),
             )
-        self._pool = await asyncpg.create_pool(
-            min_size=0,
-            max_size=self.settings.pool_size,
-            max_inactive_connection_lifetime=IDLE_SECONDS,
-            reset=keep_session,
-            connect=self._connector.connect,
-        )
         await self._browsing.start()
         if self._standby:
             await self._standby.start()
@@ -167,12 +166,7 @@ class Database:
         await self._browsing.stop()
         if self._standby:
             await self._standby.stop()
-        if self._pool:
-            await self._release_idle()
-            try:
-                await asyncio.wait_for(self._pool.close(), timeout=5)
-            except (*GONE, asyncio.CancelledError):
-                self._pool.terminate()
+        await self._pool.close()
         self._connector.close()
         if self.embedded:
             await asyncio.to_thread(self.embedded.stop)
@@ -255,17 +249,17 @@ class Database:
         return Checkout(self)
 
     async def check_out(self) -> Any:
-        if not self.healthy or self._pool is None:
+        if not self.healthy:
             raise Unavailable("the database is down")
-        proxy = await self._acquire() if self._queueing or not self._idle else self._idle.pop()
-        while proxy._con is None or proxy._con.is_closed():  # lost while it was idle
-            await self._release(proxy)
-            proxy = await self._acquire()
-        self._in_flight[proxy._con] = time.monotonic()
+        try:
+            connection = await self._pool.acquire()
+        except UNREACHABLE as error:
+            raise await self._health.suspect(error) from error
+        self._in_flight[connection] = time.monotonic()
         self._active.set()
-        return proxy
+        return connection
 
-    async def check_in(self, proxy: Any, connection: Any, error: BaseException | None) -> None:
+    async def check_in(self, connection: Any, error: BaseException | None) -> None:
         """Take a connection back, and say what an error on it means."""
         try:
             if isinstance(error, GONE):
@@ -279,40 +273,14 @@ class Database:
                 raise Busy("the database cannot write") from error
         finally:
             self._in_flight.pop(connection, None)
-            usable = error is None and self.healthy and not self._queueing
-            if usable and len(self._idle) < MAX_IDLE:
-                # handing it to the pool and back costs more than a small call
-                self._idle.append(proxy)
-            else:
-                await self._release(proxy)
+            # an error that the server reported leaves the connection as it was
+            usable = error is None or isinstance(error, asyncpg.PostgresError)
+            self._pool.release(connection, usable=usable and self.healthy)
 
     async def drop_unused_functions(self) -> list[str]:
         """Drop the SQL functions of releases that no broker was seen of for long."""
         async with self.connection() as connection:
             return await drop_unused_functions(connection, self.settings.db_schema, self._sql)
-
-    async def _acquire(self) -> Any:
-        assert self._pool is not None
-        self._queueing += 1
-        try:
-            return await self._pool.acquire(timeout=self.settings.acquire_timeout)
-        except UNREACHABLE as error:
-            raise await self._health.suspect(error) from error
-        finally:
-            self._queueing -= 1
-
-    async def _release_idle(self) -> None:
-        """The pool closes what is idle or old; it must see them for that."""
-        idle, self._idle = self._idle, []
-        for proxy in idle:
-            await self._release(proxy)
-
-    async def _release(self, proxy: Any) -> None:
-        assert self._pool is not None
-        try:
-            await self._pool.release(proxy, timeout=self.settings.acquire_timeout)
-        except GONE:
-            pass  # the connection is lost either way; the pool opens another when it needs one
 
     async def _watch(self) -> None:
         """Find the server that is frozen or does not commit: a call in flight does not finish."""
@@ -320,8 +288,7 @@ class Database:
         while True:
             await self._active.wait()
             await asyncio.sleep(WATCH_SECONDS)
-            await self._release_idle()
-            if not self._in_flight and not self._idle:
+            if not self._in_flight:
                 self._active.clear()
                 continue
             now = time.monotonic()

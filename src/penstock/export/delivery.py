@@ -13,6 +13,7 @@ would take those for seen and drop them.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import crc32c
@@ -167,7 +168,8 @@ class Delivery:
         """Replace the range by its halves, or make a dead letter of the one record that it is."""
         if stop - start == 1:
             reason = "refused" if isinstance(error, Refused) else "too_large"
-            await self._dead_letter(block, reason, str(error), [(start, stop)])
+            undelivered = error.undelivered if isinstance(error, Refused) else ()
+            await self._dead_letter(block, reason, str(error), [(start, stop)], undelivered)
             block.remaining = block.remaining or []
             return
         middle = (start + stop) // 2
@@ -178,22 +180,33 @@ class Delivery:
             self.inflight += 1
             began = self._clock.monotonic()
             try:
-                await self._destination.send(batch, prepared)
+                rejected = await self._destination.send(batch, prepared)
             finally:
                 self.inflight -= 1
                 took = self._clock.monotonic() - began
                 self.latency += (took - self.latency) * (LATENCY_WEIGHT if self.latency else 1.0)
         self._metrics.add("batches_total")
+        if rejected:
+            self._metrics.add("rejected_items_total", rejected)
         self._metrics.add("bytes_total", len(batch.body))
 
     async def _dead_letter(
-        self, block: Block, reason: str, detail: str, ranges: list[tuple[int, int]] | None = None
+        self,
+        block: Block,
+        reason: str,
+        detail: str,
+        ranges: list[tuple[int, int]] | None = None,
+        undelivered: Sequence[bytes] = (),
     ) -> None:
         """Put the records in these ranges, or all that are still to be sent, into the dead letters,
-        durably; they count when the block is completed."""
+        durably; they count when the block is completed. `undelivered`: what goes there instead of
+        the one record of the range, because a part of it was delivered."""
         if ranges is None:
             ranges = [(0, block.records)] if block.remaining is None else block.remaining
-        records = await self._context.in_pool(self._batch(block).split)
+        count = sum(stop - start for start, stop in ranges)
+        records = undelivered or await self._context.in_pool(self._batch(block).split)
+        if undelivered:
+            ranges = [(0, len(undelivered))]
         letters = [
             DeadLetter(
                 sequence=block.sequence,
@@ -209,6 +222,6 @@ class Delivery:
             for index in range(start, stop)
         ]
         await self._context.in_pool(self._dead_letters.add, letters)
-        block.dead += len(letters)
+        block.dead += count
         text = "route %s: %d records of batch %d are dead letters: %s"
-        log.warning(text, self._route, len(letters), block.sequence, detail)
+        log.warning(text, self._route, count, block.sequence, detail)

@@ -22,6 +22,7 @@ from penstock.errors import (
     NotFound,
     PenstockError,
     StorageFailed,
+    Unavailable,
 )
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
@@ -30,7 +31,7 @@ from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routes import Route
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue import STREAM_END
-from penstock.export.spec import RouteSpec, parse_remote, parse_routes
+from penstock.export.spec import RouteSpec, check_signals, parse_remote, parse_routes
 from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
@@ -109,6 +110,7 @@ class Exports:
             spec: RouteSpec = self._configured[name]
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
+        check_signals(spec, {**self._configured, **{r.name: r.spec for r in self._routes.values()}})
         metrics = self._metrics.of(name)
         return Route(spec, self.directory / name, self._context, metrics, definition)
 
@@ -158,6 +160,20 @@ class Exports:
         if name in self.failed:
             raise Conflict(f"route {name} could not start: {self.failed[name]}")
         raise NotFound(f"no route named {name}")
+
+    def taking(self, signal: str) -> Route:
+        """The route that takes a signal at the usual address. While any route cannot start, it may
+        be that one: exporters retry, and nothing is lost.
+        """
+        for route in self._routes.values():
+            if signal in route.spec.source.signals:
+                return route
+        if self.failed:
+            name, why = next(iter(self.failed.items()))
+            raise Unavailable(
+                f"no running route takes {signal}; route {name}: {why}", START_RETRY_SECONDS
+            )
+        raise NotFound(f"no route takes {signal}: give one a source that names it")
 
     async def refresh(self) -> None:
         """Look at what takes a question, so that `status` shows it."""

@@ -243,7 +243,7 @@ class Route:
             last_error=self.delivery.last_error,
             paused=self.paused,
             tries_again_seconds=wait,
-            source=source if given.kind else "push",
+            source=source if given.kind else self.spec.target.takes or "push",
             lag=self._source.lag() if self._source is not None else None,
             source_error=self._source.problem if self._source is not None else None,
             source_damage=self._source.damage if self._source is not None else None,

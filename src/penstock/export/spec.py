@@ -3,7 +3,8 @@
     routes:
       orders-to-lake:
         source: {topic: orders, start: earliest}
-            or {queue: orders, group: lake, envelope: true}, or nothing: direct pushes
+            or {queue: orders, group: lake, envelope: true}, or {otlp: all},
+            or {remote_write: true}, or nothing: direct pushes
         destination: {type: http, url: "https://..."}, see `destinations`
         batch: {records: 1000, bytes: 1Mi, linger: 50ms}
         queue: {...}, overrides of `exporter.queue` for this route
@@ -11,6 +12,10 @@
 A route with a source has `full_behavior: block` unless it says otherwise: what does not fit stays
 safe in the source. Its queue stores what its destination takes compressed, unless
 `queue.compression` says otherwise.
+
+A route to `otlp` or `remote_write` takes requests of telemetry exporters: always at an address with
+its name, and with `source.otlp` or `source.remote_write` also at the usual one, which one route can
+have.
 
 What cannot work is refused here, before anything runs, so that a mistake is an answer and not a
 route that retries for ever or buries every record.
@@ -29,6 +34,7 @@ from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import Destination, Target, targets
 from penstock.export.destinations.checks import CA_HINT, UnusableCa, name_problems
+from penstock.export.telemetry_request import SAMPLES, SIGNALS
 from penstock.protocol.names import check_name
 from penstock.queues.catalog import check_group
 from penstock.queues.catalog import check_name as check_queue_name
@@ -54,10 +60,21 @@ class Source:
     queue: str = key("", "read this queue")
     group: str = key("", "as this consumer group; default: the route's name")
     envelope: bool = key(False, "send each message as an object with its headers and payload")
+    otlp: str = key(
+        "", "take OTLP/HTTP at /v1/...: all, or some of traces, metrics and logs, with commas"
+    )
+    remote_write: bool = key(False, "take Prometheus remote write at /api/v1/write")
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """What it takes at the usual addresses of telemetry."""
+        named = {word.strip() for word in self.otlp.split(",")} - {""}
+        samples = {SAMPLES} if self.remote_write else set()
+        return frozenset((set(SIGNALS) if named == {"all"} else named) | samples)
 
     @property
     def kind(self) -> str:
-        """topic, queue, or "" when records are pushed to the route."""
+        """topic, queue, or "" when records, or telemetry, are pushed to the route."""
         return "topic" if self.topic else "queue" if self.queue else ""
 
 
@@ -95,11 +112,22 @@ def parse_routes(config: Config) -> dict[str, RouteSpec]:
     for name, tree in sorted(config.routes.items()):
         try:
             specs[name] = parse_route(name, tree, config.exporter.queue)
+            check_signals(specs[name], specs)
         except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     return specs
+
+
+def check_signals(spec: RouteSpec, others: Mapping[str, RouteSpec]) -> None:
+    """Refuse a route that takes what another takes: an exporter would not know which one it got."""
+    for other in others.values():
+        if other.name != spec.name and (both := spec.source.signals & other.source.signals):
+            raise ConfigError(
+                f"route {spec.name}: {', '.join(sorted(both))} are taken by route {other.name}; "
+                "leave them out of source, and let exporters use the address with the route's name"
+            )
 
 
 def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
@@ -127,7 +155,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
     target: Target = build(targets()[kind], parts.destination, f"{origin}, destination")
     target = target.with_source(parts.source.topic, parts.source.queue)
     queue = _queue_settings(parts, target, defaults, origin)
-    problems = _source_problems(parts.source, tree)
+    problems = _source_problems(parts.source, tree) + _telemetry_problems(parts.source, target)
     problems += [f"destination.{problem}" for problem in target.problems()]
     if getattr(target, "header_prefix", "") and not parts.source.envelope:
         problems.append(
@@ -167,8 +195,8 @@ def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     problems = []
     if source.topic and source.queue:
         problems.append("a source is a topic or a queue, not both")
-    elif "source" in tree and not source.kind:
-        problems.append("source names neither a topic nor a queue")
+    elif "source" in tree and not source.kind and not source.signals:
+        problems.append("source names no topic, queue, otlp or remote_write")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
         problems.append(f"source.start is earliest, latest or an offset, not {source.start[:40]!r}")
     elif len(source.start) > _MAX_OFFSET_DIGITS:
@@ -184,8 +212,41 @@ def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     return problems + [f"source.{problem}" for problem in names]
 
 
+def _telemetry_problems(source: Source, target: Target) -> list[str]:
+    problems = []
+    if unknown := sorted(source.signals.difference((*SIGNALS, SAMPLES))):
+        problems.append(f"source.otlp is all, or some of {', '.join(SIGNALS)}, not {unknown[0]!r}")
+    wanted = {"otlp": bool(source.otlp), "remote_write": source.remote_write}
+    for name, is_wanted in wanted.items():
+        if is_wanted and target.takes != name:
+            problems.append(f"source.{name} needs a destination of type {name}")
+    if target.takes and source.kind:
+        problems.append(
+            f"a destination of type {target.type} takes requests of exporters, not records of a "
+            f"{source.kind}: use source.{target.takes}, or no source"
+        )
+    return problems
+
+
+def telemetry_defaults(takes: str) -> dict[str, Any]:
+    """Settings of the send queue of a route that takes telemetry.
+
+    When it is full exporters must hear so, and before their own timeout (10 s in OpenTelemetry).
+    Receivers of remote write refuse samples that are older than the last one of their series: one
+    worker, and the oldest first, keep the order.
+    """
+    if not takes:
+        return {}
+    defaults: dict[str, Any] = {"full_behavior": "block", "block_timeout": 5.0}
+    if takes == "remote_write":
+        off = {"enabled": False}
+        defaults |= {"workers": 1, "adaptive_workers": off, "pipeline_split": off}
+        defaults["drain_order"] = "fifo"
+    return defaults
+
+
 def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
-    derived: dict[str, Any] = {}
+    derived = telemetry_defaults(target.takes)
     if parts.source.kind:
         derived["full_behavior"] = "block"
     wanted = getattr(target, "compression", "none")

@@ -60,7 +60,7 @@ class RouteStatus(Struct, rename="camel", kw_only=True):
     last_error: str | None
     paused: str | UnsetType | None = UNSET  # why; null: it is not
     tries_again_seconds: float | UnsetType | None = UNSET
-    source: RouteSource | str | UnsetType = UNSET  # "push": none
+    source: RouteSource | str | UnsetType = UNSET  # "push": none; "otlp", "remote_write"
     lag: int | UnsetType | None = UNSET
     source_error: str | UnsetType | None = UNSET
     source_damage: str | UnsetType | None = UNSET

@@ -64,6 +64,8 @@ COUNTERS = {
     "because the source no longer had them",
     "batches_total": "Successful sends",
     "bytes_total": "Bytes sent",
+    "rejected_items_total": "Spans, data points and log records that the destination rejected in "
+    "requests that it accepted (OTLP's partial success)",
 }
 LABELLED_COUNTERS = {
     "queue_dropped_total": ("Batches dropped, by reason", "reason"),

@@ -20,8 +20,8 @@ from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.status import NOT_JSON
 from penstock.protocol.times import epoch_millis
+from penstock.queues.admin.messages import place_of
 from penstock.queues.engine import Queues
-from penstock.queues.messages import place_of
 
 
 def sql(name: str) -> str:

@@ -33,7 +33,7 @@ from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
 from penstock.monitor.watched import Group, Queue
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.figures import GroupFigures, QueueFigures
+from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
 log = logging.getLogger("penstock.monitor")
 

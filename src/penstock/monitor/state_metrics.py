@@ -1,7 +1,7 @@
 """The state of queues, groups, topics and the database as metrics.
 
 It is read when somebody scrapes, and at most every `CACHE_SECONDS` however many do: the counters of
-all queues in one statement (`penstock.queues.figures`), never by counting messages. Nobody scraping
+all queues in one statement (`queues.admin.figures`), never by counting messages. Nobody scraping
 costs nothing. What several processes on one database would all say is said by the owner of the data
 directory alone, so it is not added up over workers. While the database does not answer its figures
 are missing: unknown is not 0.
@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.metrics import Counter, Gauge, Labels, folded
 from penstock.monitor.inspection import sql
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.figures import GroupFigures, QueueFigures
+from penstock.queues.admin.figures import GroupFigures, QueueFigures
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 

@@ -28,7 +28,7 @@ from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import supervised
 from penstock.protocol.ids import uuid7
 from penstock.protocol.times import epoch_millis
-from penstock.queues.dead import COUNTED, Which
+from penstock.queues.admin.dead_letters import COUNTED, Which
 from penstock.queues.engine import Queues
 
 log = logging.getLogger("penstock.monitor")

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.queues.figures import QueueFigures
+from penstock.queues.admin.figures import QueueFigures
 
 
 class Group(msgspec.Struct, rename="camel"):

@@ -221,7 +221,7 @@ class HttpClient:
         standard: list[tuple[str, str]] = [("Host", f"{host}:{url.port}" if url.port else host)]
         if basic := basic_authorization(url):
             standard.append(("Authorization", basic))
-        self._standard = _render((*standard, *headers))
+        self._standard = render_headers((*standard, *headers))
         self._slots = asyncio.Semaphore(pool_size)
         self._idle: list[_Connection] = []  # the last one was used last
         self._busy: set[_Connection] = set()
@@ -245,7 +245,7 @@ class HttpClient:
             else b"Content-Length: %d\r\n" % len(body)
         )
         line = f"{method} {self._prefix}{target} HTTP/1.1\r\n".encode()
-        head = line + self._standard + _render(headers) + length + b"\r\n"
+        head = line + self._standard + render_headers(headers) + length + b"\r\n"
         try:
             async with asyncio.timeout(timeout), self._slots:
                 return await self._exchange(head, body, method == "HEAD", idempotent)
@@ -314,7 +314,7 @@ class HttpClient:
         await asyncio.sleep(0)  # lets the transports run their connection_lost
 
 
-def _render(headers: Headers) -> bytes:
+def render_headers(headers: Headers) -> bytes:
     lines = []
     for name, value in headers:
         if _UNSAFE_HEADER.search(name) or _UNSAFE_HEADER.search(value) or ":" in name:

@@ -1,12 +1,14 @@
 """What all parts of the queue engine of one broker work with."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
+from penstock.queues.calls import Calls
 from penstock.queues.catalog import Catalog
 from penstock.queues.crypto import Keys
-from penstock.queues.signals import Signals
+from penstock.queues.waiting import WaitingPops
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +17,5 @@ class QueueContext:
     settings: Settings
     catalog: Catalog
     keys: Keys
-    signals: Signals
+    waiting: WaitingPops[Any]
+    calls: Calls

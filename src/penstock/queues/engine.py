@@ -13,33 +13,37 @@ See docs/reference/queues.md for the promises.
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
-from penstock.queues.ack import Acknowledger
-from penstock.queues.admin import Admin
-from penstock.queues.analytics import Analytics
+from penstock.queues.admin.analytics import Analytics
+from penstock.queues.admin.configuration import Admin
+from penstock.queues.admin.dead_letters import DeadLetters
+from penstock.queues.admin.figures import Figures
+from penstock.queues.admin.groups import Groups
+from penstock.queues.admin.messages import Messages
+from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.sinks import Sinks
+from penstock.queues.admin.status import Status
+from penstock.queues.admin.traces import Traces
+from penstock.queues.background.delayed import Delayed
+from penstock.queues.background.schedules import Schedules
+from penstock.queues.background.upkeep import Upkeep
+from penstock.queues.batching import Batcher
+from penstock.queues.calls import Calls
 from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Keys
-from penstock.queues.dead import DeadLetters
-from penstock.queues.exchange import Exchanger
+from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
-from penstock.queues.figures import Figures
-from penstock.queues.groups import Groups
-from penstock.queues.later import Later
-from penstock.queues.merge import Pending, completed
-from penstock.queues.messages import Messages
-from penstock.queues.pop import Popper
-from penstock.queues.push import Pusher
-from penstock.queues.scheduled import Scheduled
-from penstock.queues.schedules import Schedules
-from penstock.queues.signals import Signals
-from penstock.queues.sinks import Sinks
-from penstock.queues.status import Status
-from penstock.queues.traces import Traces
+from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.settling import check_ack, uuid_of
+from penstock.queues.streams import Streams
+from penstock.queues.taking import Deliveries, TakenBatch
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
     Ack,
@@ -51,18 +55,22 @@ from penstock.queues.types import (
     Pushed,
     TransactionResult,
 )
-from penstock.queues.upkeep import Upkeep
+from penstock.queues.waiting import WaitingPops
+
+MAX_EXTENSION_SECONDS = 31_536_000  # a year
+EXTENSION_ERRORS = {"missing": "Lease not found", "expired": "Lease already expired"}
 
 
 class Queues:
     """The queue engine of one broker. Parts: `admin`, `groups`, `dead`, `messages`, `traces`,
-    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `later`, `upkeep`."""
+    `scheduled`, `schedules`, `status`, `analytics`, `sinks`, `streams`, `delayed`, `upkeep`."""
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
         self.catalog = Catalog(database)
         self.keys = Keys(settings)
-        self.signals = Signals(database, self._changed)
+        self.waiting: WaitingPops[TakenBatch] = WaitingPops(database, self._changed)
+        self._calls = Calls(database)
         self.figures = Figures(database)
         self.consumers = Consumers(database)
         pushed = metrics.counter(
@@ -77,14 +85,19 @@ class Queues:
             "queue",
             "status",
         )
-        context = QueueContext(database, settings, self.catalog, self.keys, self.signals)
-        self.later = Later(context, pushed)
+        context = QueueContext(
+            database, settings, self.catalog, self.keys, self.waiting, self._calls
+        )
+        self.delayed = Delayed(context, pushed)
         self._failures = Failures(context)
-        self._acknowledger = Acknowledger(context, self._failures, acked)
-        self._exchanger = Exchanger(context, self._acknowledger)
-        self._pusher = Pusher(context, self._exchanger, self.later, pushed)
-        self._popper = Popper(context, self._exchanger, self.consumers, popped)
-        self._transactions = Transactions(context, self._pusher, self._acknowledger)
+        self._deliveries = Deliveries(context, self._failures, acked)
+        self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
+        self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
+        self._transactions = Transactions(context, self._pusher, self._deliveries)
+        self.streams = Streams(context, self._transactions)
+        self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
+            self._extend, limit=1000, slots=1
+        )
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
         self.schedules = Schedules(context, self._pusher)
@@ -99,7 +112,7 @@ class Queues:
         metrics.gauge(
             "penstock_queue_waiting_pops",
             "Long-polling pops that wait for messages",
-            read=lambda: self.signals.waiting,
+            read=lambda: self.waiting.parked,
         )
         metrics.gauge(
             "penstock_queue_merging",
@@ -110,29 +123,36 @@ class Queues:
 
     async def start(self) -> None:
         self.database.on_change(self._database_changed)
-        await self.signals.start()
-        self.later.start()
+        await self.waiting.start()
+        self.delayed.start()
         await self.upkeep.start()
         self.schedules.start()
 
     async def stop(self) -> None:
         await self.schedules.stop()
-        self._popper.answer_waiting()
-        await self._exchanger.stop()
+        self._deliverer.answer_waiting()
+        await self._deliveries.stop()
         await self._failures.stop()
-        await self._pusher.merger.drain()
-        await self.later.stop()
+        await self._pusher.batcher.drain()
+        await self.delayed.stop()
         await self.upkeep.stop()
-        await self.signals.stop()
+        await self.waiting.stop()
 
     def answer_waiting(self) -> None:
         """Have waiting pops answered and let none wait any more: listeners are about to close."""
-        self._popper.answer_waiting()
+        self._deliverer.answer_waiting()
 
-    def push(self, items: list[Item]) -> Pending[list[Item], list[Pushed]]:
+    async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        pusher = self._pusher
-        return pusher.merger.submit(Pending(pusher.named(items))) if items else completed(items, [])
+        return await self.append(self.prepare(copies(items)))
+
+    def prepare(self, items: list[Item]) -> list[Item]:
+        """The items, validated and each with a transaction id; they get their ids in place."""
+        return prepare(items, self.catalog.partitions)
+
+    async def append(self, items: list[Item]) -> list[Pushed]:
+        """`push` of items that `prepare` has named."""
+        return await self._pusher.push(items)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
@@ -151,7 +171,7 @@ class Queues:
         begins now; and sealed, unless its queue is known to be kept in clear or we have no key.
         """
         if isinstance(item.due, float):
-            item.due = self.later.moment(item.due)
+            item.due = self.delayed.moment(item.due)
         if (
             item.key_id is not None
             or self.keys.current is None
@@ -164,29 +184,54 @@ class Queues:
         """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Pending[Any, Popped]:
-        """Take messages under a lease, after answering those of `acks`, in one commit. Cancelling
-        it returns whatever was taken for it; what it acknowledged stays so.
+    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+        """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it
+        returns whatever was taken for it; what it acknowledged stays so.
         """
-        return self._popper.pop(request, acks)
+        return await self._deliverer.pop(request, acks)
 
     def close_pops(self, closed: bool) -> None:
         """Let pops find nothing: those that wait are answered, and those that come wait until pops
         are open again.
         """
-        self._popper.close(closed)
+        self._deliverer.close(closed)
 
-    def ack(self, acks: list[Ack]) -> Pending[Any, list[Acked]]:
-        """Answer messages, each on its own. Repeating an acknowledgement changes nothing."""
-        return self._exchanger.ack(acks) if acks else completed(acks, [])
+    async def ack(self, acks: list[Ack]) -> list[Acked]:
+        """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
+        for ack in acks:
+            check_ack(ack)
+        return await self._deliveries.settle(acks) if acks else []
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases of pops with this `PopRequest.holder`, uncounted; how many there were."""
-        return await self._exchanger.release(queue, group, holder)
+        return await self._deliveries.release_holder(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
-        self._exchanger.held.forget(lease_id)  # its cursor changes
-        return await self._acknowledger.extend(lease_id, seconds)
+        """Let a lease live for at least so many seconds from now."""
+        lease = uuid_of(lease_id)
+        if lease is None:
+            return Extended(lease_id, False, EXTENSION_ERRORS["missing"])
+        if not 0 < seconds <= MAX_EXTENSION_SECONDS:
+            raise InvalidRequest(f"seconds must be between 1 and {MAX_EXTENSION_SECONDS}")
+        self._deliveries.memory.forget(lease_id)  # its cursor changes
+        return await self._extensions.submit((lease, seconds))
+
+    async def _extend(
+        self, leases: list[tuple[UUID, int]], again: bool
+    ) -> list[Extended | PenstockError]:
+        del again  # extending twice extends once
+        rows = await self._calls.extend(
+            [lease for lease, _ in leases], [seconds for _, seconds in leases]
+        )
+        return [
+            Extended(
+                str(lease),
+                row["outcome"] == "ok",
+                EXTENSION_ERRORS.get(row["outcome"]),
+                row["expires_at"],
+            )
+            for (lease, _), row in zip(leases, rows, strict=True)
+        ]
 
     async def transaction(
         self, operations: list[Item | Ack], required_leases: list[str] | None = None
@@ -201,13 +246,13 @@ class Queues:
 
     def _database_changed(self, healthy: bool) -> None:
         if healthy:
-            self.signals.changed(announce=False)
+            self.waiting.changed(announce=False)
 
     def _merging(self) -> dict[tuple[str, ...], Any]:
-        requests = self._exchanger.merger.requests
+        requests = self._deliveries.batcher.waiting
         pops = sum(request.take is not None for request in requests)
         return {
-            ("push",): self._pusher.merger.waiting,
+            ("push",): len(self._pusher.batcher.waiting),
             ("pop",): pops,
             ("ack",): len(requests) - pops,
         }

@@ -1,284 +1,386 @@
-"""Push: many requests, one call, one commit.
+"""Push: validate, name, append. Requests that arrive together share one call and one commit.
 
-Repeating a call whose outcome is unknown is safe: transaction ids are fixed before the first try
-and unique in their partition, so what was stored is found again.
+Repeating a call whose outcome is unknown is safe: transaction ids are fixed before the first
+attempt and unique in their partition, so what was stored shows up as a duplicate.
 """
 
 import asyncio
 import os
-from collections import Counter as Count
-from collections.abc import Container, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import accumulate, chain
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from penstock.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
+from penstock.queues.batching import SLICE, Batcher
+from penstock.queues.calls import AppendArguments, Appended, Fetch
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import Sealed
-from penstock.queues.exchange import Exchanger
-from penstock.queues.handover import Claim
-from penstock.queues.later import Later
-from penstock.queues.merge import SLICE, Fetch, Merger
+from penstock.queues.crypto import Keys, Sealed
+from penstock.queues.deliver import HandOff
+from penstock.queues.taking import Deliveries
 from penstock.queues.types import Item, Pushed, Status
 
-SQL = """SELECT * FROM queue_push($1, $2, $3, $4, $5, $6, $7, $8, $9::text::int[], $10,
-                                  $11::text::int[], $12, $13)"""
-Key = tuple[str, str]  # queue, partition
 T = TypeVar("T")
-LIGHT_BYTES = 1 << 12  # bytes that are sealed in the time of one more item
-MAX_LOOKUPS = 4  # how often stale numbers are looked up again
-# a message counts once more for each of these bytes: large ones must not add up to a call of a
-# gigabyte
+Log = tuple[str, str]  # queue, partition
+
+ENCRYPTED_BYTES = 1 << 12  # that are encrypted in the time of one more item
+MAX_LOOKUPS = 4  # how often queues that changed are looked up again
+# A message counts once more for each of these bytes: large ones must not add up to a call of a
+# gigabyte.
 HEAVY_BYTES = 1 << 15
-LATER = 1 << 60  # queue_push's answer about a message for later; negative: a duplicate of one
+ENOUGH = 200  # messages that are worth a second call beside one under way (decision 0112)
 
 
 class Pusher:
     def __init__(
-        self, context: QueueContext, exchanger: Exchanger, later: Later, pushed: Counter
+        self,
+        context: QueueContext,
+        deliveries: Deliveries,
+        pushed: Counter,
+        delayed: Callable[[list[datetime]], None],
     ) -> None:
-        self._database, self._catalog = context.database, context.catalog
-        self._keys, self._signals = context.keys, context.signals
-        self._later = later
+        self._context = context
+        self._database, self._calls = context.database, context.calls
+        self._catalog, self._waiting = context.catalog, context.waiting
+        self._deliveries = deliveries
         self._pushed = pushed
-        self._exchanger = exchanger
-        self.merger: Merger[list[Item], list[Pushed]] = Merger(
-            self._run, size=_weight, limit=context.settings.merge_max, slots=4, enough=200
+        self._delayed = delayed  # messages for these moments were stored
+        self.batcher: Batcher[list[Item], list[Pushed]] = Batcher(
+            self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    def with_catalog(self, catalog: Catalog) -> "Pusher":
-        """The same on another catalog, for `store`."""
-        other = copy(self)
-        other._catalog = catalog
-        return other
+    async def push(self, items: list[Item]) -> list[Pushed]:
+        """Store items that `prepare` has named; done when they are durable."""
+        return await self.batcher.submit(items) if items else []
 
-    async def _run(
+    async def _append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[Pushed] | PenstockError]:
+        """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        if again or not self._signals.waiters:
-            answers = await self.store(self._database.fetch, items, again)
+        if again or not self._waiting.pops:
+            answers = await self._store(items, self._catalog, again=again)
             self.announce(answers)
         else:
-            claim = Claim(self._database, self._exchanger, self._signals, items)
+            hand_off = HandOff(self._context, self._deliveries, items)
             try:
-                answers = await self.store(claim.fetch, items)
-                self.announce(answers, claim.served)
+                answers = await self._store(items, self._catalog, hand_off=hand_off)
+                self.announce(answers, hand_off.served)
             finally:
-                claim.close()
+                hand_off.close()
         results: list[list[Pushed] | PenstockError] = []
         begin = 0
         for request in requests:
-            end = begin + len(request)
-            results.append(_whole(answers[begin:end]))
-            begin = end
+            results.append(_result(answers[begin : begin + len(request)], begin))
+            begin += len(request)
         return results
 
     async def store(
-        self, fetch: Fetch, items: list[Item], again: bool = False
+        self, items: list[Item], catalog: Catalog, fetch: Fetch
     ) -> list[Pushed | PenstockError]:
-        """Append named items through `fetch` (of the pool or a transaction)."""
-        answers: list[Any] = [None] * len(items)
-        remaining: Iterable[int] = range(len(items))
-        for _ in range(MAX_LOOKUPS):
-            remaining = await self._store_once(fetch, items, remaining, answers, again)
-            if not remaining:
-                return answers
-            for place in remaining:
-                self._catalog.partitions.pop((items[place].queue, items[place].partition), None)
-            self._catalog.forget()
-        for place in remaining:
-            answers[place] = Unavailable(f"queue '{items[place].queue}' keeps changing; try again")
-        return answers
+        """Append items in a transaction, with what was looked up before it."""
+        return await self._store(items, catalog, fetch=fetch)
 
-    async def _store_once(
+    async def _store(
         self,
-        fetch: Fetch,
         items: list[Item],
-        places: Iterable[int],
-        answers: list[Any],
-        again: bool,
-    ) -> list[int]:
-        """Store the items at these places and fill in their answers; the places of those whose
-        partition is not what we took it for any more.
-        """
-        logs: dict[Key, dict[str, int]] = {}  # partition -> transaction id -> place
-        twins: list[tuple[int, int]] = []
-        for nth, place in enumerate(places, 1):
-            if not nth % SLICE:
-                await asyncio.sleep(0)
-            item = items[place]
-            key = item.queue, item.partition
-            log = logs.get(key)
-            if log is None:
-                log = logs[key] = {}
-            first = log.setdefault(item.transaction_id or "", place)
-            if first != place:
-                twins.append((place, first))
-        partitions = self._catalog.partitions
-        if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs))
-        infos = [await self._catalog.queue(queue) for queue in {queue for queue, _ in logs}]
-        encrypted = {info.name for info in infos if info and info.options.encryption_enabled}
-        stale = [place for key in logs if key not in partitions for place in logs[key].values()]
-        ordered = sorted((partitions[key], key) for key in logs if key in partitions)
-        sealed: dict[int, Sealed] = {}
-        weight = 0
-        for partition, key in [one for one in ordered if one[1][0] in encrypted]:
-            try:
-                for place in logs[key].values():
-                    sealed[place] = self._keys.seal(partition, items[place])
-                    weight += 1 + len(items[place].payload) // LIGHT_BYTES
-                    if weight > SLICE:
-                        weight = 0
-                        await asyncio.sleep(0)
-            except Unavailable as error:
-                for place in logs[key].values():
-                    answers[place] = error
-                ordered.remove((partition, key))
-        order: list[int] = []
-        starts: list[int] = []
-        for _, key in ordered:
-            starts.append(len(order))
-            order += logs[key].values()
-        if order:
-            batch = [items[place] for place in order]
-            stored: Sequence[Item | Sealed] = (
-                [sealed.get(place, items[place]) for place in order] if sealed else batch
-            )
-            fresh = [item.fresh for item in batch]
-            headers = _unless_empty([one.headers for one in stored])
-            later = _unless_empty([item.due for item in batch])
-            ((heads, numbers, dues),) = await fetch(
-                SQL,
-                [partition for partition, _ in ordered],
-                starts,
-                [item.transaction_id for item in batch],
-                [again or not one for one in fresh] if True in fresh else [True],
-                _unless_empty(
-                    [trace_of(item.trace_id) if item.trace_id else None for item in batch]
-                ),
-                _unless_empty([item.producer for item in batch]),
-                [one.key_id for one in stored] if sealed else None,
-                *joined([one.payload for one in stored]),
-                *(joined([one or b"" for one in headers]) if headers else (None, None)),
-                later and [due if isinstance(due, datetime) else None for due in later],
-                later and [None if isinstance(due, datetime) else due for due in later],
-            )
-            for nth, (partition, key) in enumerate(ordered):
-                partition_id = self._catalog.partition_uuid(partition)
-                uuid = self._catalog.message_uuids(partition)
-                queue, name = key
-                for n, place in enumerate(logs[key].values(), starts[nth]):
-                    if not (n + 1) % SLICE:
-                        await asyncio.sleep(0)
-                    item = items[place]
-                    number = numbers[n] if heads is None else heads[nth] + n
-                    if number is None:
-                        stale.append(place)
-                        continue
-                    due = None
-                    status: Status
-                    if number > 0:
-                        status = "queued"
-                    elif number == 0:
-                        status = "full"
-                    else:  # repeated: nobody else can have made an id that is fresh, it was us
-                        status = "queued" if again and item.fresh else "duplicate"
-                        number = -number
-                    if number == LATER:
-                        number, due = 0, dues[n]
-                        status = "scheduled" if status == "queued" else status
-                    answers[place] = Pushed(
-                        status,
-                        queue,
-                        name,
-                        item.transaction_id or "",
-                        uuid(number) if number else None,
-                        partition_id,
-                        item.trace_id,
-                        due,
-                    )
-        for place, first in twins:
-            answer = answers[first]
-            if answer is None:
-                stale.append(place)
-            elif isinstance(answer, Pushed) and answer.status != "full":
-                answer = msgspec.structs.replace(
-                    answer, status="duplicate", trace_id=items[place].trace_id
-                )
-            answers[place] = answer
-        return stale
+        catalog: Catalog,
+        *,
+        again: bool = False,
+        hand_off: HandOff | None = None,
+        fetch: Fetch | None = None,
+    ) -> list[Pushed | PenstockError]:
+        batch = AppendBatch(items, catalog, self._context.keys, again)
+        for _ in range(MAX_LOOKUPS):
+            arguments = await batch.arguments()
+            if arguments is None:
+                appended = Appended([], None, None)
+            elif hand_off and hand_off.waits:
+                appended = await self._append_and_hand_off(arguments, hand_off)
+            else:
+                appended = await self._calls.append(arguments, fetch)
+            await batch.fill(appended)
+            if not batch.stale:
+                return batch.answers
+            for index in batch.stale:
+                catalog.partitions.pop((items[index].queue, items[index].partition), None)
+            catalog.forget()
+        for index in batch.stale:
+            error = Unavailable(f"queue '{items[index].queue}' keeps changing; try again")
+            batch.answers[index] = error
+        return batch.answers
+
+    async def _append_and_hand_off(self, arguments: AppendArguments, hand_off: HandOff) -> Appended:
+        sent, began = self._database.healthy, time.monotonic()
+        pops = hand_off.arguments()
+        try:
+            appended, rows = await self._calls.append_and_take(arguments, pops)
+            hand_off.deliver(pops, rows, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:
+            if sent:
+                hand_off.cut_off()
+            raise
+        return appended
 
     def announce(
         self,
         answers: Sequence[Pushed | PenstockError],
         served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Count what was queued and wake whoever waits for it, or for its time, but for pops of a
-        queue and group that were `served`.
+        """Count what was queued and wake pops that wait for it, but for those of a queue and group
+        that were `served`.
         """
-        logs = Count(
-            (a.queue, a.partition)
-            for a in answers
-            if isinstance(a, Pushed) and a.status == "queued"
-        )
+        logs: dict[tuple[str, str], int] = {}
+        dues: list[datetime] = []
+        for answer in answers:
+            if not isinstance(answer, Pushed):
+                continue
+            if answer.status == "queued":
+                key = answer.queue, str(answer.partition_id)
+                logs[key] = logs.get(key, 0) + 1
+            elif answer.status == "scheduled" and isinstance(answer.deliver_at, datetime):
+                dues.append(answer.deliver_at)
         queues: dict[str, list[int]] = {}
         for (queue, _), count in logs.items():
             queues.setdefault(queue, []).append(count)
         for queue, counts in queues.items():
-            self._pushed.add(sum(counts), queue)
-            self._signals.available(
-                queue,
-                sum(counts) if self._catalog.shares(queue) else len(counts),
-                served=served,
-            )
-        if logs.total() < len(answers):
-            dues = [
-                a.deliver_at
-                for a in answers
-                if isinstance(a, Pushed) and a.status == "scheduled" and a.deliver_at
-            ]
-            if dues:
-                self._later.scheduled(dues)
-
-    def named(self, items: list[Item]) -> list[Item]:
-        """The items, checked and each with a transaction id; the first bad one refuses all."""
-        check(items, self._catalog.partitions)
-        for item in items:
-            if not item.transaction_id:
-                return named([item if item.transaction_id else copy(item) for item in items])
-        return items
+            total = sum(counts)
+            self._pushed.add(total, queue)
+            partitions = total if self._catalog.shares(queue) else len(counts)
+            self._waiting.available(queue, partitions, served=served)
+        if dues:
+            self._delayed(dues)
 
 
-def check(items: list[Item], checked: Container[Key] = ()) -> None:
-    """Raise for the first item that cannot be stored; names of `checked` partitions are fine."""
+class AppendBatch:
+    """The items of a call, and their answers. It is sent again as long as some are stale."""
+
+    def __init__(self, items: list[Item], catalog: Catalog, keys: Keys, again: bool) -> None:
+        self.answers: list[Pushed | PenstockError] = cast(
+            "list[Pushed | PenstockError]", [None] * len(items)
+        )
+        self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
+        self._items = items
+        self._catalog, self._keys = catalog, keys
+        self._again = again  # an attempt before may have stored them
+        # transaction id -> index, in order, of each log
+        self._logs: dict[Log, dict[str | None, int]] = {}
+        self._ordered: list[tuple[Log, int]] = []  # the logs that are sent, with their numbers
+        self._repeats: list[tuple[int, int]] = []  # indexes of items with the id of an earlier one
+
+    async def arguments(self) -> AppendArguments | None:
+        """What to send; None: nothing is left to be sent."""
+        self._sort()
+        partitions, logs = self._catalog.partitions, self._logs
+        if not logs.keys() <= partitions.keys():
+            await self._catalog.ensure(list(logs))
+        self.stale = [
+            index for log in logs if log not in partitions for index in logs[log].values()
+        ]
+        ordered = sorted((partitions[log], log) for log in logs if log in partitions)
+        infos = [await self._catalog.queue(queue) for queue in {queue for queue, _ in logs}]
+        closed = {info.name for info in infos if info and info.options.encryption_enabled}
+        encrypted = await self._encrypt(ordered, closed) if closed else {}
+        ids: list[int] = []
+        starts: list[int] = []
+        order: list[int] = []
+        self._ordered = []
+        for partition, log in ordered:
+            if logs[log]:
+                self._ordered.append((log, partition))
+                ids.append(partition)
+                starts.append(len(order))
+                order += logs[log].values()
+        if not ids:
+            return None
+        batch = [self._items[index] for index in order]
+        stored: Sequence[Item | Sealed] = (
+            [encrypted.get(index, self._items[index]) for index in order] if encrypted else batch
+        )
+        fresh = [item.fresh for item in batch]
+        payloads, payload_bounds = joined([one.payload for one in stored])
+        headers = _unless_empty([one.headers for one in stored])
+        header_bytes, header_bounds = (
+            joined([h or b"" for h in headers]) if headers else (None, None)
+        )
+        due = _unless_empty([item.due for item in batch])
+        return AppendArguments(
+            ids=ids,
+            starts=starts,
+            transactions=[item.transaction_id or "" for item in batch],
+            checks=[self._again or not one for one in fresh] if True in fresh else [True],
+            traces=_unless_empty(
+                [trace_of(item.trace_id) if item.trace_id else None for item in batch]
+            ),
+            producers=_unless_empty([item.producer for item in batch]),
+            keys=[one.key_id for one in stored] if encrypted else None,
+            payloads=payloads,
+            payload_bounds=payload_bounds,
+            headers=header_bytes,
+            header_bounds=header_bounds,
+            due_ats=[one if isinstance(one, datetime) else None for one in due] if due else None,
+            delays=[None if isinstance(one, datetime) else one for one in due] if due else None,
+        )
+
+    def _sort(self) -> None:
+        """Sort the stale items by log; one that repeats an id waits for the first one's answer."""
+        logs: dict[Log, dict[str | None, int]] = {}
+        self._logs, self._repeats = logs, []
+        for index in self.stale:
+            item = self._items[index]
+            key = item.queue, item.partition
+            log = logs.get(key)
+            if log is None:
+                log = logs[key] = {}
+            first = log.setdefault(item.transaction_id, index)
+            if first != index:
+                self._repeats.append((index, first))
+
+    async def _encrypt(self, ordered: list[tuple[int, Log]], queues: set[str]) -> dict[int, Sealed]:
+        """The items of these queues, by index. Without a key they are answered."""
+        encrypted: dict[int, Sealed] = {}
+        work = 0
+        for partition, log in ordered:
+            if log[0] not in queues:
+                continue
+            try:
+                for index in self._logs[log].values():
+                    encrypted[index] = self._keys.seal(partition, self._items[index])
+                    work += 1 + len(self._items[index].payload) // ENCRYPTED_BYTES
+                    if work > SLICE:
+                        work = 0
+                        await asyncio.sleep(0)
+            except Unavailable as error:
+                for index in self._logs[log].values():
+                    self.answers[index] = error
+                self._logs[log] = {}
+        return encrypted
+
+    async def fill(self, appended: Appended) -> None:
+        """Take over what `append` returned; what is stale stays without an answer."""
+        stale = list(self.stale)
+        n = 0
+        for log, partition in self._ordered:
+            partition_id = self._catalog.partition_uuid(partition)
+            uuid = self._catalog.message_uuids(partition)
+            for index in self._logs[log].values():
+                item = self._items[index]
+                if appended.statuses is None:
+                    self.answers[index] = Pushed(
+                        index,
+                        "queued",
+                        uuid(appended.seqs[n]),
+                        item.transaction_id or "",
+                        partition_id,
+                        item.trace_id,
+                        item.queue,
+                    )
+                elif appended.statuses[n] == "stale":
+                    stale.append(index)
+                else:
+                    self.answers[index] = self._answer(index, n, appended, partition_id, uuid)
+                n += 1
+                if not n % SLICE:
+                    await asyncio.sleep(0)
+        for index, first in self._repeats:
+            answer = self.answers[first]
+            if answer is None:
+                stale.append(index)
+            elif isinstance(answer, Pushed) and answer.status != "full":
+                answer = msgspec.structs.replace(
+                    answer,
+                    index=index,
+                    status="duplicate",
+                    partition_id=msgspec.UNSET,
+                    trace_id=msgspec.UNSET,
+                )
+            self.answers[index] = answer
+        self.stale = stale
+
+    def _answer(
+        self, index: int, n: int, appended: Appended, partition_id: str, uuid: Callable[[int], str]
+    ) -> Pushed:
+        """The answer of an item in a call that did not just queue everything."""
+        item, seq = self._items[index], appended.seqs[n]
+        assert appended.statuses is not None
+        status = cast(Status, appended.statuses[n])
+        if status == "duplicate" and self._again and item.fresh:
+            status = "queued"  # nobody else can have made an id that is fresh: it was us
+        message_id = None if seq is None else uuid(seq)
+        due_at = None if appended.due_ats is None else appended.due_ats[n]
+        return answer_of(item, index, status, message_id, partition_id, due_at)
+
+
+def answer_of(
+    item: Item,
+    index: int,
+    status: Status,
+    message_id: str | None = None,
+    partition_id: str = "",
+    due_at: datetime | None = None,
+) -> Pushed:
+    """What became of an item."""
+    if status == "queued" and due_at is not None:
+        status = "scheduled"
+    if status == "duplicate":
+        return Pushed(index, status, message_id, item.transaction_id or "", queue=item.queue)
+    return Pushed(
+        index,
+        status,
+        message_id,
+        item.transaction_id or "",
+        partition_id,
+        item.trace_id,
+        item.queue,
+        msgspec.UNSET if due_at is None else due_at,
+    )
+
+
+def prepare(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
+    """The items, validated and each with a transaction id; the first bad one refuses all. Names of
+    `checked` partitions are fine. The items get their ids in index: they are ours from now on.
+    """
+    nameless: list[Item] = []
     for item in items:
         if (item.queue, item.partition) not in checked:
             check_name("queue", item.queue)
             check_name("partition", item.partition)
-        if item.transaction_id:
+        if not item.transaction_id:
+            nameless.append(item)
+        else:
             check_text("transactionId", item.transaction_id)
         if item.trace_id:
             trace_of(item.trace_id)
+    if nameless:
+        for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
+            item.transaction_id, item.fresh = identifier, True
+    return items
 
 
-def _whole(answers: list[Pushed | PenstockError]) -> list[Pushed] | PenstockError:
-    """What one request gets: an answer per item, or the first refusal."""
+def copies(items: list[Item]) -> list[Item]:
+    """The items for a caller that may use them again: those without an id are copied."""
+    return [item if item.transaction_id else copy(item) for item in items]
+
+
+def _result(answers: list[Pushed | PenstockError], begin: int) -> list[Pushed] | PenstockError:
+    """What the request gets whose answers begin there: an answer per item, or the first refusal."""
     for answer in answers:
-        if type(answer) is not Pushed:
-            assert isinstance(answer, PenstockError)
+        if not isinstance(answer, Pushed):
             return answer
-    return cast(list[Pushed], answers)
+        answer.index -= begin
+    return answers  # type: ignore[return-value]
 
 
-def _weight(items: list[Item]) -> int:
+def _size(items: list[Item]) -> int:
     return sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
 
 
@@ -287,20 +389,11 @@ def _unless_empty(values: list[T]) -> list[T] | None:
 
 
 def joined(values: list[bytes]) -> tuple[bytes, str]:
-    """Values as queue_push takes them: their bytes, and where each begins and the last one ends as
-    the text of an array. The driver encodes these two several times faster than an array of values.
+    """Values as `append` takes them: their bytes, and where each begins and the last one ends as
+    the text of an array.
     """
     bounds = list(accumulate(map(len, values), initial=1))
     return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
-
-
-def named(items: list[Item]) -> list[Item]:
-    """The same items, those without a transaction id under one made for them."""
-    nameless = [item for item in items if not item.transaction_id]
-    if nameless:
-        for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
-            item.transaction_id, item.fresh = identifier, True
-    return items
 
 
 def random_ids(count: int) -> list[str]:

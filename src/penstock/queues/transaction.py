@@ -5,21 +5,24 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from penstock.database import UNDONE
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
-from penstock.queues.ack import STATUSES, Acknowledger, check, uuid_of
 from penstock.queues.catalog import Catalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
+from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
+from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
 
 MAX_ATTEMPTS = 6
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
 CONNECTIONS_PER_TRANSACTION = 2
+T = TypeVar("T")
 
 
 class Stale(Exception):
@@ -62,9 +65,10 @@ async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapsho
 
 
 class Transactions:
-    def __init__(self, context: QueueContext, pusher: Pusher, acknowledger: Acknowledger) -> None:
+    def __init__(self, context: QueueContext, pusher: Pusher, deliveries: Deliveries) -> None:
         self._database, self._catalog = context.database, context.catalog
-        self._pusher, self._acknowledger = pusher, acknowledger
+        self._calls = context.calls
+        self._pusher, self._deliveries = pusher, deliveries
         connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
         self._room = asyncio.Semaphore(max(1, connections))
 
@@ -72,31 +76,31 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = self._pusher.named(
-            [operation for operation in operations if isinstance(operation, Item)]
-        )
+        items = self.prepare([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
-            check(ack)
+            check_ack(ack)
             if ack.status not in STATUSES:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
                 )
-        for turn in range(MAX_ATTEMPTS):
-            try:
-                async with self._room:
-                    pushed, acked = await self._apply(items, acks, required_leases)
-                break
-            except Conflict as error:
-                return TransactionResult(name, False, str(error))
-            except UNDONE:
-                await asyncio.sleep(0.02 * turn)
-            except Stale:
-                self._catalog.forget()
-        else:
-            raise Unavailable("the database is too busy, or these queues keep changing; try again")
-        self._pusher.announce(pushed)
-        self._acknowledger.announce(acks, acked)
+
+        async def work(connection: Any, snapshot: Snapshot) -> tuple[list[Pushed], list[Acked]]:
+            await self.lock(connection, snapshot, [(ack.partition_id, ack.group) for ack in acks])
+            await self._require(connection, required_leases)
+            pushed = await self.store(connection, snapshot, items)
+            for answer in pushed:
+                if answer.status == "duplicate":
+                    raise Conflict(
+                        f"PUSH operation failed: duplicate transactionId {answer.transaction_id}"
+                    )
+            return pushed, await self.settle(connection, acks)
+
+        try:
+            pushed, acked = await self.attempt(items, work)
+        except Conflict as error:
+            return TransactionResult(name, False, str(error))
+        self.announce(pushed, acks, acked)
         pushes, answers = iter(pushed), iter(acked)
         results: list[Pushed | Acked] = [
             next(pushes) if isinstance(operation, Item) else next(answers)
@@ -104,69 +108,87 @@ class Transactions:
         ]
         return TransactionResult(name, True, None, results)
 
-    async def _apply(
-        self, items: list[Item], acks: list[Ack], required_leases: list[str]
-    ) -> tuple[list[Pushed], list[Acked]]:
+    def prepare(self, items: list[Item]) -> list[Item]:
+        """The items, checked and each with a transaction id."""
+        return prepare(copies(items))
+
+    async def attempt(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
+        """Run `work(connection, snapshot)` in a database transaction, again from the start when the
+        database undid it or what we knew of the items' queues was stale. `work` calls `lock` before
+        anything else, and raises to undo what it did.
+        """
+        for turn in range(MAX_ATTEMPTS):
+            try:
+                async with self._room:
+                    return await self._apply(items, work)
+            except UNDONE:
+                await asyncio.sleep(0.02 * turn)
+            except Stale:
+                self._catalog.forget()
+        raise Unavailable("the database is too busy, or these queues keep changing; try again")
+
+    async def _apply(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
         snapshot = await snapshot_of(
             self._catalog, {(item.queue, item.partition) for item in items}
         )
         xid: Any = None
-        done: tuple[list[Pushed], list[Acked]] | None = None
+        done: list[T] = []  # one when all is done but the commit
         try:
             async with self._database.connection() as connection, connection.transaction():
                 xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-                done = await self._inside(connection, snapshot, items, acks, required_leases)
+                done.append(await work(connection, snapshot))
         except Unavailable:
-            if done is None or not await self._committed(xid):
+            if not done or not await self._committed(xid):
                 raise
-        assert done is not None
-        return done
+        return done[0]
 
-    async def _inside(
-        self,
-        connection: Any,
-        snapshot: Snapshot,
-        items: list[Item],
-        acks: list[Ack],
-        required_leases: list[str],
-    ) -> tuple[list[Pushed], list[Acked]]:
-        acked_in = [self._catalog.partition_id(ack.partition_id) for ack in acks]
-        await connection.execute(
-            "SELECT queue_lock($1, $2, $3)",
+    async def lock(self, connection: Any, snapshot: Snapshot, acked: list[tuple[str, str]]) -> None:
+        """Lock everything that a transaction will change: the partitions of its pushes, and the
+        cursors of what it acknowledges, as pairs of a partition's id and a group.
+        """
+        await self._calls.lock(
+            connection.fetch,
             sorted(snapshot.partitions.values()),
-            acked_in,
-            [ack.group for ack in acks],
+            [self._catalog.partition_id(partition) for partition, _ in acked],
+            [group for _, group in acked],
         )
-        await self._require(connection, required_leases)
+
+    async def store(self, connection: Any, snapshot: Snapshot, items: list[Item]) -> list[Pushed]:
+        """Push the items, which have their ids. Raises when one of them cannot be stored."""
         pushed: list[Pushed] = []
-        for answer in await self._pusher.with_catalog(snapshot).store(connection.fetch, items):
+        for answer in await self._pusher.store(items, snapshot, connection.fetch):
             if not isinstance(answer, Pushed):
                 raise answer
-            if answer.status == "duplicate":
-                raise Conflict(
-                    f"PUSH operation failed: duplicate transactionId {answer.transaction_id}"
-                )
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
             pushed.append(answer)
-        acked = await self._acknowledger.acknowledge(connection.fetch, acks)
+        return pushed
+
+    async def settle(self, connection: Any, acks: list[Ack]) -> list[Acked]:
+        """Record the outcomes. Raises when one of them is refused."""
+        batch = AckBatch(acks)
+        runs = await batch.arguments(self._catalog)
+        rows = [] if runs is None else await self._calls.settle(runs, connection.fetch)
+        acked = await batch.fill(rows)
         for outcome in acked:
             if not outcome.success:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
-        return pushed, acked
+        return acked
+
+    def announce(self, pushed: list[Pushed], acks: list[Ack], acked: list[Acked]) -> None:
+        """Count what was committed, and wake the pops that it is for."""
+        self._pusher.announce(pushed)
+        self._deliveries.announce(acks, acked)
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:
             return
         wanted = {lease: uuid_of(lease) for lease in leases}
-        rows = await connection.fetch(
-            """SELECT lease_id FROM leases
-                WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE""",
-            [lease for lease in wanted.values() if lease is not None],
+        live = await self._calls.live_leases(
+            connection.fetch, [lease for lease in wanted.values() if lease is not None]
         )
-        held = {row["lease_id"] for row in rows}
         for text, lease in wanted.items():
-            if lease not in held:
+            if lease not in live:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:

@@ -34,18 +34,21 @@ Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
 class Pushed(msgspec.Struct, gc=False):
-    """What became of an item. `scheduled`: it waits for its time, `deliver_at`. `full`: the queue
-    is at its `maxSize`, the item was not stored. `buffered`: it is on disk and will be stored later
-    (said by the buffer in front of the engine, never by the engine)."""
+    """What became of an item; it encodes itself as the answer of a push. `scheduled`: it waits for
+    its time, `deliver_at`. `full`: the queue is at its `maxSize`, the item was not stored.
+    `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine).
+    """
 
+    index: int  # in its request
     status: Status
-    queue: str
-    partition: str
+    message_id: str | None
     transaction_id: str
-    message_id: str | None = None
-    partition_id: str = ""
-    trace_id: str | None = None
-    deliver_at: datetime | None = None
+    partition_id: str | msgspec.UnsetType = msgspec.UNSET  # not of a duplicate
+    trace_id: str | msgspec.UnsetType | None = msgspec.UNSET  # not of a duplicate
+    queue: str = msgspec.field(name="queueName", default="")
+    deliver_at: datetime | msgspec.UnsetType = msgspec.field(
+        name="deliverAt", default=msgspec.UNSET
+    )
 
 
 class PopRequest(msgspec.Struct):

@@ -31,7 +31,9 @@ from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.names import check_name
+from penstock.protocol.kafka_assignment import assigned_partitions
+from penstock.protocol.names import check_name, split_label
+from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal
 from penstock.topics.store import TopicStore
@@ -67,9 +69,10 @@ class Cursor:
     # Heaps: what is handed out again before `next`, and what is completed ahead of `committed`.
     returned: list[tuple[int, int]] = field(default_factory=list)
     done: list[tuple[int, int]] = field(default_factory=list)
+    note: str = ""  # what a Kafka client keeps with its commit
 
     def as_committed(self) -> CommittedOffset:
-        return CommittedOffset(self.group, self.topic, self.incarnation, self.committed)
+        return CommittedOffset(self.group, self.topic, self.incarnation, self.committed, self.note)
 
     def advance(self, floor: int) -> bool:
         """Move the committed offset over what is done (or aged out); whether it moved."""
@@ -91,14 +94,25 @@ class LeaseDetails(msgspec.Struct):
     expires_in: float  # seconds
 
 
+class MemberDetails(msgspec.Struct):
+    """A member of a group of Kafka clients, and the partitions of the topic that it has."""
+
+    member: str
+    client: str
+    host: str
+    partitions: list[int]
+
+
 class GroupDetails(msgspec.Struct):
-    """A group on one topic."""
+    """A group on one topic: its members lease ranges, or divide partitions (Kafka clients)."""
 
     group: str
     topic: str
     committed: int  # the next offset that it reads
     lag: int
     leases: list[LeaseDetails]
+    members: list[MemberDetails]
+    metadata: str  # what a Kafka client keeps with its commit
 
 
 class Groups:
@@ -135,6 +149,8 @@ class Groups:
                 "outcome",
             ),
         )
+        # Groups of Kafka's clients, while they have members.
+        self.assigned = AssignedGroups(self.is_leased, metrics, clock)
         self._lease_time = store.settings.lease_time
         self._cursors: dict[tuple[str, str], Cursor] = {}
         self._leases: dict[str, Cursor] = {}
@@ -155,13 +171,15 @@ class Groups:
     async def start(self) -> None:
         await in_pool(self._pool, self._journal.load, self.history.groups)
         for committed in self._journal.offsets.values():
-            cursor = Cursor(*committed, next=committed.offset)
+            group, topic, incarnation, offset, note = committed
+            cursor = Cursor(group, topic, incarnation, offset, next=offset, note=note)
             self._cursors[cursor.group, cursor.topic] = cursor
         await self._check_topics()
         await self._journal.copy()
         await self.write_claims.start()
 
     async def stop(self) -> None:
+        self.assigned.stop()
         await self.history.stop()
         await self._journal.stop()
         self.write_claims.close()
@@ -172,6 +190,11 @@ class Groups:
         """Of all groups, for a copy of them."""
         return list(self._journal.offsets.values())
 
+    def committed_offset(self, group: str, topic: str) -> CommittedOffset | None:
+        """The same with what the client keeps with it."""
+        cursor = self._find(group, topic)
+        return None if cursor is None else cursor.as_committed()
+
     def committed(self, group: str, topic: str) -> int | None:
         """The group's committed offset, None when it has none."""
         cursor = self._find(group, topic)
@@ -179,6 +202,16 @@ class Groups:
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
         """Set where the group resumes, durably; leases it holds on this topic are void."""
+        self._check_not_assigned(group)
+        self.set_committed(group, topic, offset)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Return when what was set until now is durable."""
+        await self._journal.flush()
+
+    def set_committed(self, group: str, topic: str, offset: int, note: str = "") -> None:
+        """Set where the group resumes; `flush` makes it durable."""
         topic_log = self._store.require(topic)
         check_name(group, "group")
         if not 0 <= offset <= topic_log.next_offset:
@@ -189,9 +222,20 @@ class Groups:
         cursor.leases, cursor.returned, cursor.done = {}, [], []
         before, cursor.committed = cursor.committed, offset
         cursor.next = offset
+        cursor.note = note
         self._count_commit(cursor, topic_log, before)
         self._journal.commit(cursor.as_committed())
-        await self._journal.flush()
+
+    def _check_not_assigned(self, group: str) -> None:
+        if self.assigned.has_members(group):
+            raise Conflict(
+                f"group {group!r} has members of Kafka's protocol, which divide partitions"
+            )
+
+    def is_leased(self, group: str) -> bool:
+        """Whether members of the group hold leases."""
+        self._expire()
+        return any(one.leases for one in self._cursors.values() if one.group == group)
 
     def lag(self, group: str, topic: str) -> int:
         """Records from the group's commit on; all of them when it has not committed."""
@@ -232,8 +276,20 @@ class Groups:
                     )
                     for lease in cursor.leases.values()
                 ],
+                self._members(group, split_label(cursor.topic)[0]),
+                cursor.note,
             )
             for cursor in sorted(cursors, key=lambda cursor: cursor.topic)
+        ]
+
+    def _members(self, group: str, topic: str) -> list[MemberDetails]:
+        assigned = self.assigned.get(group)
+        if assigned is None:
+            return []
+        return [
+            MemberDetails(one.id, one.client, one.host, partitions)
+            for one in assigned.members.values()
+            if (partitions := assigned_partitions(one.assignment).get(topic))
         ]
 
     async def delete(self, group: str, topic: str | None = None) -> None:
@@ -274,6 +330,7 @@ class Groups:
         """
         topic_log = self._store.require(topic)
         check_name(group, "group")
+        self._check_not_assigned(group)
         cursor = self._find(group, topic)
         if cursor is None:
             cursor = self._cursor(

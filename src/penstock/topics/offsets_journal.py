@@ -4,6 +4,8 @@
                                                      group and topic counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         ["commit", group, topic, incarnation, offset]      ["delete", group, topic]
+        ["noted", group, topic, incarnation, offset, text]     a commit with the text that a Kafka
+                                                               client keeps with it
 
 A line that does not match its checksum is skipped and counted; the group then starts from its
 commit before that. The journal is replaced by a snapshot when it has grown to several times what it
@@ -35,7 +37,7 @@ from penstock.metrics import Counter
 log = logging.getLogger("penstock.topics.groups")
 
 JOURNAL, COPY = "offsets.log", "offsets.copy"
-FIELDS = {"commit": 5, "delete": 3}
+FIELDS = {"commit": 5, "noted": 6, "delete": 3}
 
 
 class CommittedOffset(NamedTuple):
@@ -43,6 +45,7 @@ class CommittedOffset(NamedTuple):
     topic: str
     incarnation: str
     offset: int
+    note: str = ""  # what a Kafka client keeps with it
 
 
 class OffsetsJournal:
@@ -232,4 +235,6 @@ def _refuse(waiting: Iterable[asyncio.Future[None]], failure: StorageError) -> N
 
 
 def _commit_line(committed: CommittedOffset) -> bytes:
-    return line(["commit", *committed])
+    if committed.note:
+        return line(["noted", *committed])
+    return line(["commit", *committed[:-1]])

@@ -11,9 +11,19 @@ from contextlib import ExitStack, contextmanager
 from penstock.config import Config, schema
 from penstock.errors import PenstockError
 
-Settings = schema.HttpServer | schema.TcpServer | schema.WebsocketServer
-FLAGS = {"http_server": "--http-port", "tcp_server": "--tcp-port", "websocket_server": "--ws-port"}
-TITLES = {"http_server": "HTTP", "tcp_server": "TCP", "websocket_server": "WebSocket"}
+Settings = schema.HttpServer | schema.TcpServer | schema.KafkaServer | schema.WebsocketServer
+FLAGS = {
+    "http_server": "--http-port",
+    "tcp_server": "--tcp-port",
+    "kafka_server": "--kafka-port",
+    "websocket_server": "--ws-port",
+}
+TITLES = {
+    "http_server": "HTTP",
+    "tcp_server": "TCP",
+    "kafka_server": "Kafka",
+    "websocket_server": "WebSocket",
+}
 PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # the address is ours, the port is the trouble
 
 

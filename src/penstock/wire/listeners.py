@@ -1,4 +1,4 @@
-"""What listens: HTTP, TCP and WebSocket over one broker, opened last and closed first.
+"""What listens: HTTP, TCP, Kafka and WebSocket over one broker, opened last and closed first.
 
 With several worker processes all of them listen on the HTTP port (SO_REUSEPORT, the kernel spreads
 connections). A worker answers the queue API itself and forwards every other request to the owner
@@ -15,11 +15,14 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.broker import Broker
 from penstock.config import Config
 from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
@@ -33,6 +36,7 @@ from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.queues import queue_apis
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
+from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import recording
@@ -46,6 +50,9 @@ from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
+
+if TYPE_CHECKING:
+    from penstock.wire.kafka import KafkaServer
 
 log = logging.getLogger("penstock.wire")
 
@@ -85,6 +92,7 @@ def _max_request_bytes(config: Config) -> int:
     largest = (
         config.http_server.max_body,
         config.tcp_server.max_frame,
+        config.kafka_server.max_frame,
         config.websocket_server.max_message,
     )
     return max(config.max_bodies, *largest)
@@ -98,6 +106,7 @@ class Listeners:
         self._worker = worker
         self._http: HttpServer | None = None
         self._tcp: TcpServer | None = None
+        self._kafka: KafkaServer | None = None
         self._websocket: WebsocketServer | None = None
         self._private: HttpServer | None = None  # for the other processes of this broker
         # None: authentication is off
@@ -139,6 +148,8 @@ class Listeners:
         if self._tcp:
             scheme = "tls" if self.certificates.tcp else "tcp"
             addresses["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
+        if self._kafka:
+            addresses["Kafka"] = f"{config.kafka_server.host}:{self._kafka.port}"
         if self._websocket:
             scheme = "wss" if self.certificates.websocket else "ws"
             addresses["WebSocket"] = (
@@ -181,6 +192,8 @@ class Listeners:
             with listening("tcp_server", config.tcp_server):
                 await tcp.start()
             self._tcp = tcp  # from now on it has an address
+        if broker.logs and config.kafka_server.enabled:
+            await self._start_kafka(broker.logs.topics, broker.logs.groups)
         if broker.logs and config.websocket_server.enabled:
             websocket = WebsocketServer(
                 config.websocket_server,
@@ -204,6 +217,25 @@ class Listeners:
                 merge="max",
             )
 
+    async def _start_kafka(self, topics: TopicStore, groups: Groups) -> None:
+        # Imported here: a broker without it does without 10 MiB of schemas.
+        from penstock.wire.kafka import KafkaServer
+
+        config = self._broker.config
+        kafka = KafkaServer(
+            config.kafka_server,
+            topics,
+            groups,
+            self._broker.metrics,
+            verifier=self._verifier,
+            certificate=self.certificates.kafka,
+            memory=self._memory,
+        )
+        kafka.record_changes(self._audit.record)
+        with listening("kafka_server", config.kafka_server):
+            await kafka.start()
+        self._kafka = kafka
+
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
     ) -> None:
@@ -219,7 +251,10 @@ class Listeners:
         await asyncio.sleep(delay)
         self._broker.queues.answer_waiting()
         self.certificates.stop()
-        servers = [server for server in (self._http, self._tcp, self._websocket) if server]
+        if self._broker.logs:  # members that wait for others would wait until they are cut off
+            self._broker.logs.groups.assigned.stop()
+        every = (self._http, self._tcp, self._kafka, self._websocket)
+        servers = [server for server in every if server]
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if stopping:
             await stopping
@@ -272,6 +307,8 @@ class Listeners:
             apis.append(NoTopicsApi())
         if broker.exports:
             apis.append(ExportApi(broker.exports))
+            max_body = broker.config.http_server.max_body
+            apis.append(TelemetryApi(broker.exports, broker.pool, max_body))
         return [*routes_of(*apis), *console_routes()]
 
     async def _start_private(self, sockets: SocketPaths) -> None:

@@ -145,12 +145,14 @@ class Certificates:
         own = configured(websocket.ssl_cert_path, websocket.ssl_key_path)
         self.websocket = own or (self.http or shared if websocket.tls else None)
         self.tcp = shared if config.tcp_server.tls else None
+        self.kafka = shared if config.kafka_server.tls else None
         self._interval = tls.reload_interval
         self._watching: asyncio.TimerHandle | None = None
 
     @property
     def all(self) -> list[Certificate]:
-        return list({id(one): one for one in (self.http, self.websocket, self.tcp) if one}.values())
+        every = (self.http, self.websocket, self.tcp, self.kafka)
+        return list({id(one): one for one in every if one}.values())
 
     @property
     def expires(self) -> float:

@@ -22,10 +22,10 @@ from tests.support.topics import everything
 from tests.support.wait import eventually
 from tests.topics.tier.support import fill, pass_through, read_all, tiered
 
-pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
-
-
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [
+    pytest.mark.xdist_group("tests/topics/tier"),  # they share a store
+    pytest.mark.usefixtures("form"),
+]
 
 
 async def test_two_brokers_never_write_one_tier(tmp_path: Path, address: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from penstock.config.schema import LocalRetention
 from penstock.errors import StorageFailed
+from penstock.io.fs import DISK
 from penstock.log.layout import DATA, sealed_name
+from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.object_store import ObjectStore
 from penstock.topics.tier.verify import verify_tier
 from tests.support.form import pick
@@ -19,10 +22,10 @@ from tests.support.object_stores import (
 from tests.support.topics import bits, everything
 from tests.topics.tier.support import fill, pass_through, read_all, tiered
 
-pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
-
-
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [
+    pytest.mark.xdist_group("tests/topics/tier"),  # they share a store
+    pytest.mark.usefixtures("form"),
+]
 
 
 async def test_a_failing_store_delays_and_loses_nothing(
@@ -303,3 +306,32 @@ async def test_a_crash_before_any_write_to_the_store_leaves_no_hole(
         if last <= first:
             break
     assert last > 30
+
+
+def test_a_cache_is_emptied_while_the_store_before_still_writes_to_it(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    blocks = BlocksOnDisk(directory, DISK)
+    blocks.clear()
+    ended = threading.Event()
+
+    def keep_writing() -> None:
+        number = 0
+        while not ended.is_set():
+            number = (number + 1) % 50
+            with contextlib.suppress(StorageFailed):  # its temporary file was removed
+                blocks.put(("object", number), b"late")
+
+    writers = [threading.Thread(target=keep_writing) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(10):
+            for number in range(100):
+                blocks.put(("other", number), b"there")
+            BlocksOnDisk(directory, DISK).clear()
+    finally:
+        ended.set()
+        for writer in writers:
+            writer.join()
+    blocks.clear()
+    assert list(directory.iterdir()) == []

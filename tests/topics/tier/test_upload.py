@@ -20,10 +20,10 @@ from tests.support.topics import Clock, bits, everything
 from tests.support.wait import eventually
 from tests.topics.tier.support import fill, pass_through, read_all, tiered, unique
 
-pytestmark = pytest.mark.xdist_group("tests/topics/tier")  # they share a store
-
-
-pytestmark = pytest.mark.usefixtures("form")
+pytestmark = [
+    pytest.mark.xdist_group("tests/topics/tier"),  # they share a store
+    pytest.mark.usefixtures("form"),
+]
 
 
 async def test_segments_leave_the_disk_and_readers_do_not_notice(

@@ -19,7 +19,7 @@ import functools
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -38,7 +38,13 @@ class Retry(Exception):
 
 
 class Refused(Exception):
-    pass
+    """`undelivered` are the records that become dead letters when a part of a record was delivered;
+    empty: the record itself.
+    """
+
+    def __init__(self, text: str, undelivered: Sequence[bytes] = ()) -> None:
+        super().__init__(text)
+        self.undelivered = undelivered
 
 
 class TooBig(Exception):
@@ -94,8 +100,11 @@ class Destination(Protocol):
         return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
 
     @abstractmethod
-    async def send(self, batch: Batch, prepared: Any) -> None:
-        """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied."""
+    async def send(self, batch: Batch, prepared: Any) -> int | None:
+        """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied.
+
+        The number is that of items inside the records that it has and rejected for good.
+        """
 
     @abstractmethod
     def describe(self) -> str:
@@ -108,6 +117,7 @@ class Target(ABC):
 
     needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
     takes_headers: ClassVar[bool] = False  # its records are those of `envelope.with_headers`
+    takes: ClassVar[str] = ""  # its records are requests of telemetry exporters: of this source
 
     type: str = key("", "which destination")
 

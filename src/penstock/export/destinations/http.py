@@ -12,7 +12,7 @@ data is bad.
 
 import email.utils
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Container
 from dataclasses import dataclass, replace
 from datetime import UTC
 from http.client import responses
@@ -56,7 +56,8 @@ ADDRESS_STATUSES = {
     410: "the address is gone",
     415: "the address does not take this format or compression",
 }
-RETRY_STATUSES = {408: "timeout", 425: "server_error", 429: "rate_limit"}
+RETRY_KINDS = {408: "timeout", 425: "server_error", 429: "rate_limit"}
+RETRIED = frozenset((*RETRY_KINDS, *range(500, 600)))
 
 
 @destination("http")
@@ -150,7 +151,11 @@ class HttpDestination(Destination):
         return f"{self._method} {self._shown}"
 
 
-async def delivered(request: Awaitable[HttpAnswer]) -> HttpAnswer:
+async def delivered(
+    request: Awaitable[HttpAnswer],
+    retried: Container[int] = RETRIED,
+    answering: str = "the destination",
+) -> HttpAnswer:
     """The answer, if it is a success; raises what any other means for the batch."""
     try:
         answer = await request
@@ -160,17 +165,22 @@ async def delivered(request: Awaitable[HttpAnswer]) -> HttpAnswer:
         raise Retry("network", str(error)) from error
     except InvalidRequest as error:
         raise Denied(str(error)) from error
-    check_status(answer.status, answer.headers, answer.body)
+    check_status(answer, retried, answering)
     return answer
 
 
-def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
-    """Raise what the answer means; nothing for success."""
+def check_status(
+    answer: HttpAnswer,
+    retried: Container[int] = RETRIED,
+    answering: str = "the destination",
+) -> None:
+    """Raise what the answer means; nothing for success. `retried`: statuses that say "not now"."""
+    status, headers = answer.status, answer.headers
     if 200 <= status < 300:
         return
-    text = f"the destination answered {status} {responses.get(status, '')}".rstrip()
-    if body:
-        text += f": {body[:200].decode(errors='replace')}"
+    text = f"{answering} answered {status} {responses.get(status, '')}".rstrip()
+    if answer.body:
+        text += f": {answer.body[:200].decode(errors='replace')}"
     if status in (401, 403):
         raise Denied(text)
     if status in ADDRESS_STATUSES:
@@ -186,8 +196,8 @@ def check_status(status: int, headers: dict[str, str], body: bytes) -> None:
         )
     if status == 413:
         raise TooBig(text)
-    if status in RETRY_STATUSES or status >= 500 or status < 200:
-        kind = RETRY_STATUSES.get(status, "server_error")
+    if status in retried or not 200 <= status < 600:
+        kind = RETRY_KINDS.get(status, "server_error")
         raise Retry(kind, text, parse_retry_after(headers.get("retry-after")))
     raise Refused(text)
 

@@ -51,8 +51,12 @@ class BlocksOnDisk:
         return self._directory / f"{key[0].replace('/', '-')}-{key[1]}"
 
     def clear(self) -> None:
-        self._fs.remove_tree(self._directory)
+        """Remove all files, one by one: a directory that a read-ahead from before still writes to
+        cannot be removed as a whole.
+        """
         self._fs.make_dir(self._directory)
+        for name in self._fs.list_dir(self._directory):
+            self._fs.remove(self._directory / name)
 
     def put(self, key: Key, data: bytes) -> None:
         self._fs.replace(self._path(key), data, sync=False)

@@ -38,8 +38,8 @@ from penstock.wire.http.messages import (
     Request,
     Response,
     StreamResponse,
-    error_response,
     failure_response,
+    refusal_response,
 )
 from penstock.wire.http.output import HIGH_WATER_BYTES, Output
 from penstock.wire.http.server_state import ServerState
@@ -365,7 +365,8 @@ class Connection(asyncio.Protocol):
             return
         if self._body is not None:
             head = self._body.head
-        response = error_response(refused.status, str(refused), refused.headers)
+        head = head or refused.head
+        response = refusal_response(head, refused.status, str(refused), refused.headers)
         self._output.flush()
         self._output.write_message(
             self._server.encoder.head(head, response, close=True), response.body

@@ -33,10 +33,13 @@ class Refused(Exception):
     closed.
     """
 
-    def __init__(self, status: int, text: str, headers: Headers = ()) -> None:
+    def __init__(
+        self, status: int, text: str, headers: Headers = (), head: "Head | None" = None
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.headers = headers
+        self.head = head  # of the request, if its route is known
 
 
 class MatchedRoute(Protocol):
@@ -48,6 +51,7 @@ class MatchedRoute(Protocol):
     labels: dict[int, tuple[str, ...]]  # of the request counter, by status
     call: "Handler"
     precheck: "Precheck | None"  # asked before a long body is received
+    write_error: "ErrorWriter | None"  # of a protocol with errors of its own; None: JSON
 
 
 class Head:
@@ -185,6 +189,7 @@ class StreamResponse(msgspec.Struct, eq=False):
 Answer = Response | StreamResponse
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
 Precheck = Callable[[Head], Refused | None]  # a refusal, from the head alone
+ErrorWriter = Callable[[Head, int, str, Headers], Response]  # of a status, a text, and headers
 
 EMPTY = Response(204)
 
@@ -198,15 +203,25 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Respo
     return Response(status, _encode(value), JSON, headers)
 
 
+def refusal_response(
+    head: Head | None, status: int, text: str, headers: Headers = (), **more: Any
+) -> Response:
+    """An error in the protocol of the route that the request is for; `more` is for ours."""
+    if head is None or head.endpoint.write_error is None:
+        return error_response(status, text, headers, **more)
+    return head.endpoint.write_error(head, status, text, headers)
+
+
 def error_response(status: int, text: str, headers: Headers = (), **more: Any) -> Response:
     return json_response({"error": text, **more}, status, headers)
 
 
-def failure_response(error: BaseException, request: Request | None) -> Response:
-    """The answer to an error. What was not raised on purpose is logged under an id, and the answer
-    names only the id.
+def failure_response(error: BaseException, request: Request | None, **more: Any) -> Response:
+    """The answer to an error, with the fields `more`. What was not raised on purpose is logged
+    under an id, and the answer names only the id.
     """
     status = status_of(error).http
+    head = request.head if request is not None else None
     if is_expected(error):
         wait = getattr(error, "retry_after", None)
         headers: Headers = (
@@ -215,8 +230,8 @@ def failure_response(error: BaseException, request: Request | None) -> Response:
         if status == 401:
             headers = CHALLENGE
         details = msgspec.to_builtins(details_of(error))
-        return error_response(status, str(error), headers, **details)
+        return refusal_response(head, status, str(error), headers, **details, **more)
     number = str(uuid7())
-    what = f"{request.head.method} {request.head.path}" if request is not None else "an answer"
+    what = f"{head.method} {head.path}" if head is not None else "an answer"
     log.error("internal error %s at %s", number, what, exc_info=error)
-    return error_response(500, "internal error", id=number)
+    return refusal_response(head, 500, "internal error", id=number, **more)

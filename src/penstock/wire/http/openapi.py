@@ -117,7 +117,7 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
             parameter["example"] = example["query"][parameter["name"]]
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),
-        "responses": {str(route.status): _answer(route, schemas), "default": _problem()},
+        "responses": {str(route.status): _answer(route, schemas), "default": _problem(route)},
     }
     if route.may_be_empty:
         operation["responses"]["204"] = {"description": REASONS[204]}
@@ -174,10 +174,11 @@ def _answer(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     return answer
 
 
-def _problem() -> dict[str, Any]:
+def _problem(route: Route) -> dict[str, Any]:
+    ours = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     return {
         "description": "An error: what is wrong, and where",
-        "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
+        "content": {kind: {} for kind in route.error_types} or ours,
     }
 
 

@@ -45,6 +45,7 @@ from penstock.wire.http.decoding import body_decoder, query_decoder
 from penstock.wire.http.messages import (
     EMPTY,
     Answer,
+    ErrorWriter,
     Handler,
     Head,
     Headers,
@@ -89,6 +90,9 @@ class Route:
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
+    packed: bool = False  # the handler gets the body as it came, with its Content-Encoding
+    write_error: ErrorWriter | None = None  # of a protocol with errors of its own,
+    error_types: tuple[str, ...] = ()  # and their types, for the OpenAPI document
     page: bool = False  # shown in a browser: links on other sites may lead here
     # another process serves it, and looks itself where a request comes from and what it brings
     forwards: bool = False
@@ -227,7 +231,7 @@ class Endpoint:
 
     __slots__ = (
         "_args", "_cache_args", "_data", "call", "gzip", "labels", "method", "name", "parameters",
-        "precheck", "route",
+        "precheck", "route", "write_error",
     )  # fmt: skip
 
     def __init__(
@@ -237,6 +241,7 @@ class Endpoint:
         self.method = route.method
         self.name = route.path
         self.gzip = route.gzip
+        self.write_error = route.write_error
         self.parameters = tuple(route.parameters)
         self.labels: dict[int, tuple[str, ...]] = {}  # status -> label values, filled by the server
         query = route.query

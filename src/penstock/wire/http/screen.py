@@ -7,7 +7,7 @@ distinct head.
   body without a type, or with the one curl gives to whatever it sends (a form's), is taken as JSON;
   browsers were judged by their origin.
 - Its coding: gzip and zstd are unpacked by a thread before the handler sees the body, others get
-  415.
+  415. A route whose handler wants the body as it came (`packed`) gets it so.
 
 The result is the endpoint that is kept with the head, so a request that repeats costs nothing here.
 """
@@ -68,7 +68,7 @@ class Screen:
             if media not in _AS_JSON and not media.endswith("+json") and media not in route.media:
                 takes = ", ".join(("application/json", *route.media))
                 return refusing(415, f"The body is {media[:255]!r}; this takes: {takes}")
-        if head.coding is not None:
+        if head.coding is not None and not route.packed:
             coding = head.coding.strip().lower()
             if coding in CODINGS:
                 return self._unpacking(endpoint, CODINGS[coding])

@@ -86,11 +86,10 @@ class ServerState:
         )
 
     def _route(self, head: Head) -> None:
-        if head.length > self.settings.max_body:
-            raise Refused(
-                413, f"The body is larger than the limit of {self.settings.max_body} bytes"
-            )
         head.endpoint = self._screen.apply(head, self._router.find(head))
+        if head.length > self.settings.max_body:
+            text = f"The body is larger than the limit of {self.settings.max_body} bytes"
+            raise Refused(413, text, head=head)
 
     def labels(self, endpoint: MatchedRoute, status: int) -> tuple[str, ...]:
         labels = endpoint.labels[status] = (endpoint.method, endpoint.name, str(status))

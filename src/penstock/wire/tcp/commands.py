@@ -48,8 +48,9 @@ from penstock.topics.groups import Groups, Range
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Promise, Topic
 from penstock.wire.auth import Verifier
+from penstock.wire.framed import Pieces, Slot
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
-from penstock.wire.tcp.connection import Answer, Connection, Pieces, Slot, failure
+from penstock.wire.tcp.connection import Answer, Connection, failure
 
 T = TypeVar("T")
 Handler = Callable[[Connection, Body], Answer]
@@ -233,7 +234,7 @@ class Commands:
                 return
             connection.answer(failure(error, produce=True) * slot.count)
         else:
-            connection.promise(slot, topic)
+            connection.append(slot, topic)
         self._count(slot.count, "produce")
 
     def produce_batch(self, connection: Connection, body: Body) -> None:
@@ -253,7 +254,7 @@ class Commands:
             return
         slot = Produced(connection, 0, len(body.view))
         topic.appends.enqueue_arrays(lengths, payloads, slot, producer)
-        connection.promise(slot, topic)
+        connection.append(slot, topic)
 
     def produce_records(self, connection: Connection, body: Body) -> None:
         request = frames.read_records(body.view)
@@ -272,7 +273,7 @@ class Commands:
             return
         slot = ProducedRecords(connection, 0, len(body.view))
         topic.appends.enqueue_records(records, slot, producer)
-        connection.promise(slot, topic)
+        connection.append(slot, topic)
 
     def _create_and_append(
         self,

@@ -6,8 +6,7 @@ CREATE FUNCTION outbox_apply() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   operations outbox[];
   queue_names text[]; partition_names text[];  -- of the distinct partitions pushed to
-  wanted bigint; pushed record; acked record; bad text;
-  stored bigint[]; heads bigint[]; dues timestamptz[]; affected text[]; payload text;
+  pushed record; acked record; bad text; statuses text[]; dues timestamptz[]; affected text[]; payload text;
 BEGIN
   WITH taken AS (DELETE FROM outbox o WHERE o.xid = pg_current_xact_id() RETURNING o)
   SELECT array_agg(t.o ORDER BY (t.o).id) INTO operations FROM taken t;
@@ -59,22 +58,18 @@ BEGIN
     PERFORM queue_lock(pushed.ids, acked.partitions, acked.groups);
   END IF;
   IF queue_names IS NOT NULL THEN
-    SELECT r.heads, r.answers, r.dues INTO heads, stored, dues
-      FROM queue_push(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
-                      p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
-                      p_payloads => pushed.payloads, p_payload_bounds => pushed.payload_bounds,
-                      p_headers => pushed.headers, p_header_bounds => pushed.header_bounds, p_dues => pushed.dues,
-                      p_delays => pushed.delays) r;
-    IF heads IS NULL THEN
-      SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer = 0 LIMIT 1;
-      IF FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'PQ002', MESSAGE = format('queue "%s" is full', bad),
-          HINT = 'Its maxSize is reached. Nothing of this transaction is committed.';
-      END IF;
-      SELECT u.queue INTO bad FROM unnest(pushed.queues, stored) u (queue, answer) WHERE u.answer IS NULL LIMIT 1;
-    ELSE
-      bad := NULL;
+    SELECT r.statuses, r.due_ats INTO statuses, dues
+      FROM append(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
+                  p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
+                  p_payloads => pushed.payloads, p_payload_bounds => pushed.payload_bounds,
+                  p_headers => pushed.headers, p_header_bounds => pushed.header_bounds, p_due_ats => pushed.dues,
+                  p_delays => pushed.delays) r;
+    SELECT u.queue INTO bad FROM unnest(pushed.queues, statuses) u (queue, status) WHERE u.status = 'full' LIMIT 1;
+    IF FOUND THEN
+      RAISE EXCEPTION USING ERRCODE = 'PQ002', MESSAGE = format('queue "%s" is full', bad),
+        HINT = 'Its maxSize is reached. Nothing of this transaction is committed.';
     END IF;
+    SELECT u.queue INTO bad FROM unnest(pushed.queues, statuses) u (queue, status) WHERE u.status = 'stale' LIMIT 1;
     IF bad IS NOT NULL OR pushed.ids IS NULL OR cardinality(pushed.ids) < cardinality(queue_names) THEN
       RAISE serialization_failure USING
         MESSAGE = format('queue "%s" was deleted or encrypted during this transaction', coalesce(bad, queue_names[1])),
@@ -84,14 +79,13 @@ BEGIN
   affected := coalesce(queue_names, '{}');
 
   IF acked.partitions IS NOT NULL THEN
-    FOR pushed IN
-      SELECT * FROM queue_ack(acked.starts, acked.partitions, acked.groups, acked.leases, acked.statuses, acked.errors,
-                              acked.transactions)
+    FOR pushed IN  -- a run is one message here
+      SELECT * FROM settle(p_starts => acked.starts, p_partitions => acked.partitions, p_groups => acked.groups,
+                           p_leases => acked.leases, p_statuses => acked.statuses, p_errors => acked.errors,
+                           p_transactions => acked.transactions)
     LOOP
-      SELECT acked.transactions[u.item] INTO bad
-        FROM unnest(pushed.items, pushed.outcomes) u (item, outcome) WHERE u.outcome <> 'ok' LIMIT 1;
-      IF FOUND THEN
-        PERFORM outbox_lease_lost(bad);
+      IF pushed.outcomes[1] <> 'ok' THEN
+        PERFORM outbox_lease_lost(acked.transactions[pushed.runs[1]]);
       END IF;
       affected := affected || pushed.queue;
     END LOOP;

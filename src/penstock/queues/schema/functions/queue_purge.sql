@@ -27,6 +27,7 @@ BEGIN
     DELETE FROM cursors c WHERE c.partition_id = ANY (ids);
     DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.queue_id > 0;
     DELETE FROM attempts a WHERE a.partition_id = ANY (ids);
+    DELETE FROM stream_state s WHERE s.partition_id = ANY (ids);
     DELETE FROM partitions p WHERE p.id = ANY (ids);
     RETURN cardinality(ids);
   END IF;

@@ -1,6 +1,6 @@
 -- queue_release: end leases as a whole. With p_settle their open messages count as completed (auto-ack), without they are
 -- free again and no attempt is counted (the waiting client is gone). Answers the groups of the leases that were there.
--- Planned once per session, like queue_push.
+-- Planned once per session, like append.
 CREATE FUNCTION queue_release(p_leases uuid[], p_settle boolean) RETURNS SETOF int
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0

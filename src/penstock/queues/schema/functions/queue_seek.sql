@@ -17,7 +17,7 @@ BEGIN
                         ORDER BY x.version DESC LIMIT 1) c ON true
    WHERE p.id = ANY (p_partitions) AND p.queue_id = g.queue_id
      AND (later OR c.version IS NULL OR c.start_at IS NOT NULL OR c.failing OR NOT isempty(c.leased) OR NOT isempty(c.settled)
-          OR c.position <> queue_place(p, p_to, p_moment)
+          OR c.position <> queue_seek_position(p, p_to, p_moment)
           OR c.due_at IS NULL AND EXISTS (SELECT 1 FROM messages m WHERE m.partition_id = p.id AND m.seq > c.position));
 
   IF ids IS NOT NULL THEN
@@ -32,7 +32,7 @@ BEGIN
     -- Nobody pushes to these partitions meanwhile, so a cursor at the end may rest.
     WITH place AS MATERIALIZED (
       SELECT c.partition_id, c.version, queue_settled_count(c) AS was,
-             CASE WHEN later THEN -1 ELSE queue_place(p, p_to, p_moment) END AS target,
+             CASE WHEN later THEN -1 ELSE queue_seek_position(p, p_to, p_moment) END AS target,
              (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) AS head
         FROM partitions p
         JOIN LATERAL (SELECT * FROM cursors x WHERE x.partition_id = p.id AND x.group_id = p_group

@@ -1,5 +1,5 @@
--- queue_tidy: remove partitions that have been empty and without activity since p_before. Looks at up to p_limit of those
--- that may have been empty so long; answers how many it looked at, 0 = none are left.
+-- queue_tidy: remove partitions that have been empty and without activity since p_before, unless a stream has state there.
+-- Looks at up to p_limit of those that may have been empty so long; answers how many it looked at, 0 = none are left.
 CREATE FUNCTION queue_tidy(p_before timestamptz, p_limit int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
@@ -17,6 +17,7 @@ BEGIN
      WHERE p.id = ANY (ids) AND (
            EXISTS (SELECT 1 FROM messages m WHERE m.partition_id = p.id)
         OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.partition_id = p.id)
+        OR EXISTS (SELECT 1 FROM stream_state s WHERE s.partition_id = p.id)
         OR EXISTS (SELECT 1 FROM cursors c WHERE c.partition_id = p.id AND (c.consumed_at >= p_before OR c.due_at IS NOT NULL)))
     RETURNING p.id)
   SELECT array_agg(kept.id) INTO used FROM kept;

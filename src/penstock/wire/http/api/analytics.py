@@ -10,8 +10,8 @@ import msgspec
 from penstock.protocol.analytics import Point
 from penstock.protocol.answers import Body, GroupLag, Range
 from penstock.protocol.latency import ERROR, PERCENTILES
+from penstock.queues.admin.status import DatabaseSize, OldestTransaction, TableSize
 from penstock.queues.engine import Queues
-from penstock.queues.status import DatabaseSize, OldestTransaction, TableSize
 from penstock.wire.http.api.groups import group_answer
 from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route

@@ -119,7 +119,7 @@ class BuffersApi:
     )
     async def store(self, request: Request) -> list[PushAnswer] | Response:
         """Store events given as the lines of a buffer file."""
-        return push_answer(await self._buffer.push_lines(request.body))
+        return push_answer(*await self._buffer.push_lines(request.body))
 
     @route("POST", "/api/v1/buffers/replay", role=Role.ADMIN, audit=Audited("buffer.replay"))
     def replay(self) -> BufferStatus:

@@ -9,10 +9,9 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.answers import Body, Range
-from penstock.queues.consumer_reports import ConsumerReport
-from penstock.queues.consumers import ALIVE_SECONDS
-from penstock.queues.engine import Queues
-from penstock.queues.presence import (
+from penstock.queues.admin.status import Removal
+from penstock.queues.background.consumer_reports import ConsumerReport
+from penstock.queues.background.presence import (
     BEAT_SECONDS,
     Member,
     OperationCounts,
@@ -20,7 +19,8 @@ from penstock.queues.presence import (
     Presence,
     RequestCounts,
 )
-from penstock.queues.status import Removal
+from penstock.queues.consumers import ALIVE_SECONDS
+from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import RangeQuery
@@ -204,7 +204,7 @@ class ClusterApi:
     def __init__(self, queues: Queues, presence: Presence) -> None:
         self._queues = queues
         self._presence = presence
-        self._signals = queues.signals
+        self._waiting = queues.waiting
 
     @route("GET", "/api/v1/analytics/system-metrics")
     @route(
@@ -285,9 +285,11 @@ class ClusterApi:
             transport="postgresql",
             server_health=ServerHealth(len(members), BEAT_SECONDS, ALIVE_SECONDS, servers),
             queue_config_cache=QueueConfigCache(
-                self._queues.catalog.cached_queues, self._signals.changes
+                self._queues.catalog.cached_queues, self._waiting.changes
             ),
-            consumer_presence=ConsumerPresence(self._signals.waiting, self._signals.parked(100)),
+            consumer_presence=ConsumerPresence(
+                self._waiting.parked, self._waiting.parked_by_queue(100)
+            ),
         )
 
     @route("GET", "/internal/api/inter-instance/stats", tag="internal", role=Role.ADMIN)
@@ -299,8 +301,8 @@ class ClusterApi:
             transport="postgresql",
             server_id=self._presence.member,
             peers=[one.id for one in members if one.id != self._presence.member],
-            sent=self._signals.sent,
-            received=self._signals.heard,
+            sent=self._waiting.sent,
+            received=self._waiting.heard,
         )
 
     @route("POST", "/internal/api/notify", tag="internal", role=Role.ADMIN)
@@ -308,7 +310,7 @@ class ClusterApi:
         """Wake up the pops that wait for a queue, in every process."""
         if not body.queue:
             raise InvalidRequest("queue is required")
-        self._signals.available(body.queue, 1)
+        self._waiting.available(body.queue, 1)
         return Notified()
 
 

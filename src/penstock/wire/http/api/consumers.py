@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.queues.consumer_reports import MAX_REPORTS, ConsumerReport
-from penstock.queues.presence import Presence
+from penstock.queues.background.consumer_reports import MAX_REPORTS, ConsumerReport
+from penstock.queues.background.presence import Presence
 from penstock.wire.http.routes import route
 
 

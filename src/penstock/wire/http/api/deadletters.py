@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.errors import NotFound
 from penstock.protocol.answers import Body, PaginationOf
-from penstock.queues.dead import DeadLetter, Which
+from penstock.queues.admin.dead_letters import DeadLetter, Which
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of

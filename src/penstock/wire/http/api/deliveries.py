@@ -3,7 +3,8 @@
 Payloads pass through as bytes: a pop splices them into the answer, nobody looks inside.
 """
 
-from collections.abc import Awaitable, Sequence
+import asyncio
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -169,9 +170,9 @@ _EXCHANGE: dict[str, Any] = {
 
 
 class PopWriter(Protocol):
-    """Writes an answer to a pop; `messages` are its messages, if they were made already."""
+    """Writes the answer to a pop; `messages` are its messages as the client gets them."""
 
-    def __call__(self, popped: Popped, messages: list[Delivered] | None = None) -> Response: ...
+    def __call__(self, popped: Popped, messages: list[Delivered]) -> Response: ...
 
 
 class DeliveriesApi:
@@ -196,8 +197,8 @@ class DeliveriesApi:
         summary="Pop messages from one partition",
         **_POP,
     )
-    def pop(self, request: Request) -> Awaitable[Response]:
-        return self._pop(request, [], self._pop_answer)
+    async def pop(self, request: Request) -> Response:
+        return await self._pop(request, [], self._pop_answer)
 
     @route(
         "POST",
@@ -217,39 +218,44 @@ class DeliveriesApi:
         summary="Acknowledge messages, then pop the next ones from one partition",
         **_EXCHANGE,
     )
-    def exchange(self, request: Request) -> Awaitable[Response]:
+    async def exchange(self, request: Request) -> Response:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
-        if len(body.acknowledgments) > SLICE:
-            self._limit.check(len(body.acknowledgments))
-            return self._exchange_many(request, body.acknowledgments, group)
-        acks = [_ack(item, group, request.who) for item in body.acknowledgments]
-        return self._pop(request, acks, self._exchange_answer)
-
-    async def _exchange_many(self, request: Request, items: list[AckItem], group: str) -> Response:
-        acks = await _acks_in_slices(items, group, request.who)
+        who, items = request.who, body.acknowledgments
+        acks = (
+            [_ack(item, group, who) for item in items]
+            if len(items) <= SLICE
+            else await self._many_acks(items, group, who)
+        )
         return await self._pop(request, acks, self._exchange_answer)
 
-    def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Awaitable[Response]:
+    async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
-        popping = self._queues.pop(self._wanted(request), acks)
-        if args.wait:
-            request.on_disconnect(popping.cancel)
-        if (args.batch or self._queues.settings.default_batch) > SLICE:
-            return _write_many(popping, write)
-        return popping.then(write)
+        task = asyncio.current_task()
+        assert task is not None
+        request.on_disconnect(task.cancel)  # gives back what is taken for it
+        popped = await self._queues.pop(self._wanted(request), acks)
+        if len(popped.messages) <= SLICE:
+            return write(popped, delivered(popped.messages))
+        some = [one async for part in slices(popped.messages) for one in delivered(part)]
+        return write(popped, some)
 
-    def _pop_answer(self, popped: Popped, messages: list[Delivered] | None = None) -> Response:
+    async def _many_acks(self, items: list[AckItem], group: str, who: str) -> list[Ack]:
+        """The engine's acknowledgements; others get a turn between slices of them."""
+        self._limit.check(len(items))
+        return [_ack(item, group, who) async for part in slices(items) for item in part]
+
+    def _pop_answer(self, popped: Popped, messages: list[Delivered]) -> Response:
         headers = self._headers(popped)
         if not popped.messages:
             return Response(204, headers=headers)
         answer = PopAnswer(**_pop_fields(popped, messages))
         return Response(200, _encode(answer), headers=headers)
 
-    def _exchange_answer(self, popped: Popped, messages: list[Delivered] | None = None) -> Response:
+    def _exchange_answer(self, popped: Popped, messages: list[Delivered]) -> Response:
         acknowledged = ack_answers(popped.acked)
         answer = ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=acknowledged)
         return Response(200, _encode(answer), headers=self._headers(popped))
@@ -282,24 +288,28 @@ class DeliveriesApi:
         )
 
     @route("POST", "/api/v1/ack", body=AckBody, answer=list[AckAnswer])
-    def ack(self, request: Request) -> Awaitable[Response]:
+    async def ack(self, request: Request) -> Response:
         """Acknowledge one message: completed, failed, retry or dlq."""
         body = read_ack(request.body)
         group = body.consumer_group or QUEUE_MODE
-        return self._queues.ack([_ack(body, group, request.who)]).then(ack_answer)
+        acked = await self._queues.ack([_ack(body, group, request.who)])
+        return Response(200, _encode(ack_answers(acked)))
 
     @route("POST", "/api/v1/ack/batch", body=AckBatchBody, answer=list[AckAnswer])
-    def acks(self, request: Request) -> Awaitable[Response]:
+    async def acks(self, request: Request) -> Response:
         """Acknowledge several messages, each with its own status."""
         self._limit.check_body(request.body)
         body = read_acks(request.body)
-        if len(body.acknowledgments) > SLICE:
-            self._limit.check(len(body.acknowledgments))
-            return ack_many(self._queues, body, request.who)
         group = body.consumer_group or QUEUE_MODE
-        by = request.who
-        acks = [_ack(item, group, by) for item in body.acknowledgments]
-        return self._queues.ack(acks).then(ack_answer)
+        acked = await self._queues.ack(
+            await self._many_acks(body.acknowledgments, group, request.who)
+        )
+        answers: list[AckAnswer] = []
+        for begin in range(0, len(acked), SLICE):
+            if begin:
+                await asyncio.sleep(0)
+            answers += ack_answers(acked[begin : begin + SLICE], begin)
+        return Response(200, _encode(answers))
 
     @route("POST", "/api/v1/lease/{lease}/extend", answer=list[ExtendAnswer])
     async def extend(self, lease: str, body: ExtendBody | None) -> Response:
@@ -308,22 +318,12 @@ class DeliveriesApi:
         return extend_answer(await self._queues.extend(lease, seconds), alone=body is None)
 
 
-async def ack_many(queues: Queues, body: AckBatchBody, by: str) -> Response:
-    """The same for acknowledgements."""
-    group = body.consumer_group or QUEUE_MODE
-    results = await queues.ack(await _acks_in_slices(body.acknowledgments, group, by))
-    answers: list[AckAnswer] = []
-    async for some in slices(results):
-        answers += ack_answers(some, len(answers))
-    return Response(200, _encode(answers))
-
-
 @lru_cache(maxsize=256)
 def _lease_headers(lease_time: int | None) -> Headers:
     return ((LEASE_TIME, str(lease_time)),) if lease_time else ()
 
 
-def _pop_fields(popped: Popped, messages: list[Delivered] | None) -> dict[str, Any]:
+def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
     first = popped.messages[0] if popped.messages else None
     return {
         "success": True,
@@ -333,14 +333,8 @@ def _pop_fields(popped: Popped, messages: list[Delivered] | None) -> dict[str, A
         "lease_id": popped.lease_id,
         "consumer_group": popped.group,
         "partitions_claimed": popped.partitions_claimed,
-        "messages": delivered(popped.messages) if messages is None else messages,
+        "messages": messages,
     }
-
-
-async def _write_many(popping: Awaitable[Popped], write: PopWriter) -> Response:
-    """A pop of so many messages that others get a turn between slices of them."""
-    popped = await popping
-    return write(popped, [one async for some in slices(popped.messages) for one in delivered(some)])
 
 
 def delivered(messages: Sequence[Message]) -> list[Delivered]:
@@ -379,15 +373,6 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
         group,
         item.worker or who,
     )
-
-
-async def _acks_in_slices(items: list[AckItem], group: str, who: str) -> list[Ack]:
-    """Of so many that others get a turn in between."""
-    return [_ack(item, group, who) async for part in slices(items) for item in part]
-
-
-def ack_answer(results: Sequence[Acked]) -> Response:
-    return Response(200, _encode(ack_answers(results)))
 
 
 def ack_answers(results: Sequence[Acked], first: int = 0) -> list[AckAnswer]:

@@ -131,7 +131,11 @@ class ExportApi:
     @route("POST", f"{ROUTE}/push", media=(OCTETS, *NDJSON), status=201)
     async def push(self, request: Request, name: str) -> RoutePushed:
         """Add records to the route's send queue."""
-        pushed = await self._exports.get(name).push(_records(request))
+        named = self._exports.get(name)
+        if takes := named.spec.target.takes:
+            below = "v1/{signal}" if takes == "otlp" else "write"
+            raise InvalidRequest(f"route {name} takes {takes}, at {ROUTES}/{name}/{below}")
+        pushed = await named.push(_records(request))
         return RoutePushed(pushed.accepted, pushed.dropped)
 
     @route("POST", f"{ROUTE}/pause", role=Role.ADMIN, audit=Audited("route.pause"))

@@ -8,8 +8,8 @@ import msgspec
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.answers import Body, GroupLag, GroupPosition, GroupSummary
 from penstock.protocol.times import time_field
+from penstock.queues.admin.groups import GroupStatus, PartitionLag
 from penstock.queues.engine import Queues
-from penstock.queues.groups import GroupStatus, PartitionLag
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Paged

@@ -16,7 +16,7 @@ from penstock.monitor.inspection import (
     Series,
     bucket_seconds,
 )
-from penstock.queues.dead import Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.queries import Offset, TimesQuery
 from penstock.wire.http.routes import route

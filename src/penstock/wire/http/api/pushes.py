@@ -4,7 +4,7 @@ Payloads pass through as bytes: a push slices them out of the body and nobody lo
 through the buffer, which stands in front of the database.
 """
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, ClassVar
 
@@ -16,7 +16,6 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.push import named
 from penstock.queues.types import Item, Pushed
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
@@ -29,6 +28,7 @@ NULL = msgspec.Raw(b"null")
 MAX_BUFFER_MS = 3_600_000
 MAX_DELAY_SECONDS = 315_360_000  # ten years
 _encode = msgspec.json.Encoder().encode
+ENCODES_ITSELF = {"queued", "duplicate"}  # `Pushed` with these statuses is the answer as it is
 # Left as text and checked with those of the whole request (`headers.checked`).
 HeadersText = Annotated[
     msgspec.Raw | msgspec.UnsetType,
@@ -78,28 +78,17 @@ class StrictPushBody(PushBody, forbid_unknown_fields=True):
 read_push = body_decoder(PushBody, strict=StrictPushBody)
 
 
-class Queued(msgspec.Struct, gc=False):
-    index: int
-    status: str
-    message_id: str | None
-    transaction_id: str
-    partition_id: str
-    trace_id: str | None
-    queue_name: str = msgspec.field(name="queueName")
-
-
-class Scheduled(Queued, gc=False):
+class Scheduled(msgspec.Struct, gc=False):
     """An item that waits for its time."""
 
-    deliver_at: str = msgspec.field(name="deliverAt")
-
-
-class Duplicate(msgspec.Struct, gc=False):
     index: int
     status: str
-    message_id: str | None
+    message_id: None
     transaction_id: str
-    queue_name: str = msgspec.field(name="queueName")
+    partition_id: str | msgspec.UnsetType
+    trace_id: str | msgspec.UnsetType | None
+    queue: str = msgspec.field(name="queueName")
+    deliver_at: str = msgspec.field(name="deliverAt")
 
 
 class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
@@ -111,9 +100,6 @@ class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     partition: str
     transaction_id: str
     error: str = ""
-
-
-PushedItem = Queued | Duplicate | NotQueued
 
 
 class Later(msgspec.Struct, rename="camel"):
@@ -145,17 +131,20 @@ class PushesApi:
         self._limit = ItemLimit(max_items)
 
     @route("POST", "/api/v1/push", body=PushBody, answer=list[PushAnswer] | Later, status=201)
-    def push(self, request: Request) -> Awaitable[Response]:
+    async def push(self, request: Request) -> Response:
         """Push messages to one or more queues."""
         self._limit.check_body(request.body)
         body = read_push(request.body)
-        if len(body.items) > SLICE:
+        if len(body.items) <= SLICE:
+            items = items_of(body.items, request.subject)
+        else:
             self._limit.check(len(body.items))
-            return push_many(self._buffer, body, request.subject)
-        items = items_of(body.items, request.subject)
-        if body.buffer_ms is not None or body.buffer_max is not None:
-            return push_later(self._buffer, body, items)
-        return self._buffer.push(items).then(push_answer)
+            items = []
+            async for part in slices(body.items):
+                items += items_of(part, request.subject)
+        if body.buffer_ms is None and body.buffer_max is None:
+            return push_answer(items, await self._buffer.push(items))
+        return await push_later(self._buffer, body, items)
 
 
 def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
@@ -193,20 +182,6 @@ def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | No
     return delay or None
 
 
-async def push_many(buffer: Buffer, body: PushBody, producer: str | None) -> Response:
-    """A push of so many items that others get a turn between slices of it."""
-    items: list[Item] = []
-    async for part in slices(body.items):
-        items += named(items_of(part, producer))
-    if body.buffer_ms is not None or body.buffer_max is not None:
-        return await push_later(buffer, body, items)
-    results = await buffer.push(items)
-    answers: list[PushedItem] = []
-    async for some in slices(results):
-        answers += push_answers(some, len(answers))
-    return push_answer(results, answers)
-
-
 async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Response:
     """QoS 0: one answer for all, as soon as they are written to a file."""
     if body.buffer_ms is not None and not 0 <= body.buffer_ms <= MAX_BUFFER_MS:
@@ -215,40 +190,50 @@ async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Respo
         raise InvalidRequest("bufferMax must be at least 1")
     results = await buffer.push(items, body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
-        return push_answer(results)  # the disk has no room, so it went to the database at once
+        return push_answer(items, results)  # the disk has no room: it went to the database at once
     return json_response(Later(True, True, buffer.healthy), 201)
 
 
-def push_answer(results: Sequence[Pushed], answers: Sequence[PushedItem] | None = None) -> Response:
+def push_answer(items: Sequence[Item], results: Sequence[Pushed]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
-    if answers is None:
-        answers = push_answers(results)
-    full = [answer.index for answer in answers if answer.status == "failed"]
+    if {result.status for result in results} <= ENCODES_ITSELF:
+        return Response(201, _encode(results))
+    answers = push_answers(items, results)
+    full = [result.index for result in results if result.status == "full"]
     if full:
-        names = ", ".join(sorted({results[index].queue for index in full}))
+        names = ", ".join(sorted({items[index].queue for index in full}))
         text = f"{len(full)} of {len(results)} messages do not fit, queue full (maxSize): {names}"
         return error_response(429, text, (("Retry-After", "1"),), full=full, results=answers)
     return Response(201, _encode(answers))
 
 
-def push_answers(results: Sequence[Pushed], first: int = 0) -> list[PushedItem]:
-    """What each item gets; `first` is the number of the first one."""
-    answers: list[PushedItem] = []
-    for index, result in enumerate(results, first):
-        status, queue, transaction = result.status, result.queue, result.transaction_id
-        partition, trace = result.partition_id, result.trace_id
-        if status == "queued":
-            answers.append(
-                Queued(index, status, result.message_id, transaction, partition, trace, queue)
-            )
-        elif status == "scheduled" and result.deliver_at is not None:
-            at = microseconds(result.deliver_at)
-            answers.append(Scheduled(index, status, None, transaction, partition, trace, queue, at))
-        elif status == "duplicate":
-            answers.append(Duplicate(index, status, result.message_id, transaction, queue))
-        elif status == "buffered":
-            answers.append(NotQueued(index, status, queue, result.partition, transaction))
-        else:
-            text = f"queue '{queue}' is full (maxSize)"
-            answers.append(NotQueued(index, "failed", queue, result.partition, transaction, text))
-    return answers
+def push_answers(
+    items: Sequence[Item], results: Sequence[Pushed]
+) -> list[Pushed | Scheduled | NotQueued]:
+    """What each item gets."""
+    return [_answer(item, result) for item, result in zip(items, results, strict=True)]
+
+
+def _answer(item: Item, result: Pushed) -> Pushed | Scheduled | NotQueued:
+    if result.status == "scheduled" and isinstance(result.deliver_at, datetime):
+        return Scheduled(
+            result.index,
+            result.status,
+            None,
+            result.transaction_id,
+            result.partition_id,
+            result.trace_id,
+            item.queue,
+            microseconds(result.deliver_at),
+        )
+    if result.status in ENCODES_ITSELF:
+        return result
+    full = result.status == "full"
+    return NotQueued(
+        result.index,
+        "failed" if full else result.status,
+        item.queue,
+        item.partition,
+        result.transaction_id,
+        f"queue '{item.queue}' is full (maxSize)" if full else "",
+    )

@@ -18,6 +18,7 @@ from penstock.wire.http.api.schedules import SchedulesApi
 from penstock.wire.http.api.sinks import SinksApi
 from penstock.wire.http.api.status import StatusApi
 from penstock.wire.http.api.stored import StoredApi
+from penstock.wire.http.api.streams import StreamsApi
 from penstock.wire.http.api.transactions import TransactionsApi
 from penstock.wire.http.routes import Api
 
@@ -28,6 +29,7 @@ def queue_apis(broker: Broker) -> list[Api]:
         PushesApi(buffer, queues.settings.max_items),
         DeliveriesApi(queues),
         TransactionsApi(queues, buffer),
+        StreamsApi(queues, buffer),
         ResourcesApi(queues),
         StatusApi(queues, presence),
         GroupsApi(queues),

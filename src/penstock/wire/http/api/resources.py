@@ -20,9 +20,9 @@ from penstock.protocol.answers import (
 )
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.status import NOT_JSON
+from penstock.queues.admin.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
 from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
-from penstock.queues.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import each, of, plain
 from penstock.wire.http.api.queries import Limit, Paged
@@ -119,6 +119,31 @@ class QueuePartition(PartitionTimes):
 class QueueWithPartitions(QueueNames):
     partitions: list[QueuePartition]
     totals: QueueCounts
+
+
+class DepthQuery(msgspec.Struct, frozen=True):
+    group: str | None = None
+    limit: Limit = 10_000
+
+
+class Depth(Body):
+    """Messages that a group has not finished with."""
+
+    pending: int  # all of them
+    processing: int  # of them under a lease
+    ready: int  # of them not under a lease
+
+
+class PartitionDepth(Depth, kw_only=True):
+    partition: str
+
+
+class QueueDepth(Depth, kw_only=True):
+    queue: str
+    group: str | None
+    partitions_pending: int  # of those that are listed
+    partitions_ready: int
+    partitions: list[PartitionDepth]
 
 
 class QueueDeleted(Body):
@@ -256,6 +281,37 @@ class ResourcesApi:
                 of(QueuePartition, row, stats=of(PartitionCounts, row.counts)) for row in rows
             ],
             totals=of(QueueCounts, status.counts),
+        )
+
+    @route("GET", "/api/v1/resources/queues/{queue}/depth")
+    async def depth(self, queue: str, args: DepthQuery) -> QueueDepth:
+        """How many messages a group has not finished with, in the queue and in its partitions.
+        Without `group`, that of the group that is farthest behind, or of queue mode if it is used.
+        """
+        status = await self._status.queue(queue)
+        group = status.figures.seen_by(args.group)
+        pending = group.waiting if group else status.figures.stored
+        leased = group.leased if group else 0
+        rows = await self._status.partitions(status, args.limit, group=args.group)
+        partitions = [
+            PartitionDepth(
+                counts.pending + counts.processing,
+                counts.processing,
+                counts.pending,
+                partition=row.name,
+            )
+            for row in rows
+            for counts in (row.counts,)
+        ]
+        return QueueDepth(
+            pending,
+            leased,
+            max(0, pending - leased),
+            queue=queue,
+            group=args.group,
+            partitions_pending=sum(one.pending > 0 for one in partitions),
+            partitions_ready=sum(one.ready > 0 for one in partitions),
+            partitions=partitions,
         )
 
     @route(

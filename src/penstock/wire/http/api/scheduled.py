@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from penstock.protocol.answers import Body
-from penstock.queues.scheduled import Scheduled, Waiting
+from penstock.queues.admin.scheduled import Scheduled, Waiting
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.queries import Limit
 from penstock.wire.http.routes import Audited, route

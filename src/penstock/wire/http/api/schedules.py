@@ -8,7 +8,7 @@ import msgspec
 from penstock.protocol import headers
 from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.queues.schedules import Definition, Schedule, Schedules
+from penstock.queues.background.schedules import Definition, Schedule, Schedules
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import each, of
 from penstock.wire.http.routes import Audited, route

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.buffer import Buffer
 from penstock.protocol.sink_claims import Batch, Claim, Claimed, Commit, Row, Task, Text
-from penstock.queues.sinks import Sinks
+from penstock.queues.admin.sinks import Sinks
 from penstock.queues.types import Item
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.pushes import PushItem, items_of

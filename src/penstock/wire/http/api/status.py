@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from penstock.protocol.answers import Body, PaginationOf, PartitionCounts, QueueNames, Range
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.dead import ErrorCount, Which
+from penstock.queues.admin.dead_letters import ErrorCount, Which
+from penstock.queues.admin.messages import MessageFilter
+from penstock.queues.admin.status import QueueFilter, total
+from penstock.queues.background.presence import OperationCounts, Presence
 from penstock.queues.engine import Queues
-from penstock.queues.messages import MessageFilter
-from penstock.queues.presence import OperationCounts, Presence
-from penstock.queues.status import QueueFilter, total
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of, plain
 from penstock.wire.http.api.cluster import Worker, worker_answer

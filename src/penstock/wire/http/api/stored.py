@@ -8,9 +8,9 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.protocol.answers import Body, Pagination
 from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.admin.messages import MessageDetail, MessageFilter, MessageGroup, StoredMessage
+from penstock.queues.admin.traces import Trace, TraceName
 from penstock.queues.engine import Queues
-from penstock.queues.messages import MessageDetail, MessageFilter, MessageGroup, StoredMessage
-from penstock.queues.traces import Trace, TraceName
 from penstock.wire.http.answers import of, plain
 from penstock.wire.http.api.queries import Limit, Offset, Paged, TimesQuery, check_offset
 from penstock.wire.http.messages import Response, json_response

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
-from penstock.queues.presence import OperationCounts, RequestCounts
+from penstock.queues.background.presence import OperationCounts, RequestCounts
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -143,7 +143,7 @@ class SystemApi:
             listeners=self._addresses(),
             shared_state=SharedState(True, broker.presence.member),
             queen=QueueEngine(
-                broker.queues.signals.waiting, {kind: count for (kind,), count in merging.items()}
+                broker.queues.waiting.parked, {kind: count for (kind,), count in merging.items()}
             ),
         )
         return json_response(health, 200 if up else 503)

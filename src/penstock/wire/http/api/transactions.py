@@ -160,8 +160,8 @@ def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
             stored,
             result.transaction_id,
             result.message_id,
-            result.partition_id,
+            result.partition_id or "",
             result.queue,
-            msgspec.UNSET if result.deliver_at is None else microseconds(result.deliver_at),
+            microseconds(result.deliver_at) if result.deliver_at else msgspec.UNSET,
         )
     return AckResult(index, result.success, result.transaction_id, result.error, result.dlq)

@@ -1,0 +1,462 @@
+"""A channel of kombu: what is declared, published and consumed, as queues, groups and partitions.
+
+| kombu | Penstock |
+|---|---|
+| a queue | a queue of the same name, with `ordering: none` |
+| a queue with `x-max-priority` | a queue per priority step, all in one namespace |
+| a fanout exchange | a queue of its name; each bound queue is a group that starts at new messages |
+| a direct exchange that is not durable (for replies) | a queue; each routing key a partition |
+| unacknowledged | leased; the lease is renewed |
+| ack, reject, reject with requeue | completed, dead letter, retry |
+| the header `eta` of a task | the message is delivered then |
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from queue import Empty
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.json import dumps, loads
+
+from penstock.client.brokers import understood
+from penstock.client.messages import Popped, Received
+from penstock.client.settler import Taken
+from penstock.errors import Forbidden, Full, NotFound, Unavailable
+from penstock.net.addresses import resource
+from penstock.net.http import HttpAnswer
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+
+if TYPE_CHECKING:
+    from penstock.celery.kombu_transport import Transport
+
+log = logging.getLogger("penstock.celery")
+
+UNLIMITED_BATCH = 100  # messages that a consumer without a prefetch count takes at once
+PRIORITY_STEPS = (0, 3, 6, 9)  # the higher number is delivered first
+# A message of a task is not tried for ever: what kills its worker this often is a dead letter.
+QUEUE_OPTIONS = {
+    "ordering": "none",
+    "retryLimit": 10,
+    "retentionEnabled": True,
+    "completedRetentionSeconds": 3600,
+}
+# Broadcasts and replies are for whoever listens now.
+TRANSIENT_OPTIONS = {
+    "ordering": "none",
+    "ttl": 600,
+    "retentionEnabled": True,
+    "retentionSeconds": 3600,
+    "deadLetterQueue": False,
+}
+_popped = msgspec.json.Decoder(Popped[Received])
+FLUSH_SECONDS = 5.0  # that a synchronous request waits for acknowledgements before it
+IDLE_GROUP_SECONDS = 600.0  # after which a listener that does not pop is removed
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the messages of one of kombu's queues are."""
+
+    queue: str
+    partition: str | None = None
+    group: str | None = None
+    namespace: str | None = None  # of all priority steps
+
+    @property
+    def transient(self) -> bool:
+        """Whether it holds broadcasts or replies: they are acknowledged when they are taken."""
+        return self.partition is not None or self.group is not None
+
+    def pop_target(self, batch: int, wait: float) -> str:
+        query: dict[str, Any] = {"batch": batch}
+        if wait:
+            query |= {"wait": "true", "timeout": round(wait * 1000)}
+        if self.transient:
+            query["autoAck"] = "true"
+        if self.group is not None:
+            query |= {"consumerGroup": self.group, "subscriptionMode": "new"}
+        if self.namespace is not None:
+            return resource("/api/v1/pop", **query, namespace=self.namespace)
+        partition = () if self.partition is None else ("partition", self.partition)
+        return resource("/api/v1/pop/queue", self.queue, *partition, **query)
+
+
+class Message(virtual.Message):  # type: ignore[misc]
+    """A message that cannot be decoded becomes a dead letter when Celery acknowledges it."""
+
+    def _decode(self) -> Any:
+        try:
+            return super()._decode()
+        except Exception as error:
+            self.channel.undecodable[self.delivery_tag] = f"cannot be decoded: {error}"
+            raise
+
+
+class QoS(virtual.QoS):  # type: ignore[misc]
+    """Counts unacknowledged messages, and sends what becomes of them to the broker."""
+
+    def ack(self, delivery_tag: str) -> None:
+        super().ack(delivery_tag)
+        error = self.channel.undecodable.pop(delivery_tag, None)
+        self.channel.settle(delivery_tag, "completed" if error is None else "dlq", error)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        super().ack(delivery_tag)
+        if requeue:
+            self.channel.settle(delivery_tag, "retry")
+        else:
+            self.channel.settle(delivery_tag, "dlq", "rejected by the consumer")
+
+    def restore_unacked(self) -> list[Any]:
+        self._flush()
+        for delivery_tag in list(self._delivered):
+            self.channel.settle(delivery_tag, "retry")
+        self._delivered.clear()
+        return []
+
+
+class QueueChannel(virtual.Channel):  # type: ignore[misc]
+    Message = Message
+    QoS = QoS
+    supports_fanout = True
+    from_transport_options = (
+        *virtual.Channel.from_transport_options,
+        "priority_steps",
+        "queue_options",
+    )
+    priority_steps = PRIORITY_STEPS
+    queue_options: ClassVar[dict[str, Any]] = {}  # of queues that this channel creates
+
+    connection: "Transport"
+    _tags = count(1)
+
+    def __init__(self, connection: "Transport", **options: Any) -> None:
+        super().__init__(connection, **options)
+        self.undecodable: dict[str, str] = {}  # by delivery tag, why
+        self._taken: dict[str, Taken] = {}  # by delivery tag
+        self._auto_delete: set[str] = set()  # queues to delete when the channel closes
+
+    # Declare
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **options: Any) -> Any:
+        declared = super().queue_declare(queue, passive, **options)
+        if options.get("auto_delete") or options.get("exclusive"):
+            self._auto_delete.add(declared.queue)
+        return declared
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **options)
+
+    def _new_queue(self, queue: str, **options: Any) -> None:
+        """Remember the queue. It is created by `queue_bind`, which knows its exchange, or here if
+        it has priorities.
+        """
+        if (options.get("arguments") or {}).get("x-max-priority"):
+            self.connection.sources[queue] = Source(queue, namespace=f"priorities of {queue}")
+            for step in self.priority_steps:
+                about = {"namespace": f"priorities of {queue}"}
+                self._create(_step_name(queue, step), QUEUE_OPTIONS | {"priority": step}, **about)
+        elif not (options.get("auto_delete") or options.get("exclusive")):
+            self._create(queue, QUEUE_OPTIONS)
+
+    def _create(self, queue: str, options: dict[str, Any], **about: str) -> None:
+        """Create a queue unless it exists: its options may have been changed since."""
+        if queue in self.connection.created:
+            return
+        line = self.connection.line
+        try:
+            line.json("GET", "/api/v1/queues", queue, "options")
+        except NotFound:
+            body = {"queue": queue, "options": options | self.queue_options, **about}
+            line.json("POST", "/api/v1/configure", body=body)
+        self.connection.created.add(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, _: Any, queue: str) -> None:
+        about = self.state.exchanges[exchange]
+        if about["type"] == "fanout":
+            self._create(exchange, TRANSIENT_OPTIONS)
+            source = self.connection.sources[queue] = Source(exchange, group=queue)
+            line = self.connection.line
+            waiting = line.ask("GET", source.pop_target(UNLIMITED_BATCH, 0.0))  # starts the group
+            if queue in self._auto_delete:
+                while waiting.body:  # sent while no one of this name listened
+                    waiting = line.ask("GET", source.pop_target(UNLIMITED_BATCH, 0.0))
+                self._forget_idle_groups(exchange)
+            else:
+                self.receive(queue, waiting)
+        elif _for_replies(about) and queue not in self.connection.sources:
+            self._create(exchange, TRANSIENT_OPTIONS)
+            self.connection.sources[queue] = Source(exchange, partition=routing_key)
+
+    def get_table(self, exchange: str) -> Any:
+        about = self.state.exchanges.get(exchange)
+        return [] if about is None else about["table"]
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        queues = list(super()._lookup(exchange, routing_key, default))
+        if not queues and _for_replies(self.state.exchanges.get(exchange)):
+            # The consumer that waits for this reply has declared its queue in its own process.
+            name = f"{exchange}/{routing_key}"
+            self.connection.sources[name] = Source(exchange, partition=routing_key)
+            return [name]
+        return queues
+
+    def source(self, queue: str) -> Source:
+        return self.connection.sources.get(queue) or Source(queue)
+
+    # Publish
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        """Text stays as it is, so that a person can read it in the Console."""
+        return (body, None) if isinstance(body, str) else super().encode_body(body, encoding)
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        source = self.source(queue)
+        name = source.queue
+        if source.namespace is not None:
+            priority = self._get_message_priority(message)
+            name = _step_name(name, max(one for one in self.priority_steps if one <= priority))
+        self._push(name, source.partition, message)
+
+    def _put_fanout(self, exchange: str, message: Any, _: str, **__: Any) -> None:
+        self._create(exchange, TRANSIENT_OPTIONS)
+        self._push(exchange, None, message)
+
+    def _push(self, queue: str, partition: str | None, message: dict[str, Any]) -> None:
+        item: dict[str, Any] = {
+            "queue": queue,
+            "partition": partition or DEFAULT_PARTITION,
+            "payload": msgspec.Raw(dumps(message).encode()),
+            "transactionId": message["properties"]["delivery_tag"],
+        }
+        if (eta := _future(message.get("headers"))) is not None:
+            item["deliverAt"] = eta
+        try:
+            patience = self.connection.publish_patience
+            (result,) = self.connection.line.json(
+                "POST", "/api/v1/push", body={"items": [item]}, patience=patience
+            )
+        except Full as error:
+            raise OperationalError(str(error)) from error
+        if result["status"] == "failed":
+            raise OperationalError(str(result.get("error")))
+
+    # Consume
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool,
+        callback: Callable[[Any], Any],
+        consumer_tag: str,
+        **_: Any,
+    ) -> None:
+        self._tag_to_queue[consumer_tag] = queue
+        self._active_queues.append(queue)
+        self._consumers.add(consumer_tag)
+
+        def deliver(raw: dict[str, Any]) -> None:
+            if (message := self._message(raw, queue)) is None:
+                return
+            if no_ack:
+                self.settle(message.delivery_tag, "completed")
+            else:
+                self.qos.append(message, message.delivery_tag)
+            callback(message)
+
+        self.connection.consume(self, queue, deliver)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        if consumer_tag in self._consumers:
+            self._consumers.remove(consumer_tag)
+            queue = self._tag_to_queue.pop(consumer_tag)
+            self._active_queues.remove(queue)
+            self.connection.cancel(self, queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        try:
+            message = self._message(self._get(queue), queue)
+        except Empty:
+            return None
+        if message is not None and no_ack:
+            self.settle(message.delivery_tag, "completed")
+        elif message is not None:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        source = self.source(queue)
+        self.connection.settler.flush(FLUSH_SECONDS)  # what was requeued can be taken again
+        answer = self.connection.line.ask("GET", source.pop_target(1, timeout or 0.0))
+        for raw in self._opened(answer, source):
+            return raw
+        raise Empty
+
+    def _message(self, raw: dict[str, Any], queue: str) -> Any:
+        """The message of kombu. What is not one becomes a dead letter."""
+        try:
+            return self.Message(raw, channel=self)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._refuse(raw["properties"]["delivery_tag"], queue, repr(error))
+            return None
+
+    def window(self) -> int:
+        """How many messages may be taken now."""
+        if not self.qos.can_consume():
+            return 0
+        estimate = self.qos.can_consume_max_estimate()
+        free = UNLIMITED_BATCH if estimate is None else estimate
+        return max(0, int(free) - self.connection.undelivered(self))
+
+    def receive(self, queue: str, answer: HttpAnswer) -> None:
+        """Keep the messages of a pop until they are delivered. What exceeds the prefetch count goes
+        back: pops of several queues wait at the same time.
+        """
+        source = self.source(queue)
+        free = self.window()
+        for raw in list(self._opened(answer, source)):
+            free -= 1
+            if free < 0 and not source.transient:
+                self.settle(raw["properties"]["delivery_tag"], "retry")
+            else:
+                self.connection.ready.append((self, queue, raw))
+
+    def _opened(self, answer: HttpAnswer, source: Source) -> Iterable[dict[str, Any]]:
+        """The messages in the answer to a pop, as kombu has them, each with a tag of ours."""
+        popped = understood(_popped.decode, answer.body) if answer.body else Popped()
+        lease_seconds = float(answer.headers.get("lease-time") or 0)
+        for one in popped.messages:
+            tag = f"{one.id}-{next(self._tags)}"
+            if one.lease_id:
+                group = source.group or QUEUE_MODE
+                taken = Taken(one.transaction_id, one.partition_id, one.lease_id, group)
+                self._taken[tag] = taken
+                self.connection.settler.keep(taken, lease_seconds)
+            raw = loads(bytes(one.raw))
+            if isinstance(raw, dict) and isinstance(raw.get("properties"), dict):
+                raw["properties"]["delivery_tag"] = tag
+                if _expired(raw["properties"].get("expiration"), one.created_at):
+                    self.settle(tag, "completed")
+                else:
+                    yield raw
+            else:
+                self._refuse(tag, one.queue or popped.queue, "it has no properties")
+
+    def _refuse(self, delivery_tag: str, queue: str, reason: str) -> None:
+        text = f"not a message of kombu: {reason}"
+        log.error("a message in %r becomes a dead letter: %s", queue, text)
+        self.settle(delivery_tag, "dlq", text)
+
+    def settle(self, delivery_tag: str, status: str, error: str | None = None) -> None:
+        taken = self._taken.pop(delivery_tag, None)
+        if taken is not None:
+            self.connection.settler.settle(taken, status, error)
+
+    # Look and delete
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        try:
+            self.connection.line.json("GET", "/api/v1/queues", self.source(queue).queue, "options")
+        except NotFound:
+            return False
+        return True
+
+    def _size(self, queue: str) -> int:
+        """The messages that are not delivered."""
+        self.connection.settler.flush(FLUSH_SECONDS)
+        return sum(self._waiting(name) for name in self._stored(queue))
+
+    def _waiting(self, queue: str) -> int:
+        try:
+            about = self.connection.line.json("GET", "/api/v1/resources/queues", queue)
+        except NotFound:
+            return 0
+        return int(about["totals"]["pending"])
+
+    def _purge(self, queue: str) -> int:
+        size = self._size(queue)
+        for name in self._stored(queue):
+            try:
+                self.connection.line.json("DELETE", "/api/v1/queues", name, "clear")
+            except NotFound:
+                continue
+        return size
+
+    def _delete(self, queue: str, *_: Any, **__: Any) -> None:
+        source, stored = self.source(queue), self._stored(queue)
+        self.connection.sources.pop(queue, None)
+        if source.group is not None:
+            self._forget_group(source.queue, source.group)
+        for name in stored:
+            self.connection.line.json("DELETE", "/api/v1/resources/queues", name)
+            self.connection.created.discard(name)
+
+    def _stored(self, queue: str) -> list[str]:
+        """The queues of Penstock that hold only messages of this one."""
+        source = self.source(queue)
+        if source.namespace is not None:
+            return [_step_name(queue, step) for step in self.priority_steps]
+        return [] if source.transient else [queue]
+
+    def _forget_group(self, queue: str, group: str) -> None:
+        try:
+            path = ("/api/v1/consumer-groups", group, "queues", queue)
+            self.connection.line.json("DELETE", *path)
+        except (NotFound, Forbidden) as error:  # a token may push and pop, and not delete
+            log.debug("the group %r is not deleted: %s", group, error)
+
+    def _forget_idle_groups(self, queue: str) -> None:
+        """Remove listeners that were killed: they could not remove themselves."""
+        now = datetime.now(UTC)
+        for group in self.connection.line.json("GET", "/api/v1/consumer-groups"):
+            if queue in group["topics"] and not group["members"]:
+                created = datetime.fromisoformat(group["subscriptionCreatedAt"])
+                if (now - created).total_seconds() > IDLE_GROUP_SECONDS:
+                    self._forget_group(queue, group["name"])
+
+    def close(self) -> None:
+        if not self.closed and self.connection is not None:
+            for consumer in list(self._consumers):
+                self.basic_cancel(consumer)
+            try:
+                for queue in self._auto_delete:
+                    self.queue_delete(queue)
+            except Unavailable as error:
+                log.warning("queues of this connection are not deleted: %s", error)
+        super().close()
+
+
+def _for_replies(exchange: dict[str, Any] | None) -> bool:
+    return exchange is not None and exchange["type"] == "direct" and not exchange["durable"]
+
+
+def _step_name(queue: str, step: int) -> str:
+    return f"{queue}.priority-{step}" if step else queue
+
+
+def _future(headers: Any) -> str | None:
+    """The eta of a task, if it is in the future."""
+    eta = headers.get("eta") if isinstance(headers, dict) else None
+    try:
+        at = datetime.fromisoformat(eta) if isinstance(eta, str) else None
+    except ValueError:
+        return None  # the worker reports it
+    if at is None or at.tzinfo is None or at <= datetime.now(UTC):
+        return None
+    return at.isoformat()
+
+
+def _expired(expiration: Any, created_at: datetime) -> bool:
+    """Whether a message with an expiration in milliseconds, as AMQP has it, is too old."""
+    try:
+        age = datetime.now(UTC) - created_at
+        return expiration is not None and age.total_seconds() * 1000 > float(expiration)
+    except (TypeError, ValueError):
+        return False

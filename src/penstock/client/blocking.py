@@ -1,0 +1,170 @@
+"""Blocking requests to the first of several brokers that answers.
+
+All brokers on one database are equal: a lease that one of them granted can be renewed and settled
+at another. So a lost broker is not an error of the framework's connection as long as another one
+answers, or the same one comes back, within the caller's patience.
+"""
+
+import select
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.client.brokers import understood
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.addresses import Token, resource
+from penstock.net.blocking import BlockingConnection
+from penstock.net.http import HttpAnswer
+from penstock.net.retry import Backoff
+from penstock.protocol.status import error_from_http
+
+ANSWER_SECONDS = 30.0  # that a request without a long poll may take
+JSON = ("Content-Type", "application/json")
+
+
+class BlockingBrokers:
+    """The addresses of the brokers, and which of them is used now. Shared by all lines."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: Token | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        self.urls = list(urls)
+        self.tls = tls
+        self.timeout = timeout
+        self.current = 0  # the place in `urls` of the broker that answered last
+        self._token = token
+
+    @property
+    def url(self) -> str:
+        return self.urls[self.current]
+
+    def leave(self, url: str) -> None:
+        """Use the next broker, unless that has happened already."""
+        if self.url == url:
+            self.current = (self.current + 1) % len(self.urls)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        token = self._token() if callable(self._token) else self._token
+        return ((("Authorization", f"Bearer {token}")),) if token else ()
+
+
+class Line:
+    """One connection to the broker that is used now. It carries one request at a time."""
+
+    def __init__(self, brokers: BlockingBrokers) -> None:
+        self._brokers = brokers
+        self._connection = self._new()
+
+    def _new(self) -> BlockingConnection:
+        brokers = self._brokers
+        return BlockingConnection(brokers.url, tls=brokers.tls, timeout=brokers.timeout)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, method: str, target: str, body: bytes = b"") -> None:
+        """Send a request. Raises `Unavailable` after it has moved on to the next broker."""
+        if self._connection.url != self._brokers.url:
+            self._connection.close()
+            self._connection = self._new()
+        for _ in range(2):
+            try:
+                self._connection.send(method, target, body, JSON, *self._brokers.headers())
+                return
+            except Unavailable:
+                if not self._connection.stale:
+                    self._brokers.leave(self._connection.url)
+                    raise
+                self._connection.close()  # the broker had closed it while it was idle
+
+    def receive(self) -> HttpAnswer | None:
+        """Return the answer if it has arrived, None if not. Raises `Unavailable` like `send`, and
+        what the status of the answer means.
+        """
+        try:
+            answer = self._connection.receive()
+        except Unavailable:
+            if not self._connection.stale:
+                self._brokers.leave(self._connection.url)
+            raise
+        return None if answer is None else self._checked(answer)
+
+    def _checked(self, answer: HttpAnswer) -> HttpAnswer:
+        if answer.status < 300:
+            return answer
+        error = error_from_http(answer.status, answer.body)
+        if isinstance(error, Unavailable):
+            self._brokers.leave(self._connection.url)
+        raise error
+
+    def ask(
+        self, method: str, target: str, body: bytes = b"", *, patience: float = 0.0
+    ) -> HttpAnswer:
+        """Send a request and wait for its answer. While no broker answers, try all of them again
+        for `patience` seconds. The request must do no harm if it is sent twice.
+        """
+        give_up = time.monotonic() + patience
+        backoff, tried = Backoff(), 0
+        while True:
+            try:
+                self.send(method, target, body)
+                return self._checked(self._connection.wait(ANSWER_SECONDS))
+            except (Unavailable, TimeoutError) as error:
+                again = isinstance(error, Unavailable) and self._connection.stale
+                self._connection.close()
+                if again:
+                    continue
+                self._brokers.leave(self._connection.url)
+                tried += 1
+                delay = backoff.delay() if tried % len(self._brokers.urls) == 0 else 0.0
+                if tried >= len(self._brokers.urls) and time.monotonic() + delay >= give_up:
+                    raise Unavailable(str(error)) from error
+                time.sleep(delay)
+
+    def json(
+        self, method: str, *parts: str, body: Any = None, patience: float = 0.0, **query: Any
+    ) -> Any:
+        """Send a JSON body, return the decoded answer. `parts` and `query` are the target."""
+        encoded = b"" if body is None else msgspec.json.encode(body)
+        answer = self.ask(method, resource(*parts, **query), encoded, patience=patience)
+        return understood(msgspec.json.decode, answer.body) if answer.body else None
+
+    def wait(self, timeout: float) -> HttpAnswer | None:
+        """Wait up to `timeout` seconds for the answer, None if it has not arrived by then."""
+        deadline = time.monotonic() + timeout
+        while (answer := self.receive()) is None:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            poll = select.poll()
+            poll.register(self.fileno(), select.POLLIN)
+            poll.poll(remaining * 1000)
+        return answer
+
+    def abandon(self, timeout: float) -> HttpAnswer | None:
+        """End a request that waits at the broker. Returns its answer if it was on the way."""
+        answer = self._connection.abandon(timeout)
+        return answer if answer is not None and answer.status < 300 else None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def check_urls(urls: Sequence[str]) -> None:
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"{url} is not a broker's address: {error}") from None
+        if not parts.hostname:
+            raise InvalidRequest(f"{url} is not a broker's address: it names no host")

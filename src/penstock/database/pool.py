@@ -1,0 +1,95 @@
+"""The connections of pushes and pops: opened when they are needed, kept while they are used.
+
+asyncpg's own pool takes two tasks and a timer to give a connection back, more than a small call
+costs. This one is a list. It resets nothing between two calls: sessions have no state of their own.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+IDLE_SECONDS = 20.0  # after which a connection that nobody uses is closed
+CLOSE_SECONDS = 5.0  # what connections get to end what they are at
+
+
+class Pool:
+    """`connect` opens a connection, as `Connector.connect` does."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[Any]], max_size: int, timeout: float
+    ) -> None:
+        self._connect = connect
+        self._max_size = max_size
+        self._timeout = timeout  # seconds that a caller waits for a connection
+        self._room = asyncio.Semaphore(max_size)  # who has a turn may have a connection
+        self._idle: list[tuple[Any, float]] = []  # since when; the last used one is the last
+        self._used: set[Any] = set()
+        self._timer: asyncio.TimerHandle | None = None  # set while something is idle
+
+    @property
+    def size(self) -> int:
+        return len(self._used) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    async def acquire(self) -> Any:
+        """A connection that was open a moment ago. TimeoutError, or what opening one raises."""
+        if self._room.locked():
+            async with asyncio.timeout(self._timeout):
+                await self._room.acquire()
+        else:
+            await self._room.acquire()  # at once
+        try:
+            while self._idle:
+                connection, _ = self._idle.pop()
+                if not connection.is_closed():
+                    break
+            else:
+                async with asyncio.timeout(self._timeout):
+                    connection = await self._connect()
+        except BaseException:
+            self._room.release()
+            raise
+        self._used.add(connection)
+        return connection
+
+    def release(self, connection: Any, *, usable: bool) -> None:
+        """Take a connection back; one that is not usable, or in a transaction, is dropped."""
+        self._used.discard(connection)
+        if usable and not connection.is_closed() and not connection.is_in_transaction():
+            self._idle.append((connection, time.monotonic()))
+            if self._timer is None:
+                self._close_later()
+        else:
+            connection.terminate()
+        self._room.release()
+
+    async def close(self) -> None:
+        """Close what is idle, and what is used once its call has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for _ in range(self._max_size):
+                    await self._room.acquire()
+        closing = [connection.close(timeout=CLOSE_SECONDS) for connection, _ in self._idle]
+        await asyncio.gather(*closing, return_exceptions=True)
+        for connection in self._used:
+            connection.terminate()
+
+    def _close_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(IDLE_SECONDS, self._close_unused)
+
+    def _close_unused(self) -> None:
+        self._timer = None
+        limit = time.monotonic() - IDLE_SECONDS
+        while self._idle and self._idle[0][1] <= limit:
+            connection, _ = self._idle.pop(0)
+            connection.terminate()
+        if self._idle:
+            self._close_later()

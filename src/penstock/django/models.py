@@ -1,0 +1,25 @@
+"""A row per task: its arguments, its status and its result. `get_result` reads it."""
+
+from django.db import models
+
+
+class TaskRecord(models.Model):  # type: ignore[misc]
+    id = models.CharField(primary_key=True, max_length=64)
+    task_path = models.TextField()
+    backend = models.CharField(max_length=100)
+    queue_name = models.CharField(max_length=200)
+    priority = models.SmallIntegerField(default=0)
+    run_after = models.DateTimeField(null=True)
+    args = models.JSONField(default=list)
+    kwargs = models.JSONField(default=dict)
+    status = models.CharField(max_length=20)
+    enqueued_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True)
+    last_attempted_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True, db_index=True)
+    errors = models.JSONField(default=list)  # exception class and traceback of each
+    worker_ids = models.JSONField(default=list)  # one for each attempt
+    return_value = models.JSONField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.task_path} {self.id} {self.status}"

@@ -1,0 +1,223 @@
+"""Runs tasks: several threads, each takes a task, runs it and acknowledges it.
+
+A task whose worker dies is delivered again when its lease ends. Leases of running tasks are
+renewed. A task that was finished before its acknowledgement arrived is not run again: its row says
+so.
+"""
+
+import logging
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from django.db import close_old_connections, connections
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from penstock.client.blocking import Line
+from penstock.client.brokers import understood
+from penstock.client.messages import Popped, Received
+from penstock.client.settler import Settler, Taken
+from penstock.django import framework
+from penstock.django.backend import PRIORITY_STEPS, Backend
+from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.net.addresses import resource
+from penstock.net.http import HttpAnswer
+from penstock.net.retry import Backoff
+from penstock.protocol.names import QUEUE_MODE
+
+log = logging.getLogger("penstock.django")
+
+WAIT_SECONDS = 30.0  # that a pop waits at the broker
+GLANCE_SECONDS = 0.5  # between looks whether the worker has to stop
+ABANDON_SECONDS = 2.0
+CLOSE_SECONDS = 10.0
+OPTIONS = {
+    "ordering": "none",
+    "retryLimit": 10,
+    "retentionEnabled": True,
+    "completedRetentionSeconds": 3600,
+}
+_popped = msgspec.json.Decoder(Popped[Received])
+
+
+class _Sent(msgspec.Struct):
+    """The payload of a message: what `Backend.enqueue` sends."""
+
+    id: str
+    task: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class TaskWorker:
+    def __init__(self, backend: Backend, queues: Sequence[str], threads: int) -> None:
+        self._backend = backend
+        self._queues = list(queues)
+        self._threads = threads
+        self._brokers = backend.brokers()
+        self._settler = Settler(self._brokers)
+        self._stopping = threading.Event()
+        self._name = f"{socket.gethostname()}-{os.getpid()}"
+
+    def create_queues(self) -> None:
+        """Give the queues of all priorities their namespace. The first task may have created some
+        without it.
+        """
+        line = Line(self._brokers)
+        for queue in self._queues:
+            namespace = self._backend.namespace(queue)
+            for step in PRIORITY_STEPS:
+                name = self._backend.step_name(queue, step)
+                try:
+                    about = line.json("GET", "/api/v1/resources/queues", name)
+                except NotFound:
+                    about = {}
+                if about.get("namespace") != namespace:
+                    options = OPTIONS | {"priority": step}
+                    body = {"queue": name, "namespace": namespace, "options": options}
+                    line.json("POST", "/api/v1/configure", body=body)
+        line.close()
+
+    def run(self) -> None:
+        """Run tasks until `stop` is called."""
+        threads = [
+            threading.Thread(target=self._work, args=(queue,), name=f"tasks of {queue}")
+            for queue in self._queues
+            for _ in range(self._threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._settler.close(CLOSE_SECONDS)
+
+    def stop(self) -> None:
+        """Take no more tasks. Running ones finish."""
+        self._stopping.set()
+
+    def _work(self, queue: str) -> None:
+        line, backoff = Line(self._brokers), Backoff()
+        query = {"batch": 1, "wait": "true", "timeout": round(WAIT_SECONDS * 1000)}
+        target = resource("/api/v1/pop", **query, namespace=self._backend.namespace(queue))
+        while not self._stopping.is_set():
+            try:
+                answer = self._pop(line, target)
+                backoff.reset()
+            except Unavailable as error:
+                log.warning("tasks of %s wait for a broker: %s", queue, error)
+                self._stopping.wait(backoff.delay())
+                continue
+            except PenstockError:
+                log.exception("the broker refuses tasks of %s", queue)
+                self._stopping.wait(backoff.delay())
+                continue
+            for message, taken in self._taken(answer):
+                if self._stopping.is_set():
+                    self._settler.settle(taken, "retry")
+                else:
+                    self._settler.settle(taken, *self._outcome(message))
+        line.close()
+
+    def _pop(self, line: Line, target: str) -> HttpAnswer | None:
+        line.send("GET", target)
+        for _ in range(round(2 * WAIT_SECONDS / GLANCE_SECONDS)):
+            answer = line.wait(GLANCE_SECONDS)
+            if answer is not None:
+                return answer
+            if self._stopping.is_set():
+                return line.abandon(ABANDON_SECONDS)
+        line.close()
+        raise Unavailable("a pop was not answered in time")
+
+    def _taken(self, answer: HttpAnswer | None) -> list[tuple[Received, Taken]]:
+        if answer is None or not answer.body:
+            return []
+        lease_seconds = float(answer.headers.get("lease-time") or 0)
+        messages = []
+        for message in understood(_popped.decode, answer.body).messages:
+            taken = Taken(
+                message.transaction_id, message.partition_id, message.lease_id, QUEUE_MODE
+            )
+            self._settler.keep(taken, lease_seconds)
+            messages.append((message, taken))
+        return messages
+
+    def _outcome(self, message: Received) -> tuple[str, str | None]:
+        """Run a task. Returns the status of its message and the reason."""
+        close_old_connections()
+        try:
+            try:
+                sent = msgspec.json.decode(message.raw, type=_Sent)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.error("a message is not a task: %s", error)
+                return "dlq", f"not a task: {error}"
+            return self._run(sent)
+        except Exception as error:  # the database is away: the task comes again
+            log.exception("a task cannot be recorded, it is delivered again later")
+            return "failed", f"{type(error).__name__}: {error}"
+        finally:
+            for connection in connections.all(initialized_only=True):
+                connection.close_if_unusable_or_obsolete()
+
+    def _run(self, sent: _Sent) -> tuple[str, str | None]:
+        from penstock.django.models import TaskRecord
+
+        database = self._backend.database
+        record = TaskRecord.objects.using(database).filter(id=sent.id).first()
+        if record is None:
+            log.error("task %s %s has no row, it is not run", sent.task, sent.id)
+            return "dlq", "the task has no row in the database"
+        if record.finished_at is not None:
+            return "completed", None  # the acknowledgement of its first run was lost
+        now = timezone.now()
+        record.status = framework.TaskResultStatus.RUNNING
+        record.started_at = record.started_at or now
+        record.last_attempted_at = now
+        record.worker_ids = [*record.worker_ids, self._name]
+        record.save(using=database)
+        try:
+            result = self._backend.result_of(record)
+        except ImportError as error:
+            log.error("there is no task %s: %s", sent.task, error)
+            self._failed(record, error)
+            return "dlq", f"there is no task {sent.task}: {error}"
+        framework.task_started.send(type(self._backend), task_result=result)
+        context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
+        try:
+            value = result.task.call(*context, *result.args, **result.kwargs)
+            record.return_value = _normalized(value)
+        except Exception as error:  # noqa: BLE001 whatever the task raises is its result
+            log.warning("task %s %s failed: %r", sent.task, sent.id, error)
+            self._failed(record, error)
+        else:
+            record.status = framework.TaskResultStatus.SUCCESSFUL
+            record.finished_at = timezone.now()
+            record.save(using=database)
+        finished = self._backend.result_of(record)
+        framework.task_finished.send(type(self._backend), task_result=finished)
+        return "completed", None
+
+    def _failed(self, record: Any, error: Exception) -> None:
+        kind = type(error)
+        about = {
+            "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        record.status = framework.TaskResultStatus.FAILED
+        record.errors = [*record.errors, about]
+        record.return_value = None
+        record.finished_at = timezone.now()
+        record.save(using=self._backend.database)
+
+
+def _normalized(value: Any) -> Any:
+    """The value as JSON has it. Raises `TypeError` for what JSON has not."""
+    normalize = import_string(
+        f"{framework.Task.__module__.rpartition('.')[0]}.utils.normalize_json"
+    )
+    return normalize(value)

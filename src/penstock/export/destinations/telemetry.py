@@ -1,0 +1,161 @@
+"""What the OTLP and remote-write destinations have in common.
+
+A record is a request as an exporter sent it (`telemetry_request`), and it is sent as it came: one
+stored request is one sent request. Nothing is merged. 413 cuts a request in two, as often as that
+helps. How far a request that was cut has been sent is remembered until it is done, so that a retry
+does not repeat what went through; a crash does.
+"""
+
+from abc import abstractmethod
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit, urlunsplit
+
+from penstock.config.schema import Seconds, key
+from penstock.errors import InvalidRequest
+from penstock.export.context import RouteContext
+from penstock.export.destinations import Batch, Destination, Refused, Target, TooBig
+from penstock.export.destinations.checks import (
+    ca_context,
+    ca_from_api,
+    limit_problems,
+    url_problems,
+)
+from penstock.export.destinations.http import delivered
+from penstock.export.payload import RAW
+from penstock.export.telemetry_request import TelemetryRequest
+from penstock.net import HttpClient
+from penstock.net.http import HttpAnswer
+
+_MAX_CUT = 256  # requests that were cut and not sent to their end; more are started again
+_RESERVED = {"content-type", "content-encoding", "content-length", "idempotency-key"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelemetryTarget(Target):
+    needed = ("url",)
+    reserved: ClassVar[frozenset[str]] = frozenset(_RESERVED)  # headers that the protocol sets
+
+    url: str = key("", "address")
+    headers: dict[str, str] = key({}, "sent with every request")
+    timeout: Seconds = key(30.0, "longest wait for an answer")
+    connections: int = key(64, "most connections")
+    ca: str = key("", "certificate authority to trust: a PEM file, or its text")
+
+    def checks(self) -> list[str]:
+        taken = sorted(self.reserved.intersection(name.lower() for name in self.headers))
+        return [
+            *url_problems(self.url, "http", "https"),
+            *limit_problems(self.timeout, self.connections),
+            *(f"headers must not contain {name}: the protocol sets it" for name in taken),
+        ]
+
+    def from_api(self, certificates: Path, *, stored: bool) -> Target:
+        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is left of a request that was cut."""
+
+    unsent: list[tuple[str, TelemetryRequest]]  # (idempotency key, part), the next one last
+    refused: list[bytes] = field(default_factory=list)  # records of parts that were refused
+    reason: str = ""  # of the last of them
+
+
+class TelemetryDestination(Destination):
+    encoding = RAW
+
+    def __init__(
+        self, target: TelemetryTarget, context: RouteContext, headers: list[tuple[str, str]]
+    ) -> None:
+        parts = urlsplit(target.url)
+        self._context = context
+        self._path = parts.path
+        self._query = f"?{parts.query}" if parts.query else ""
+        self._shown = urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
+        )
+        self._timeout = target.timeout
+        self._cut: dict[str, _Progress] = {}  # by the batch's key
+        self._client = HttpClient(
+            urlunsplit((parts.scheme, parts.netloc, "", "", "")),
+            headers=[*headers, *target.headers.items()],
+            pool_size=target.connections,
+            tls=ca_context(target.ca),
+        )
+
+    async def stop(self) -> None:
+        await self._client.close()
+
+    def describe(self) -> str:
+        return f"POST {self._shown}"
+
+    def prepare(self, batch: Batch) -> TelemetryRequest:
+        try:
+            return TelemetryRequest.from_record(batch.plain())
+        except InvalidRequest as error:
+            raise Refused(str(error)) from None
+
+    async def send(self, batch: Batch, prepared: Any) -> int:
+        """Send the request, in parts if need be; how many items in it the destination rejected."""
+        progress = self._cut.pop(batch.key, None) or _Progress([(batch.key, prepared)])
+        rejected = 0
+        try:
+            while progress.unsent:
+                key, request = progress.unsent[-1]
+                try:
+                    rejected += await self._post(key, request)
+                except (Refused, TooBig) as error:
+                    if isinstance(error, TooBig) and (
+                        halves := await self._context.in_pool(request.halves)
+                    ):
+                        first, second = halves
+                        progress.unsent[-1:] = [(f"{key}-2", second), (f"{key}-1", first)]
+                        continue
+                    if key == batch.key:
+                        raise  # it was not cut
+                    progress.refused.append(request.record())
+                    progress.reason = str(error)
+                progress.unsent.pop()
+        finally:
+            if progress.unsent and progress.unsent[0][0] != batch.key:
+                self._remember(batch.key, progress)
+        if progress.refused:
+            raise Refused(progress.reason, progress.refused)
+        return rejected
+
+    def _remember(self, key: str, progress: _Progress) -> None:
+        if len(self._cut) >= _MAX_CUT:
+            self._cut.pop(next(iter(self._cut)))
+        self._cut[key] = progress
+
+    async def _request(
+        self, key: str, request: TelemetryRequest, path: str, retried: Container[int]
+    ) -> HttpAnswer:
+        headers = [("Idempotency-Key", key), ("Content-Type", request.type)]
+        if request.encoding:
+            headers.append(("Content-Encoding", request.encoding))
+
+        async def ask() -> HttpAnswer:
+            answer = await self._client.request(
+                "POST",
+                path + self._query,
+                request.body,
+                headers,
+                timeout=self._timeout,
+                idempotent=True,
+            )
+            return answer if answer.status < 300 else replace(answer, body=self._why(answer))
+
+        return await delivered(ask(), retried, f"the destination ({path})")
+
+    def _why(self, answer: HttpAnswer) -> bytes:
+        """The text of an error."""
+        return answer.body
+
+    @abstractmethod
+    async def _post(self, key: str, request: TelemetryRequest) -> int:
+        """Send one request; how many items in it the destination rejected."""

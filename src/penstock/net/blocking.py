@@ -1,0 +1,183 @@
+"""An HTTP/1.1 connection on a plain socket, for frameworks that fork, use threads or replace the
+socket module (gevent): there is no event loop and no thread in it.
+
+A connection carries one request at a time. `send` writes it, `receive` reads what has arrived
+without waiting, and `wait` blocks for the answer. `fileno` lets an event loop or `poll` watch many
+connections, each with a request that waits at the broker. In a forked child the inherited socket
+belongs to the parent: the child opens its own.
+"""
+
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import httptools
+
+from penstock.errors import InvalidRequest, Unavailable
+from penstock.net.http import CannotConnect, HttpAnswer, render_headers
+from penstock.net.tls import client_context, explain
+
+RECEIVE_BYTES = 64 << 10
+
+
+class BlockingConnection:
+    """One connection to one broker. `url` is its HTTP address, `headers` go with every request."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Iterable[tuple[str, str]] = (),
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidRequest(f"not an HTTP address: {url!r}")
+        self.url = url
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = (tls or client_context()) if parts.scheme == "https" else None
+        self._timeout = timeout  # seconds to connect, and to send
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._head = render_headers((("Host", f"{host}:{self._port}"), *headers))
+        self._socket: socket.socket | None = None
+        self._pid = 0  # the process that opened the socket
+        self._served = 0  # answers on this socket
+        self._answer: HttpAnswer | None = None
+        self._reset_answer()
+
+    @property
+    def stale(self) -> bool:
+        """Whether a broken connection may have been closed by the broker before the request."""
+        return self._served > 0 and not self._any_byte
+
+    def fileno(self) -> int:
+        """Return the file descriptor, -1 if there is no connection."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def send(self, method: str, target: str, body: bytes = b"", *headers: tuple[str, str]) -> None:
+        """Send a request, on a new connection if there is none."""
+        if self._socket is None or self._pid != os.getpid():
+            self.close()
+            self._connect()
+        assert self._socket is not None
+        self._reset_answer()
+        length = b"" if method == "GET" else b"Content-Length: %d\r\n" % len(body)
+        head = f"{method} {target} HTTP/1.1\r\n".encode() + self._head + render_headers(headers)
+        try:
+            self._socket.settimeout(self._timeout)
+            self._socket.sendall(head + length + b"\r\n" + body)
+            self._socket.setblocking(False)
+        except OSError as error:
+            stale = self.stale
+            self._drop()
+            self._served = int(stale)
+            raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
+
+    def receive(self) -> HttpAnswer | None:
+        """Read what has arrived. Returns the answer once it is whole, and None until then."""
+        while self._socket is not None and self._answer is None:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return None
+            except OSError as error:
+                self._drop()
+                raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
+            if not data:
+                self._drop()
+                text = "the connection was closed without an answer"
+                raise Unavailable(f"{self._host}:{self._port}: {text}")
+            self._any_byte = True
+            try:
+                self._parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+                self.close()
+                raise Unavailable(
+                    f"{self._host}:{self._port}: the answer is not HTTP: {error}"
+                ) from error
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._served += 1
+            if not self._parser.should_keep_alive():
+                self.close()
+        return answer
+
+    def wait(self, timeout: float) -> HttpAnswer:
+        """Wait for the answer. Raises `TimeoutError` and closes the connection if it is late."""
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = self.receive()
+            if answer is not None:
+                return answer
+            remaining = deadline - time.monotonic()
+            if self._socket is None or remaining <= 0:
+                self.close()
+                raise TimeoutError(f"no answer from {self._host}:{self._port} within {timeout:g} s")
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(remaining * 1000)
+
+    def abandon(self, timeout: float) -> HttpAnswer | None:
+        """End a request that waits at the broker and close the connection. Returns the answer if
+        the broker had sent it already.
+        """
+        if self._socket is None or self._pid != os.getpid():
+            return None
+        try:
+            self._socket.shutdown(socket.SHUT_WR)  # the broker cancels the request and closes
+            return self.wait(timeout)
+        except (OSError, Unavailable):
+            return None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._drop()
+        self._served = 0
+
+    def _drop(self) -> None:
+        connected, self._socket = self._socket, None
+        if connected is not None:
+            connected.close()
+
+    def _connect(self) -> None:
+        address = f"{self._host}:{self._port}"
+        plain = None
+        try:
+            plain = socket.create_connection((self._host, self._port), self._timeout)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = plain
+            if self._tls is not None:
+                connected = self._tls.wrap_socket(plain, server_hostname=self._host)
+        except OSError as error:  # ssl.SSLError and TimeoutError are
+            if plain is not None:
+                plain.close()
+            why = explain(error, shaking=self._tls is not None)
+            raise CannotConnect(f"cannot connect to {address}: {why}") from error
+        self._socket, self._pid, self._served = connected, os.getpid(), 0
+
+    def _reset_answer(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer = None
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._any_byte = False
+
+    # httptools.HttpResponseParser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._answer = HttpAnswer(status, self._headers, b"".join(self._body))

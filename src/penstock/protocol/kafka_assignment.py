@@ -1,0 +1,27 @@
+"""What a member of a group of Kafka's consumers is assigned, as its leader writes it.
+
+version i16 | topics i32 | per topic: name i16 + UTF-8 | partitions i32 | partition i32 each
+| user data
+"""
+
+from struct import Struct, error
+
+_SHORT, _INT = Struct(">h"), Struct(">i")
+
+
+def assigned_partitions(assignment: bytes) -> dict[str, list[int]]:
+    """Partitions by topic; none when it cannot be read, as other kinds of groups have their own."""
+    found: dict[str, list[int]] = {}
+    try:
+        (topics,), at = _INT.unpack_from(assignment, _SHORT.size), _SHORT.size + _INT.size
+        for _ in range(topics):
+            (length,) = _SHORT.unpack_from(assignment, at)
+            at += _SHORT.size
+            name = assignment[at : at + length].decode()
+            (count,) = _INT.unpack_from(assignment, at + length)
+            at += length + _INT.size
+            found[name] = [_INT.unpack_from(assignment, at + 4 * i)[0] for i in range(count)]
+            at += 4 * count
+    except (error, UnicodeDecodeError):
+        return {}
+    return found

@@ -1,0 +1,268 @@
+"""Consumer groups: list, lag, describe, seek, delete, subscription.
+
+Counts are those of `figures`: exact, at the same cost for ten partitions and for a
+million. The time lag looks at the partitions that have something for the group, at most 10,000 of
+them: it is exact up to that many lagging partitions, and "at least" beyond.
+
+What walks all partitions of a queue because it must (seek and its preview, delete) does so in
+steps, each a short call.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.database import Database, struct_of
+from penstock.errors import NotFound
+from penstock.io.tasks import slices
+from penstock.queues.admin.figures import Backlog, Figures, GroupFigures
+from penstock.queues.catalog import check_text
+from penstock.queues.consumers import Consumers
+from penstock.queues.context import QueueContext
+from penstock.queues.schema import query
+
+PARTITIONS_PER_STEP = 1000
+MAX_LAGGING_PARTITIONS = 10_000  # looked at for a time lag
+ROWS_PER_SLICE = 250  # some milliseconds
+LATE_SECONDS = 300.0  # messages that wait longer make a group late
+
+LAG = query("group_lag")
+LISTING = query("groups")
+DESCRIBE = query("group_partitions")
+LAGGING = query("lagging_partitions")
+PREVIEW = query("seek_preview")
+
+
+class GroupStatus(msgspec.Struct):
+    """A group of one queue."""
+
+    queue: str
+    figures: GroupFigures
+    backlog: Backlog
+    members: int  # consumers connected
+    state: str  # see `state_of`
+    mode: str | None  # where it starts: all, new, timestamp; None until a pop decided
+    start_at: datetime | None
+    created_at: datetime
+    discovering: bool  # partitions it has not met are being looked through
+
+    @property
+    def name(self) -> str:
+        return self.figures.name
+
+
+class PartitionLag(msgspec.Struct):
+    """A partition as a group sees it."""
+
+    group: str
+    queue: str
+    partition: str
+    partition_id: str
+    lease_id: str | None  # of the lease that is live
+    lag: int
+    lag_seconds: float
+    oldest: datetime | None  # when the oldest message was pushed that it waits for
+    consumed: int
+    consumed_at: datetime | None
+
+
+class GroupDeleted(msgspec.Struct):
+    partitions: int
+    existed: bool
+
+
+class Seek(msgspec.Struct):
+    """A group was moved."""
+
+    partitions: int
+    position: int | None  # in the last of them
+
+
+class SeekPreview(msgspec.Struct):
+    """What a seek would do."""
+
+    partitions: int
+    again: int  # messages it has finished with and would get once more
+    skipped: int  # messages it waits for and would not get
+
+
+class Groups:
+    def __init__(self, context: QueueContext, figures: Figures, consumers: Consumers) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._waiting = context.waiting
+        self._figures, self._consumers = figures, consumers
+
+    async def listing(
+        self, group: str | None = None, queue: str | None = None
+    ) -> list[GroupStatus]:
+        """One entry per queue and group, by name."""
+        rows = await self._database.browse(LISTING, group, queue)
+        if not rows:
+            return []
+        queues = await self._figures.queues(sorted({row["queue_id"] for row in rows}))
+        figures = {one.id: one for queue in queues for one in queue.groups}
+        members = await self._consumers.members()
+        behind = [row["id"] for row in rows if row["id"] in figures and figures[row["id"]].waiting]
+        backlogs = await self._figures.backlogs(behind, MAX_LAGGING_PARTITIONS)
+        return [
+            _status(
+                row,
+                figures[row["id"]],
+                backlogs.get(row["id"], Backlog()),
+                members.get((row["queue"], row["name"]), 0),
+            )
+            async for some in slices(rows, ROWS_PER_SLICE)
+            for row in some
+            if row["id"] in figures  # else it was deleted meanwhile
+        ]
+
+    async def lag(self, queue: str, group: str) -> int:
+        """Messages of the queue that the group has not finished with."""
+        rows = await self._database.browse(LAG, group, queue)
+        if not rows:
+            raise NotFound(f"queue '{queue}' has no group '{group}'")
+        return int(rows[0]["lag"])
+
+    async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[PartitionLag]:
+        """Partitions whose oldest unconsumed message is older than this, the worst first."""
+        rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
+        return [self._partition(row) for row in rows]
+
+    async def describe(
+        self, group: str, limit: int = 10_000, offset: int = 0
+    ) -> list[PartitionLag]:
+        """Its partitions in all queues, by queue."""
+        rows = await self._database.browse(DESCRIBE, group, limit, offset)
+        return [self._partition(row) for row in rows]
+
+    def _partition(self, row: Any) -> PartitionLag:
+        partition = self._catalog.partition_uuid(row["partition_id"])
+        lease = row["lease_id"] and str(row["lease_id"])
+        return struct_of(PartitionLag, row, partition_id=partition, lease_id=lease)
+
+    async def delete(
+        self, group: str, queue: str | None = None, *, metadata: bool = True
+    ) -> GroupDeleted:
+        """Forget a group; without `metadata` its subscription stays and the next pop starts from
+        there again.
+
+        It is gone with the first call; what it left in a million partitions is removed in steps
+        (`Upkeep.purge` goes on with them should we not get to the end)."""
+        check_text("consumerGroup", group)
+        check_text("queue", queue or "")
+        rows = await self._database.fetch(
+            "SELECT queue_drop_groups($1, $2, $3)", group, queue, not metadata
+        )
+        self._waiting.changed()
+        deleted, ids = 0, rows[0][0]
+        for number in ids:
+            async for removed in forgotten(self._database, number):
+                deleted += removed
+        return GroupDeleted(deleted, bool(ids))
+
+    async def subscription(self, group: str, moment: datetime) -> int:
+        """Change where the group starts in partitions it has not met yet; in how many queues."""
+        check_text("consumerGroup", group)
+        rows = await self._database.fetch("SELECT queue_resubscribe($1, $2)", group, moment)
+        return int(rows[0][0])
+
+    async def seek(
+        self,
+        group: str,
+        queue: str,
+        *,
+        partition: str | None = None,
+        moment: datetime | None = None,
+        to: str = "end",
+    ) -> Seek:
+        """Move a group to after `moment` or `to` an end. Its leases there are dropped."""
+        group_id, queue_id = await self._find(group, queue)
+        target = ("time" if moment is not None else to, moment)
+        moved, last = 0, None
+        if partition is not None:
+            number = await self._catalog.partition(queue, partition)
+            if number is None:
+                raise NotFound(f"Partition not found: {partition} of queue {queue}")
+            moved, last = await self._seek(group_id, [number], target)
+        else:
+            async for numbers in self._walk(queue_id):
+                done, last = await self._seek(group_id, numbers, target)
+                moved += done
+        self._waiting.available(queue, 1000, group)
+        return Seek(moved, last)
+
+    async def preview(
+        self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
+    ) -> SeekPreview:
+        group_id, queue_id = await self._find(group, queue)
+        partitions = again = skipped = 0
+        async for numbers in self._walk(queue_id):
+            target = "time" if moment is not None else to
+            (row,) = await self._database.browse(PREVIEW, group_id, numbers, target, moment)
+            partitions += row["partitions"]
+            again += int(row["again"])
+            skipped += int(row["skipped"])
+        return SeekPreview(partitions, again, skipped)
+
+    async def _find(self, group: str, queue: str) -> tuple[int, int]:
+        rows = await self._database.read(
+            """SELECT g.id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id
+                WHERE q.deleted_at IS NULL AND g.name = $1 AND q.name = $2""",
+            group,
+            queue,
+        )
+        if not rows:
+            raise NotFound(f"queue '{queue}' has no group '{group}'")
+        return rows[0]["id"], rows[0]["queue_id"]
+
+    async def _walk(self, queue_id: int) -> AsyncIterator[list[int]]:
+        after = 0
+        while step := await self._database.read(
+            """SELECT id FROM partitions WHERE queue_id = $1 AND id > $2
+                ORDER BY queue_id, id LIMIT $3""",
+            *(queue_id, after, PARTITIONS_PER_STEP),
+        ):
+            numbers = [row["id"] for row in step]
+            yield numbers
+            after = numbers[-1]
+
+    async def _seek(
+        self, group_id: int, partitions: list[int], target: tuple[str, datetime | None]
+    ) -> tuple[int, int | None]:
+        (row,) = await self._database.fetch(
+            "SELECT * FROM queue_seek($1, $2, $3, $4)", group_id, partitions, *target
+        )
+        return row["moved"], row["last"]
+
+
+def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> GroupStatus:
+    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
+    # mends that).
+    blind = (
+        figures.waiting > 0
+        and not backlog.partitions
+        and row["mode"] is not None
+        and not row["discovering"]
+    )
+    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind)
+    return struct_of(
+        GroupStatus, row, figures=figures, backlog=backlog, members=members, state=state
+    )
+
+
+def state_of(members: int, *, late: bool) -> str:
+    """Empty while nobody is connected; Lagging when messages wait for LATE_SECONDS; Stable."""
+    return "Empty" if not members else "Lagging" if late else "Stable"
+
+
+async def forgotten(database: Database, group: int) -> AsyncIterator[int]:
+    """Remove what a deleted group left in partitions, in steps; how many each removed."""
+    more = True
+    while more:
+        (row,) = await database.fetch(
+            "SELECT * FROM queue_forget($1, $2)", group, PARTITIONS_PER_STEP
+        )
+        more = row["more"]
+        yield row["removed"]

@@ -1,0 +1,305 @@
+"""Stored messages: list with a status derived per group, detail, delete, retry, move to the dead
+letters.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from penstock.database import struct_of
+from penstock.errors import InvalidRequest, NotFound
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.catalog import check_group, check_text, info_of
+from penstock.queues.context import QueueContext
+from penstock.queues.schema import query
+from penstock.queues.settling import AckBatch
+from penstock.queues.types import Ack, QueueInfo
+
+IN_QUEUES = query("messages")
+IN_PARTITION = query("partition_messages")
+MAX_SIFTED = 10_000  # messages in one page that is asked for a status, which is in no index
+START = (str((1 << 64) - 1), 1 << 62, 1 << 62)  # before everything
+
+MESSAGE = query("message")
+DELETE_LETTERS = query("message_dead_letters_purge")
+MESSAGE_GROUPS = query("message_groups")
+
+
+class MessageFilter(msgspec.Struct, kw_only=True):
+    """Which messages are meant; what is None does not restrict."""
+
+    queue: str | None = None
+    partition: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    status: str | None = None  # pending, processing, completed, dead_letter
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class StoredMessage(msgspec.Struct):
+    """A message without its payload, and what became of it."""
+
+    id: str
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    namespace: str
+    task: str
+    status: str
+    queue_status: str  # of queue mode; none: it has none
+    groups_done: int  # groups, queue mode not counted, that have finished with it
+    groups: int
+    trace_id: str | None
+    producer: str | None
+    priority: int
+    created_at: datetime
+    lease_expires_at: datetime | None
+    headers: dict[str, str] | None
+
+
+class MessagePage(msgspec.Struct):
+    messages: list[StoredMessage]
+    queue_mode: bool  # their queues are read in queue mode
+    groups: int  # and by so many groups
+    next: str | None  # the cursor of the next page
+    behind_seconds: float | None  # how old this may be; None: it is the primary's
+
+
+class MessageGroup(msgspec.Struct, rename="camel"):
+    """What a group did with a message."""
+
+    name: str
+    consumed: bool
+    lease_expires_at: datetime | None
+
+
+class MessageDetail(msgspec.Struct):
+    id: str
+    transaction_id: str
+    partition_id: str
+    partition: str
+    queue: QueueInfo
+    status: str
+    trace_id: str | None
+    producer: str | None
+    created_at: datetime
+    payload: bytes
+    headers: dict[str, str] | None
+    encrypted: bool
+    error: str | None
+    attempts: int
+    groups: list[MessageGroup]
+
+
+class Messages:
+    def __init__(self, context: QueueContext) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._keys, self._waiting = context.keys, context.waiting
+        self._calls = context.calls
+
+    async def listing(
+        self,
+        which: MessageFilter,
+        limit: int = 200,
+        offset: int = 0,
+        cursor: str | None = None,
+    ) -> MessagePage:
+        """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
+        is the `next` of the page before; it is None at the end."""
+        after = place_of(cursor)
+        number = None
+        if which.partition is not None and which.queue is not None:
+            number = await self._catalog.partition(which.queue, which.partition) or 0
+        now = (await self._database.browse("SELECT clock_timestamp()"))[0][0]
+        until = which.until or now + timedelta(minutes=1)
+        since = which.since or now - timedelta(hours=1)
+        entries: list[StoredMessage] = []
+        sifted = which.status is not None or (which.partition is not None and number is None)
+        most = offset + (MAX_SIFTED if sifted else limit)
+        source: tuple[str, Any] = (
+            (IN_QUEUES, which.queue) if number is None else (IN_PARTITION, number)
+        )
+        rows, behind = await self._database.browse_standby(
+            *source, which.namespace, which.task, since, until, most, QUEUE_MODE, *after
+        )
+        last, more = None, len(rows) >= most
+        for row in rows:
+            if len(entries) == offset + limit:
+                more = True
+                break
+            last = f"{row['xid']}.{row['seq']}.{row['partition_id']}"
+            if which.partition is not None and row["partition"] != which.partition:
+                continue
+            entry = self._entry(row)
+            if which.status is None or entry.status == which.status:
+                entries.append(entry)
+        return MessagePage(
+            entries[offset:],
+            queue_mode=any(row["has_queue_mode"] for row in rows),
+            groups=max((row["groups"] for row in rows), default=0),
+            next=last if more else None,
+            behind_seconds=behind,
+        )
+
+    async def detail(self, partition_id: str, transaction_id: str) -> MessageDetail:
+        """A message with its payload and what each group did with it."""
+        row = await self._find(partition_id, transaction_id)
+        place = row["partition_id"], row["seq"]
+        stored = await self._database.browse(MESSAGE, *place, QUEUE_MODE)
+        if not stored:
+            raise NotFound("Message not found")
+        message = stored[0]
+        number = message["queue_id"]
+        (queue,) = await self._database.browse("SELECT * FROM queues WHERE id = $1", number)
+        groups = await self._database.browse(MESSAGE_GROUPS, *place, number)
+        dead = next((group for group in groups if group["error"] is not None), None)
+        return struct_of(
+            MessageDetail,
+            message,
+            **self._ids(message),
+            queue=info_of(queue),
+            status=_status(message),
+            payload=self._keys.payload_of(message),
+            encrypted=message["key_id"] is not None,
+            error=dead["error"]
+            if dead
+            else next((g["attempt_error"] for g in groups if g["attempts"]), None),
+            attempts=max((g["dead_attempts"] or g["attempts"] or 0 for g in groups), default=0),
+            groups=[
+                MessageGroup(
+                    group["name"],
+                    bool(group["consumed"]),
+                    group["next_expiry"] if group["leased"] else None,
+                )
+                for group in groups
+            ],
+        )
+
+    async def delete(self, partition_id: str, transaction_id: str) -> bool:
+        try:
+            row = await self._find(partition_id, transaction_id)
+        except NotFound:
+            return False
+        await self._database.fetch(DELETE_LETTERS, row["partition_id"], row["seq"])
+        rows = await self._database.fetch(
+            "SELECT queue_remove(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$2::bigint], false)",
+            row["partition_id"],
+            row["seq"],
+        )
+        return bool(rows[0][0])
+
+    async def retry(self, partition_id: str, transaction_id: str, group: str | None = None) -> int:
+        """Make a message available again to groups (or one) that finished with it; how many."""
+        row = await self._find(partition_id, transaction_id)
+        done = 0
+        for one in await self._groups(row, group):
+            place = row["partition_id"], one["id"], row["seq"]
+            ((seqs,),) = await self._database.fetch(
+                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", *place
+            )
+            if seqs:
+                done += 1
+                await self._database.fetch(
+                    """DELETE FROM dead_letters
+                        WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
+                    *place,
+                )
+        self._waiting.available(row["queue"], 1)
+        return done
+
+    async def bury(
+        self,
+        partition_id: str,
+        transaction_id: str,
+        group: str = QUEUE_MODE,
+        error: str | None = None,
+    ) -> bool:
+        """Move a message to a group's dead letters; false when the group has finished with it."""
+        row = await self._find(partition_id, transaction_id)
+        number = row["partition_id"]
+        check_group(group)
+        check_text("error", error or "")
+        if group != QUEUE_MODE and not await self._groups(row, group):
+            raise NotFound(f"queue '{row['queue']}' has no group '{group}'")
+        await self._database.fetch(
+            "SELECT queue_subscribe($1, $2, $3, 'all', NULL)", row["queue_id"], group, number
+        )
+        reason = error or "Moved to the dead-letter queue by hand"
+        ack = Ack(transaction_id, partition_id, None, "dlq", reason, group)
+        batch = AckBatch([ack])
+        runs = await batch.arguments(self._catalog)
+        assert runs is not None  # the message was there a moment ago
+        [acked] = await batch.fill(await self._calls.settle(runs))
+        self._waiting.available(row["queue"], 1, group)
+        return acked.dlq
+
+    async def _groups(self, row: Any, group: str | None) -> list[Any]:
+        return await self._database.read(
+            """SELECT id FROM groups
+                WHERE queue_id = $1 AND ($2::text IS NULL OR name = $2) ORDER BY id""",
+            *(row["queue_id"], group),
+        )
+
+    async def _find(self, partition_id: str, transaction_id: str) -> Any:
+        partition = self._catalog.partition_id(partition_id)
+        rows = await self._database.read(
+            """SELECT m.partition_id, m.seq, m.queue_id, q.name AS queue
+                 FROM messages m JOIN queues q ON q.id = m.queue_id
+                WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
+                  AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
+            partition,
+            transaction_id,
+        )
+        if not rows:
+            raise NotFound("Message not found")
+        return rows[0]
+
+    def _entry(self, row: Any) -> StoredMessage:
+        queue_status = "none"
+        if row["has_queue_mode"]:
+            queue_status = _progress(row["queue_done"], row["queue_leased"])
+        return struct_of(
+            StoredMessage,
+            row,
+            **self._ids(row),
+            status=_status(row),
+            queue_status=queue_status,
+            lease_expires_at=row["lease_expires_at"] if row["any_leased"] else None,
+        )
+
+    def _ids(self, row: Any) -> dict[str, Any]:
+        """What is not shown as it is stored, of any message."""
+        return {
+            "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
+            "partition_id": self._catalog.partition_uuid(row["partition_id"]),
+            "trace_id": row["trace_id"] and str(row["trace_id"]),
+            "headers": self._keys.headers_of(row),
+        }
+
+
+def place_of(cursor: str | None) -> tuple[str, int, int]:
+    """Where a page of messages begins."""
+    if not cursor:
+        return START
+    try:
+        xid, seq, partition = map(int, cursor.split("."))
+        if not (0 <= xid < 1 << 64 and 0 <= seq < 1 << 62 and 0 <= partition < 1 << 62):
+            raise ValueError(cursor)
+    except ValueError:
+        raise InvalidRequest("cursor must be the `next` of the page before") from None
+    return str(xid), seq, partition
+
+
+def _status(row: Any) -> str:
+    """Of a message, by what `message_progress` says of it."""
+    if row["dead"]:
+        return "dead_letter"
+    all_done = 0 < row["groups"] == row["groups_done"]
+    return _progress(row["queue_done"] if row["has_queue_mode"] else all_done, row["any_leased"])
+
+
+def _progress(done: bool | None, leased: bool | None) -> str:
+    return "completed" if done else "processing" if leased else "pending"

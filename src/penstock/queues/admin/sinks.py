@@ -1,0 +1,124 @@
+"""What exactly-once sinks have written to queues, in PostgreSQL: any broker on the same database
+reads it.
+
+A push of a sink's task stores its rows, and how many of the task's rows are stored now, in one
+transaction. So a row is stored once even if its message was consumed and deleted before the task
+is run again.
+"""
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import astuple
+
+from penstock.database import UNDONE, Database, struct_of
+from penstock.errors import Conflict, Full, InvalidRequest, Unavailable
+from penstock.protocol.sink_claims import Claim, Claimed, Commit
+from penstock.queues.catalog import check_text
+from penstock.queues.context import QueueContext
+from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.transaction import MAX_ATTEMPTS, Snapshot, Stale, snapshot_of
+from penstock.queues.types import Item, Pushed
+
+
+class Sinks:
+    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._pusher = pusher
+
+    async def claim(self, claim: Claim) -> Claimed:
+        for name in ("target", "app", "checksum", "run", "note", "keys"):
+            check_text(name, getattr(claim, name))
+        (row,) = await self._database.fetch(
+            "SELECT * FROM sink_claim($1, $2, $3, $4, $5, $6, $7, $8)", *astuple(claim)
+        )
+        return struct_of(Claimed, row)
+
+    async def commit(self, done: Commit) -> None:
+        """Record that a batch has been written; its tasks were recorded with their last rows."""
+        check_text("target", done.target)
+        check_text("app", done.app)
+        if done.task is not None:
+            raise InvalidRequest("a queue's task is done with its last rows: push them with `last`")
+        await self._database.fetch(
+            """INSERT INTO sink_tasks (target, app, batch, task, queue_id, checksum, run, note)
+               SELECT s.target, s.app, s.batch, -1, s.queue_id, '', '', '' FROM sink_tasks s
+                WHERE s.target = $1 AND s.app = $2 AND s.batch = $3 LIMIT 1
+               ON CONFLICT DO NOTHING""",
+            done.target,
+            done.app,
+            done.batch,
+        )
+
+    async def push(self, place: Commit, first: int, items: list[Item], *, last: bool) -> int:
+        """Store rows of a task, the first of which has the number `first`; how many of the task's
+        rows are stored now. Rows that are stored already are left out, and of a queue that is
+        almost full the rows that fit are taken. `last`: there are no more."""
+        items = prepare(copies(items))
+        for turn in range(MAX_ATTEMPTS):
+            try:
+                return await self._push_once(place, first, items, last=last)
+            except UNDONE:
+                await asyncio.sleep(0.02 * turn)
+            except Stale:
+                self._catalog.forget()
+        raise Unavailable("the database is too busy, or these queues keep changing; try again")
+
+    async def _push_once(self, place: Commit, first: int, items: list[Item], *, last: bool) -> int:
+        key = astuple(place)
+        snapshot = await snapshot_of(
+            self._catalog, {(item.queue, item.partition) for item in items}
+        )
+        async with self._database.connection() as connection, connection.transaction():
+            rows = await connection.fetchval(
+                """SELECT rows FROM sink_tasks
+                    WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4 FOR UPDATE""",
+                *key,
+            )
+            if rows is None or rows < first:
+                raise Conflict(f"task {place.task} of batch {place.batch} has not come this far")
+            fresh = items[rows - first :]
+            pushed = await self._store_fitting(connection, snapshot, fresh)
+            rows += len(pushed)
+            done = last and len(pushed) == len(fresh)
+            await connection.execute(
+                """UPDATE sink_tasks SET rows = $5, done = done OR $6, claimed_at = now()
+                    WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4""",
+                *key,
+                rows,
+                done,
+            )
+        self._pusher.announce(pushed)
+        return int(rows)
+
+    async def _store_fitting(
+        self, connection: Any, snapshot: Snapshot, items: list[Item]
+    ) -> list[Pushed]:
+        """Store all items, or as many of the first ones as fit after halving their number."""
+        while items:
+            attempt = connection.transaction()
+            await attempt.start()
+            answers = await self._pusher.store(items, snapshot, connection.fetch)
+            refused = [one for one in answers if not isinstance(one, Pushed)]
+            if refused:
+                raise refused[0]
+            pushed = [one for one in answers if isinstance(one, Pushed)]
+            if not any(one.status == "full" for one in pushed):
+                await attempt.commit()
+                return pushed
+            await attempt.rollback()
+            if len(items) == 1:
+                raise Full(f"queue '{items[0].queue}' is full (maxSize)")
+            items = items[: len(items) // 2]
+        return []
+
+
+async def forget_idle_sinks(database: Database, seconds: float) -> None:
+    """Forget sinks that have not written for so long."""
+    await database.fetch(
+        """DELETE FROM sink_tasks s USING
+               (SELECT target, app FROM sink_tasks GROUP BY target, app
+                HAVING max(claimed_at) < now() - make_interval(secs => $1)) old
+            WHERE s.target = old.target AND s.app = old.app""",
+        seconds,
+    )

@@ -1,0 +1,342 @@
+"""Numbers for people and dashboards, all from counters, the (few) leases and the per-minute
+history.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from penstock.database import struct_of
+from penstock.errors import NotFound
+from penstock.io.tasks import slices
+from penstock.queues.admin.figures import Figures, QueueFigures
+from penstock.queues.catalog import info_of
+from penstock.queues.context import QueueContext
+from penstock.queues.schema import query
+from penstock.queues.types import QueueInfo
+
+QUEUES = query("queues")
+COUNT = """SELECT count(*) FROM queues
+            WHERE deleted_at IS NULL AND ($1::text IS NULL OR name = $1)
+              AND ($2::text IS NULL OR namespace = $2) AND ($3::text IS NULL OR task = $3)"""
+TASKS = "SELECT count(DISTINCT nullif(task, '')) FROM queues WHERE deleted_at IS NULL"
+ROWS_PER_SLICE = 250  # some milliseconds
+
+PARTITIONS = query("queue_partitions")
+RATES = query("rates")
+HISTORY = query("history")
+REMOVALS = query("removals")
+LEASES = query("leases")
+DATABASE = query("postgres_database")
+OLDEST = query("postgres_oldest")
+TABLES = query("postgres_tables")
+
+
+class Counts(msgspec.Struct):
+    """A queue or a partition in eight numbers. Where groups differ they are those of the group that
+    speaks for the queue (`QueueFigures.leading`), but `failed`, `dead_letter` and `dropped` are of
+    all of them.
+    """
+
+    total: int  # stored now
+    pending: int  # waiting and not leased
+    processing: int  # leased
+    completed: int
+    failed: int | None  # None: not known of a partition
+    dead_letter: int
+    dropped: int | None
+    scheduled: int | None  # for later
+
+    @classmethod
+    def of(cls, queue: QueueFigures) -> "Counts":
+        leading = queue.leading
+        leased = leading.leased if leading else 0
+        return cls(
+            total=queue.stored,
+            pending=max(0, (leading.waiting if leading else queue.stored) - leased),
+            processing=leased,
+            completed=leading.completed if leading else 0,
+            failed=queue.failed,
+            dead_letter=queue.dead_letters,
+            dropped=queue.dropped,
+            scheduled=queue.scheduled,
+        )
+
+
+class QueueFilter(msgspec.Struct, frozen=True):
+    """Which queues; None = all of them."""
+
+    namespace: str | None = None
+    task: str | None = None
+    queue: str | None = None
+    before: int | None = None  # those of a lower number: the cursor of a page
+
+
+class QueueStatus(msgspec.Struct):
+    """A queue as configured, and its counts."""
+
+    info: QueueInfo
+    partitions: int
+    counts: Counts
+    figures: QueueFigures
+
+
+class QueueStatusPage(msgspec.Struct):
+    queues: list[QueueStatus]
+    next: int | None  # for `QueueFilter.before` of the page behind; None: there is none
+
+
+class QueueTotals(msgspec.Struct):
+    """Sums over queues."""
+
+    name: str  # what they have in common
+    queues: int = 0
+    partitions: int = 0
+    counts: Counts = msgspec.field(default_factory=lambda: _no_counts())
+
+    def add(self, counts: Counts) -> None:
+        self.counts = total([self.counts, counts])
+
+
+class PartitionStatus(msgspec.Struct):
+    id: str
+    name: str
+    created_at: datetime
+    counts: Counts
+    batches: int
+    last_activity: datetime
+    oldest_message: datetime | None
+    newest_message: datetime | None
+
+
+class Overview(msgspec.Struct):
+    """Sums over all queues."""
+
+    queues: int
+    partitions: int
+    namespaces: int
+    tasks: int
+    messages: Counts
+    pushed_per_second: float
+    completed_per_second: float
+
+
+class HistoryPoint(msgspec.Struct):
+    """What happened in one time bucket."""
+
+    bucket: datetime
+    pushed: int
+    completed: int
+    failed: int
+    dead: int  # messages that became dead letters
+
+
+class Removal(msgspec.Struct):
+    """Messages of a queue (None: it is gone) that upkeep deleted in one time bucket."""
+
+    bucket: datetime
+    reason: str
+    queue: str | None
+    namespace: str | None
+    task: str | None
+    messages: int
+    steps: int
+
+
+class Leases(msgspec.Struct):
+    """The leases that are live."""
+
+    active: int
+    partitions: int
+    taken: int  # messages
+    acked: int  # of them
+
+
+class DatabaseSize(msgspec.Struct):
+    version: str
+    size: int
+    sessions: int
+    commits: int
+    rollbacks: int
+    deadlocks: int
+
+
+class OldestTransaction(msgspec.Struct, rename="camel"):
+    """The session with the oldest snapshot, which blocks vacuum."""
+
+    pid: int
+    application: str
+    state: str | None
+    xmin_age: int
+    transaction_seconds: float | None
+
+
+class TableSize(msgspec.Struct, rename="camel"):
+    table: str
+    live: int
+    dead: int
+    last_autovacuum: datetime | None
+    bytes: int
+
+
+class PostgresStatus(msgspec.Struct):
+    """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
+
+    database: DatabaseSize
+    oldest_transaction: OldestTransaction | None
+    tables: list[TableSize]
+
+
+class Status:
+    def __init__(self, context: QueueContext, figures: Figures) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._figures = figures
+
+    async def page(self, wanted: QueueFilter, limit: int, offset: int = 0) -> QueueStatusPage:
+        """Queues with their counts, the newest first. Others get a turn while a large page is
+        made.
+        """
+        rows = await self._database.browse(
+            QUEUES, wanted.queue, wanted.namespace, wanted.task, wanted.before, limit, offset
+        )
+        ids = [row["id"] for row in rows]
+        partitions = await self._catalog.partition_counts(ids)
+        figures = {one.id: one for one in await self._figures.queues(ids)}
+        queues = [
+            QueueStatus(info_of(row), partitions.get(row["id"], 0), Counts.of(one), one)
+            async for some in slices(rows, ROWS_PER_SLICE)
+            for row in some
+            if (one := figures.get(row["id"])) is not None  # None: deleted meanwhile
+        ]
+        return QueueStatusPage(queues, ids[-1] if ids and len(ids) == limit else None)
+
+    async def count(self, wanted: QueueFilter) -> int:
+        rows = await self._database.browse(COUNT, wanted.queue, wanted.namespace, wanted.task)
+        return int(rows[0][0])
+
+    async def queue(self, queue: str) -> QueueStatus:
+        page = await self.page(QueueFilter(queue=queue), 1)
+        if not page.queues:
+            raise NotFound(f"Queue not found: {queue}")
+        return page.queues[0]
+
+    async def totals(
+        self, wanted: QueueFilter, by: Callable[[QueueFigures], str]
+    ) -> list[QueueTotals]:
+        """Sums over all queues that are wanted, by what `by` says of a queue."""
+        figures = [
+            one
+            for one in await self._figures.queues()
+            if wanted.queue in (None, one.name)
+            and wanted.namespace in (None, one.namespace)
+            and wanted.task in (None, one.task)
+        ]
+        partitions = await self._catalog.partition_counts([one.id for one in figures])
+        sums: dict[str, QueueTotals] = {}
+        async for some in slices(figures, ROWS_PER_SLICE):
+            for one in some:
+                name = by(one)
+                row = sums.get(name)
+                if row is None:
+                    row = sums[name] = QueueTotals(name)
+                row.queues += 1
+                row.partitions += partitions.get(one.id, 0)
+                row.add(Counts.of(one))
+        return sorted(sums.values(), key=lambda row: row.name)
+
+    async def partitions(
+        self, status: QueueStatus, limit: int = 1000, offset: int = 0, group: str | None = None
+    ) -> list[PartitionStatus]:
+        """Partitions of a queue with their counts, as `group` sees them; those of all of them add
+        up to the queue's.
+        """
+        leading = status.figures.seen_by(group)
+        rows = await self._database.browse(
+            PARTITIONS, status.info.id, leading.id if leading else None, limit, offset
+        )
+        return [self._partition(row) for row in rows]
+
+    def _partition(self, row: Any) -> PartitionStatus:
+        waiting = row["stored"] - row["settled"]
+        times = filter(None, (row["newest_message"], row["consumed_at"]))
+        counts = Counts(
+            total=row["stored"],
+            pending=max(0, waiting - row["leased"]),
+            processing=row["leased"],
+            completed=row["completed"],
+            failed=None,
+            dead_letter=row["dead_letters"],
+            dropped=None,
+            scheduled=None,
+        )
+        return struct_of(
+            PartitionStatus,
+            row,
+            id=self._catalog.partition_uuid(row["id"]),
+            counts=counts,
+            last_activity=max(times, default=row["created_at"]),
+        )
+
+    async def overview(self) -> Overview:
+        namespaces = await self.totals(QueueFilter(), lambda queue: queue.namespace)
+        tasks = (await self._database.browse(TASKS))[0][0]
+        rates = (await self._database.browse(RATES))[0]
+        return Overview(
+            queues=sum(one.queues for one in namespaces),
+            partitions=sum(one.partitions for one in namespaces),
+            namespaces=sum(bool(one.name) for one in namespaces),
+            tasks=tasks,
+            messages=total([one.counts for one in namespaces]),
+            pushed_per_second=rates["pushed"],
+            completed_per_second=rates["completed"],
+        )
+
+    async def history(
+        self,
+        since: datetime,
+        until: datetime,
+        bucket: timedelta,
+        queue: str | None = None,
+        namespace: str | None = None,
+        task: str | None = None,
+    ) -> list[HistoryPoint]:
+        rows = await self._database.browse(
+            HISTORY, since, until, bucket.total_seconds(), queue, namespace, task
+        )
+        return [HistoryPoint(*row.values()) for row in rows]
+
+    async def removals(
+        self, since: datetime, until: datetime, bucket: timedelta, queue: str | None = None
+    ) -> list[Removal]:
+        rows = await self._database.browse(REMOVALS, since, until, bucket.total_seconds(), queue)
+        return [Removal(*row.values()) for row in rows]
+
+    async def leases(self) -> Leases:
+        return Leases(*(await self._database.browse(LEASES))[0].values())
+
+    async def postgres(self) -> PostgresStatus:
+        database = await self._database.browse(DATABASE)
+        oldest = await self._database.browse(OLDEST)
+        tables = await self._database.browse(TABLES)
+        return PostgresStatus(
+            DatabaseSize(*database[0].values()),
+            OldestTransaction(*oldest[0].values()) if oldest else None,
+            [TableSize(*row.values()) for row in tables],
+        )
+
+    async def refresh(self) -> int | None:
+        """Fold the counters' log now: the rows folded, or None when another broker is at it."""
+        folded: int | None = (await self._database.read("SELECT queue_rollup()"))[0][0]
+        return folded
+
+
+def total(counts: list[Counts]) -> Counts:
+    """The sum of the counts of several queues."""
+    names = Counts.__struct_fields__
+    return Counts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
+
+
+def _no_counts() -> Counts:
+    return Counts(*(0 for _ in Counts.__struct_fields__))

@@ -1,0 +1,155 @@
+"""Messages for later: kept in a table of their own, appended to their partitions when they are due.
+
+Any broker does it, there is no leader. `queue_deliver` removes what is due and appends it in one
+transaction, so a kill at any moment leaves a message either waiting or stored, never both and never
+neither. Until then it is in nobody's way: no consumer waits behind it and no pop looks at it.
+
+Nobody polls. A broker sleeps until the next message is due, which the database tells it with every
+look; a push of an earlier one wakes it, here at once and in other brokers by NOTIFY. A look every
+`FALLBACK_SECONDS` finds what a lost notification did not say.
+
+Only the database's clock says what is due. Ours is not compared with it: we remember how far the
+database's is ahead of our monotonic one, and waking a little early only means looking once more.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+
+from penstock.errors import Unavailable
+from penstock.io.tasks import cancelled, supervised
+from penstock.metrics import Counter
+from penstock.queues.context import QueueContext
+
+log = logging.getLogger("penstock.queues")
+
+SQL = "SELECT * FROM queue_deliver($1, $2, $3, $4)"
+ROWS_PER_STEP = 2000
+FALLBACK_SECONDS = 30.0
+RETRY_SECONDS = 0.2
+SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
+# A partition that somebody has locked: the others go first, then it is waited for (100 ms each).
+MAX_WAITED_FOR = 4
+HELD_RETRY_SECONDS = 0.05
+# What was due long ago leaves dead index entries behind, which vacuum cannot remove while somebody
+# holds an old snapshot. They are passed over, but for a full look that takes one part in so many.
+FULL_LOOK_SHARE = 20
+MAX_FULL_LOOK_SECONDS = 10.0
+SLACK = timedelta(seconds=10)  # a push may commit after its message is due
+
+
+class Delayed:
+    def __init__(self, context: QueueContext, pushed: Counter) -> None:
+        self._database, self._catalog = context.database, context.catalog
+        self._waiting = context.waiting
+        self._pushed = pushed
+        self._look_at = 0.0  # monotonic: nothing is due before, as far as we know
+        self._earlier = asyncio.Event()  # `_look_at` has become earlier
+        self._ahead: float | None = None  # seconds: the database's clock minus our monotonic one
+        self._since: datetime | None = None  # everything due before has been delivered
+        self._full_look_at = 0.0
+        self._announced = 0.0  # due then (seconds since 1970): all brokers look at that moment
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._waiting.on_delayed = self._expect
+        self._task = supervised("delayed messages", self._run, self._database.metrics)
+
+    async def stop(self) -> None:
+        await cancelled(self._task)
+
+    def moment(self, delay: float) -> datetime:
+        """The moment in so many seconds by the database's clock, also while it is down. Only a
+        broker that has not seen the database since it started takes its own clock.
+        """
+        now = time.time() if self._ahead is None else time.monotonic() + self._ahead
+        return datetime.fromtimestamp(now, UTC) + timedelta(seconds=delay)
+
+    def stored(self, dues: Iterable[datetime]) -> None:
+        """Messages for these moments were pushed here."""
+        due = min(dues).timestamp()
+        self._expect(due)
+        if not self.moment(0).timestamp() < self._announced <= due:
+            self._announced = due
+            self._waiting.announce_delayed(due)
+
+    async def deliver(self) -> int:
+        """Append all that is due now; how many."""
+        total = 0
+        held: list[int] = []
+        while True:
+            step = await self._step(held)
+            total += int(step["delivered"])
+            held += step["held"] or ()
+            if not step["more"] and not step["held"]:
+                break
+        if not held:
+            self._since = step["database_now"] - SLACK
+            return total
+        self._since = None
+        for partition in random.sample(held, min(len(held), MAX_WAITED_FOR)):
+            more = True
+            while more:
+                step = await self._step([], partition)
+                total += int(step["delivered"])
+                more = step["more"]
+        self._look_at = min(self._look_at, time.monotonic() + HELD_RETRY_SECONDS)
+        return total
+
+    async def _step(self, skip: list[int], only: int | None = None) -> Any:
+        began = time.monotonic()
+        since = None if began >= self._full_look_at else self._since
+        (step,) = await self._database.fetch(SQL, since, skip, only, ROWS_PER_STEP)
+        ended = time.monotonic()
+        # as if it had looked at its clock when we began: never behind
+        self._ahead = step["database_now"].timestamp() - began
+        if since is None:
+            pause = FULL_LOOK_SHARE * (ended - began)
+            self._full_look_at = ended + min(pause, MAX_FULL_LOOK_SECONDS)
+        if step["next_seconds"] is not None:
+            next_at = ended + max(step["next_seconds"], 0) + random.uniform(0, SPREAD_SECONDS)
+            self._look_at = min(self._look_at, next_at)
+        if step["delivered"]:
+            for queue, messages, partitions in zip(
+                step["queue_names"], step["message_counts"], step["partition_counts"], strict=True
+            ):
+                self._pushed.add(messages, queue)
+                shared = self._catalog.shares(queue)
+                self._waiting.available(queue, messages if shared else partitions)
+        return step
+
+    def _expect(self, due: float) -> None:
+        """Look when this (of the database's clock) has come."""
+        if self._since is not None and due < self._since.timestamp():
+            self._full_look_at = 0.0
+        at = 0.0 if self._ahead is None else due - self._ahead
+        if at < self._look_at:
+            self._look_at = at
+            self._earlier.set()
+
+    async def _run(self) -> None:
+        while True:
+            pause = self._look_at - time.monotonic()
+            if pause > 0:
+                self._earlier.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._earlier.wait()
+                continue
+            self._look_at = time.monotonic() + FALLBACK_SECONDS
+            try:
+                await self.deliver()
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+                await self._database.recovered()
+                self._look_at = 0.0
+            except asyncpg.PostgresError as error:
+                log.warning("messages that are due are tried again: %s", error)
+                self._look_at = time.monotonic() + RETRY_SECONDS

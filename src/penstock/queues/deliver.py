@@ -1,0 +1,376 @@
+"""Pop: take messages under a lease, wait for them when asked to, complete them at once under
+auto-ack.
+
+A pop looks, in a call that it shares with others. When there is nothing it parks until a push, an
+acknowledgement or the database's clock may have changed that: a lease expires, a message becomes
+due. The clock is only ever read in the database, which answers "look again in n seconds".
+
+A push takes for pops that are parked here (`HandOff`), in the call that stores the message: the
+lease is committed with it, and the consumer has it after one commit instead of two. Order and
+leases are those of any pop, for it is the same function under the same locks. A pop that the push
+could not serve is woken, and looks by itself.
+
+Auto-ack is a lease that we complete before answering. One call would be faster, but if the
+connection broke after its commit nobody would know which messages went missing; the outcome of each
+of the two can be found out.
+
+A pop may bring acknowledgements along: they are settled first, in the same commit, so that a
+consumer's loop is one request and one commit per batch. They stay so whatever becomes of the pop.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from penstock.errors import InvalidRequest
+from penstock.metrics import Counter
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.protocol.times import time_field
+from penstock.queues.batching import SLICE
+from penstock.queues.calls import Row, TakeArguments
+from penstock.queues.catalog import check_group, check_name, remember
+from penstock.queues.consumers import Consumers
+from penstock.queues.context import QueueContext
+from penstock.queues.settling import check_ack
+from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
+from penstock.queues.types import Ack, Acked, Item, Message, Popped, PopRequest
+from penstock.queues.waiting import WaitingPop
+
+AUTOPILOT_BATCH = 100
+AUTOPILOT_PARTITIONS = 10
+MAX_PARTITIONS = 10_000  # of one pop
+SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
+OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
+MAX_HAND_OFFS = 64  # pops that one push takes for
+LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
+LOOK_SOON = ("discovering", "locked")
+
+
+class Deliverer:
+    def __init__(
+        self, context: QueueContext, deliveries: Deliveries, consumers: Consumers, popped: Counter
+    ) -> None:
+        self._catalog, self._waiting = context.catalog, context.waiting
+        self._calls, self._keys = context.calls, context.keys
+        self._settings = context.settings
+        self.deliveries = deliveries
+        self._consumers = consumers
+        self._popped = popped
+        self.closed = False  # pops find nothing (maintenance)
+        self._reopened = asyncio.Event()  # or everything stops
+        self._stopping = False
+
+    def close(self, closed: bool) -> None:
+        """Let pops find nothing, or open them again."""
+        self.closed = closed
+        self._reopened.clear() if closed else self._reopened.set()
+        self._waiting.wake_all()
+
+    def answer_waiting(self) -> None:
+        """Answer all that wait, and let none wait any more."""
+        self._stopping = True
+        self._reopened.set()
+        self._waiting.wake_all()
+
+    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+        """Look until there is something or the time is over. Cancelling it returns what was taken
+        for it.
+        """
+        for ack in acks:
+            check_ack(ack)
+        self._consumers.seen(wanted.queue, wanted.group, wanted.consumer)
+        deadline = time.monotonic() + self._patience(wanted)
+        if self.closed and wanted.wait and not self._stopping:
+            await self._wait_until_open(deadline)
+        pop: WaitingPop[TakenBatch] = WaitingPop(wanted.group)
+        try:
+            return await self._look_until(deadline, pop, wanted, acks)
+        finally:
+            self._waiting.leave(pop)
+
+    async def _look_until(
+        self, deadline: float, pop: WaitingPop[TakenBatch], wanted: PopRequest, acks: Sequence[Ack]
+    ) -> Popped:
+        acked: Sequence[Acked] = ()
+        reason = "empty"
+        while not self.closed:
+            pop.look()
+            known = self._known(wanted)
+            targets = await self._targets(wanted) if known is None else [known]
+            takes = [self._take(wanted, target) for target in targets]
+            if wanted.wait:
+                self._register(pop, wanted, takes)
+            wait: float | None = None  # until the next look, as far as the database knows
+            reason = "empty" if takes else "unknown"
+            for take in takes:
+                settled, taken = await self.deliveries.exchange(acks, take)
+                acked, acks = (settled or acked), ()
+                if taken.rows:
+                    return await self._answer(wanted, taken, acked)
+                if taken.outcome in LOOK_AT_ONCE:
+                    if taken.outcome != "more":
+                        self._forget_group(take.target)
+                    wait = 0.0
+                elif taken.outcome in LOOK_SOON:
+                    wait = SOON_SECONDS
+                elif taken.wait is not None:
+                    wait = taken.wait if wait is None else min(wait, taken.wait)
+                    reason = taken.outcome
+            again = wait == 0.0 or (wait == SOON_SECONDS and not wanted.wait)
+            remaining = deadline - time.monotonic()
+            if self._stopping or remaining <= (-OVERTIME_SECONDS if again else 0):
+                break
+            if again:
+                await asyncio.sleep(wait or 0)
+                continue
+            pause = remaining if wait is None else min(remaining, max(wait, SOON_SECONDS))
+            handed = await pop.park(
+                min(pause, self._settings.poll_interval), self.deliveries.give_back
+            )
+            if handed is not None:
+                return await self._answer(wanted, handed, acked)
+        if acks:
+            acked = await self.deliveries.settle(list(acks))
+        return Popped(wanted.group, wanted.queue, reason=reason, acked=list(acked))
+
+    def _register(self, pop: WaitingPop[TakenBatch], wanted: PopRequest, takes: list[Take]) -> None:
+        """Have it woken for what it wants. A push may take for pops from any one partition of one
+        queue whose consumers do not share partitions.
+        """
+        queue = wanted.queue
+        names = [take.target.queue for take in takes] if queue is None else [queue]
+        self._waiting.register(pop, names)
+        pop.partition, pop.take = None, None
+        if queue is not None and takes:
+            pop.partition = takes[0].target.partition
+            if (
+                takes[0].from_any_partition
+                and takes[0].batch <= SLICE
+                and not self._catalog.shares(queue)
+            ):
+                pop.take = takes[0]
+
+    async def _wait_until_open(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await self._reopened.wait()
+        except TimeoutError:
+            pass
+
+    def _take(self, wanted: PopRequest, target: GroupTarget) -> Take:
+        batch, partitions = wanted.batch, wanted.partitions
+        if batch is None:
+            batch = AUTOPILOT_BATCH if wanted.autopilot else self._settings.default_batch
+        if partitions is None:
+            partitions = AUTOPILOT_PARTITIONS if wanted.autopilot else 1
+        return Take(
+            target,
+            max(1, min(batch, self._settings.max_batch)),
+            max(1, min(partitions, MAX_PARTITIONS)),
+            wanted.holder,
+        )
+
+    def _patience(self, wanted: PopRequest) -> float:
+        """How many seconds it waits."""
+        if not wanted.wait:
+            return 0.0
+        default = self._settings.default_timeout_ms / 1000
+        return default if wanted.timeout is None else wanted.timeout
+
+    # What to take from
+
+    def _known(self, wanted: PopRequest) -> GroupTarget | None:
+        """The one group to take for, if nothing has to be asked of the database."""
+        queue, number = wanted.queue, None
+        if queue is None or wanted.subscription_mode or wanted.subscription_from:
+            return None
+        if wanted.partition is not None:
+            number = self._catalog.partitions.get((queue, wanted.partition))
+            if number is None:
+                return None
+        group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
+        if group_id is None or self._catalog.lease_time(queue) is None:
+            return None
+        return GroupTarget(queue, wanted.group, group_id, number)
+
+    async def _targets(self, wanted: PopRequest) -> list[GroupTarget]:
+        """All that it takes for, the most important first."""
+        start = subscription_of(wanted, self._settings.default_subscription_mode)
+        if wanted.queue is not None:
+            check_name("queue", wanted.queue)
+            names = [wanted.queue]
+        else:
+            matching = await self._catalog.matching(wanted.namespace, wanted.task)
+            names = [info.name for info in matching]
+        targets = [await self._target(name, wanted, start) for name in names]
+        return [target for target in targets if target is not None]
+
+    async def _target(
+        self, queue: str, wanted: PopRequest, start: tuple[str, datetime | None]
+    ) -> GroupTarget | None:
+        info, group, number = await self._catalog.queue(queue), wanted.group, None
+        if wanted.partition is not None:
+            number = await self._catalog.partition(queue, wanted.partition)
+            if number is None:
+                return None
+        group_id = self._catalog.groups.get((queue, group, number or 0))
+        if group_id is None:
+            check_group(group)
+            if info is None and start[0] != "all":
+                # the queue has to remember where the group starts
+                await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
+                info = await self._catalog.queue(queue)
+            if info is None:
+                return None
+            group_id = await self._calls.subscribe(info.id, group, number, *start)
+            if group_id is None:
+                self._catalog.forget()
+                return None
+            remember(self._catalog.groups, (queue, group, number or 0), group_id)
+        return GroupTarget(queue, group, group_id, number)
+
+    def _forget_group(self, target: GroupTarget) -> None:
+        key = target.queue, target.group, target.partition or 0
+        self._catalog.groups.pop(key, None)
+
+    # Messages
+
+    async def _answer(
+        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[Acked]
+    ) -> Popped:
+        """The messages as the client gets them; what fails before gives them back."""
+        take, auto_ack = taken.take, wanted.auto_ack
+        queue, group = take.target.queue, take.target.group
+        lease_id = "" if auto_ack else take.lease_id
+        messages: list[Message] = []
+        try:
+            if auto_ack:
+                await self.deliveries.complete(take)
+            for row in taken.rows:
+                for begin in range(0, len(row["seqs"]), SLICE):
+                    if begin:
+                        await asyncio.sleep(0)
+                    messages += self._messages(take, lease_id, row, begin, begin + SLICE)
+        except BaseException:
+            self.deliveries.give_back(taken)
+            raise
+        count = len(messages)
+        if auto_ack:
+            self.deliveries.acked.add(count, queue, "completed")
+        self._popped.add(count, queue)
+        if wanted.queue is None:
+            self._consumers.seen(queue, group, wanted.consumer)
+        if count >= take.batch and self._catalog.shares(queue):  # and there may be more
+            self._waiting.available(queue, 1, group, announce=False)
+        claimed = len({row["partition_id"] for row in taken.rows})
+        return Popped(group, queue, lease_id, messages, claimed, "", list(acked))
+
+    def _messages(self, take: Take, lease_id: str, row: Row, begin: int, end: int) -> list[Message]:
+        """Some of the messages of a row."""
+        partition, name = row["partition_id"], row["partition"]
+        nothing = (None,) * len(row["seqs"])
+        columns = (
+            (row[name] or nothing)[begin:end]
+            for name in (
+                "seqs", "transactions", "traces", "times", "producers", "keys", "payloads",
+                "headers",
+            )
+        )  # fmt: skip
+        partition_id, uuid = (
+            self._catalog.partition_uuid(partition),
+            self._catalog.message_uuids(partition),
+        )
+        queue, group, keys = take.target.queue, take.target.group, self._keys
+        return [
+            Message(
+                uuid(seq),
+                transaction,
+                None if trace is None else str(trace),
+                payload if key is None else keys.open(partition, key, payload),
+                producer,
+                at,
+                queue,
+                name,
+                partition_id,
+                lease_id,
+                group,
+                seq,
+                headers
+                if key is None or headers is None
+                else keys.open_headers(partition, key, headers),
+            )
+            for seq, transaction, trace, at, producer, key, payload, headers in zip(
+                *columns, strict=True
+            )
+        ]
+
+
+class HandOff:
+    """The parked pops that could have the items of a push, which takes for them; nobody else wakes
+    them until this is closed.
+
+    Only the first attempt of a push hands over. When its outcome is unknown the leases that it may
+    have taken are ended, the pops look by themselves, and the push is repeated alone.
+    """
+
+    def __init__(
+        self, context: QueueContext, deliveries: Deliveries, items: Iterable[Item]
+    ) -> None:
+        self._deliveries = deliveries
+        waiting = context.waiting
+        partitions: dict[str, set[str]] = {}
+        for item in items:
+            if item.due is None and item.queue in waiting.pops:
+                partitions.setdefault(item.queue, set()).add(item.partition)
+        pops: list[tuple[Take, WaitingPop[TakenBatch]]] = []
+        for queue, names in partitions.items():
+            for pop in waiting.claim(queue, min(len(names), MAX_HAND_OFFS - len(pops))):
+                pop.take.renew_lease()
+                pops.append((pop.take, pop))
+        pops.sort(key=lambda one: one[0].target.group_id)
+        self._pops = pops
+        self.waits = bool(pops)  # and nothing was taken for them yet
+        # queue, group -> pops that got something or look
+        self.served: dict[tuple[str, str], int] = {}
+
+    def arguments(self) -> TakeArguments:
+        self.waits = False
+        return self._deliveries.arguments([take for take, _ in self._pops], hand_over=True)
+
+    def deliver(self, sent: TakeArguments, rows: list[Row], began: float) -> None:
+        """Hand the messages over; those of a pop that went away are given back."""
+        takes = [take for take, _ in self._pops]
+        deliveries = self._deliveries.deliveries(takes, sent, rows, began)
+        for take, pop in self._pops:
+            taken = deliveries.get(id(take))
+            if pop.claimed:
+                key = take.target.queue, take.target.group
+                self.served[key] = self.served.get(key, 0) + 1
+            if taken is not None and not (pop.claimed and pop.hand_over(taken)):
+                self._deliveries.give_back(taken)
+
+    def cut_off(self) -> None:
+        """The outcome of the call is unknown: nobody has its leases."""
+        self._deliveries.release_later(take.lease for take, _ in self._pops)
+
+    def close(self) -> None:
+        """Wake the pops that were not served, so that they look by themselves."""
+        for _, pop in self._pops:
+            if pop.claimed:
+                pop.wake()
+
+
+def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
+    """Where a new group starts: the mode to remember, and the moment for `timestamp`."""
+    origin, mode = wanted.subscription_from or "", wanted.subscription_mode or default_mode
+    start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
+    if wanted.group == QUEUE_MODE:
+        return "all", None
+    if start is not None:
+        return "timestamp", start
+    if origin == "now" or mode in ("new", "new-only"):
+        return "new", None
+    if mode not in ("", "all", "from_beginning"):
+        raise InvalidRequest(f"subscriptionMode '{mode}' is none of: all, new, new-only")
+    return "all", None

@@ -1,0 +1,333 @@
+"""What consumers ask of the database: settle messages, then take the next ones. Requests that
+arrive together, of whichever consumer, share one call and one commit, and each gets its own answer.
+
+A lease belongs to a client only when the client gets the messages. Until then it is ours to return,
+and no attempt is counted: when the outcome of a call is unknown (it is released before the call is
+repeated, and again when the call has surely ended), when anything fails after the call, and when
+the client went away meanwhile.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from penstock.errors import Busy, PenstockError, Unavailable
+from penstock.metrics import Counter
+from penstock.protocol.ids import uuid7
+from penstock.protocol.message_ids import lease_of, leases_of
+from penstock.queues.batching import SLICE, Batcher
+from penstock.queues.calls import Row, TakeArguments
+from penstock.queues.catalog import remember
+from penstock.queues.context import QueueContext
+from penstock.queues.failures import Failures
+from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory, RememberedLease
+from penstock.queues.types import Ack, Acked
+
+TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
+MAX_TAKES = 256  # in a call
+RETRY_SECONDS = 1.0  # between attempts to return leases, which must not be given up
+LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
+# Cursors that were due long ago and are not any more leave dead index entries, which vacuum cannot
+# remove while something holds an old snapshot. A look begins shortly before the last cursor that
+# was due; at most once a second, and for at most a twentieth of the time, it goes through all of
+# them.
+SLACK = timedelta(seconds=0.25)
+FULL_LOOK_SECONDS, MAX_FULL_LOOK_SECONDS, FULL_LOOK_SHARE = 1.0, 10.0, 20
+
+
+@dataclass(slots=True)
+class GroupTarget:
+    """A group of one queue, and the one partition wanted, if any."""
+
+    queue: str
+    group: str
+    group_id: int
+    partition: int | None
+
+
+@dataclass(slots=True)
+class Take:
+    """Messages that are wanted under one lease."""
+
+    target: GroupTarget
+    batch: int
+    partitions: int
+    holder: int | None
+    from_any_partition: bool = field(init=False)  # and from one only
+    lease: UUID = field(init=False)
+    lease_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.from_any_partition = self.target.partition is None and self.partitions == 1
+        self.renew_lease()
+
+    def renew_lease(self) -> None:
+        """Get a lease, another one each time."""
+        self.lease = uuid7() if self.holder is None else lease_of(self.holder)
+        self.lease_id = str(self.lease)
+
+
+@dataclass(slots=True)
+class TakenBatch:
+    """What a take got. Without rows `outcome` says why, and `wait` when to look again."""
+
+    take: Take
+    rows: Sequence[Row]  # of type `taken`, with messages
+    outcome: str
+    wait: float | None = None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What one request wants of a call: settle, then take, or one of the two."""
+
+    acks: Sequence[Ack]
+    take: Take | None = None
+
+
+@dataclass(slots=True)
+class Exchanged:
+    """What the request gets."""
+
+    acked: Sequence[Acked]
+    delivery: TakenBatch | None
+
+
+@dataclass(slots=True)
+class DueHint:
+    """From when on to look at the cursors of a group."""
+
+    since: datetime | None = None  # cursors that were due before were looked at already
+    full_look_at: float = 0.0  # (monotonic)
+
+
+class Deliveries:
+    def __init__(self, context: QueueContext, failures: Failures, acked: Counter) -> None:
+        self._database, self._calls = context.database, context.calls
+        self._catalog, self._waiting = context.catalog, context.waiting
+        self._max_bytes = context.settings.max_batch_bytes
+        self._failures = failures
+        self.acked = acked
+        self.memory = LeaseMemory()
+        self.batcher: Batcher[Exchange, Exchanged] = Batcher(
+            self._exchange,
+            size=lambda one: len(one.acks) + (TAKE_WEIGHT if one.take else 0),
+            limit=max(context.settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
+            slots=2,
+            unclaimed=lambda exchanged: self.give_back(exchanged.delivery),
+        )
+        self._completions: Batcher[UUID, None] = Batcher(self._complete, limit=1000, slots=2)
+        self._hints: dict[int, DueHint] = {}  # by group; of limited number
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        await self.batcher.drain()
+        await self._completions.drain()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=0.5)
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def settle(self, acks: list[Ack]) -> list[Acked]:
+        """Record outcomes. Repeating one changes nothing."""
+        return list((await self.batcher.submit(Exchange(acks))).acked)
+
+    async def exchange(self, acks: Sequence[Ack], take: Take) -> tuple[Sequence[Acked], TakenBatch]:
+        """Record outcomes, then take. Cancelling it gives back what was taken."""
+        future = self.batcher.submit(Exchange(acks, take))
+        try:
+            exchanged = await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                self.give_back(future.result().delivery)
+            raise
+        assert exchanged.delivery is not None
+        return exchanged.acked, exchanged.delivery
+
+    async def complete(self, take: Take) -> None:
+        """Complete all that was taken (auto-ack)."""
+        self.memory.forget(take.lease_id)
+        await self._completions.submit(take.lease)
+
+    async def _complete(self, leases: list[UUID], again: bool) -> list[PenstockError | None]:
+        del again  # a lease that has ended stays so
+        await self._calls.complete(leases)
+        return [None] * len(leases)
+
+    async def _exchange(
+        self, requests: list[Exchange], again: bool
+    ) -> list[Exchanged | PenstockError]:
+        takes = [request.take for request in requests if request.take is not None]
+        if again and takes:  # it may have been committed, or be about to; nobody has its leases
+            lost = [take.lease for take in takes]
+            for take in takes:
+                take.renew_lease()
+            await self._calls.release(lost)
+        takes.sort(key=lambda take: (not take.from_any_partition, take.target.group_id))
+        batch = AckBatch([ack for request in requests for ack in request.acks])
+        runs = await batch.arguments(self._catalog, self.memory)
+        sent = self._database.healthy
+        try:
+            pops = self.arguments(takes) if takes else None
+            began = time.monotonic()
+            settled, taken = await self._calls.settle_and_take(runs, pops)
+            acked = await batch.fill(settled)
+            deliveries = {} if pops is None else self.deliveries(takes, pops, taken, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:
+            if sent and takes:
+                self.release_later([take.lease for take in takes])
+            raise
+        self.announce(batch.acks, acked)
+        results: list[Exchanged | PenstockError] = []
+        begin = 0
+        for request in requests:
+            end = begin + len(request.acks)
+            delivery = None if request.take is None else deliveries[id(request.take)]
+            results.append(Exchanged(acked[begin:end], delivery))
+            begin = end
+        return results
+
+    def announce(self, acks: list[Ack], answers: list[Acked]) -> None:
+        """Count, and wake pops that may take what became free."""
+        freed: dict[tuple[str, str], set[str]] = {}
+        counted: dict[tuple[str, str], int] = {}
+        for ack, answer in zip(acks, answers, strict=True):
+            if answer.success and answer.queue is not None:
+                if answer.changed:
+                    key = answer.queue, STATUSES[ack.status]
+                    counted[key] = counted.get(key, 0) + 1
+                    if key[1] != "completed":
+                        self._failures.note(ack)
+                if answer.more and (answer.lease_released or ack.status in ("failed", "retry")):
+                    freed.setdefault((answer.queue, ack.group), set()).add(answer.partition or "")
+        for (queue, status), count in counted.items():
+            self.acked.add(count, queue, status)
+        for (queue, group), partitions in freed.items():
+            self._waiting.available(queue, len(partitions), group)
+
+    # Takes
+
+    def arguments(self, takes: list[Take], *, hand_over: bool = False) -> TakeArguments:
+        """What to send for these, which are sorted as `take` wants it."""
+        simple = all(take.from_any_partition for take in takes)
+        now = time.monotonic()
+        since = {group: self._since(group, now) for group in {t.target.group_id for t in takes}}
+        return TakeArguments(
+            groups=[take.target.group_id for take in takes],
+            batches=[take.batch for take in takes],
+            leases=[take.lease for take in takes],
+            since=[since[take.target.group_id] for take in takes],
+            partitions=None if simple else [take.target.partition for take in takes],
+            spans=None if simple else [take.partitions for take in takes],
+            max_bytes=self._max_bytes,
+            hand_over=hand_over,
+        )
+
+    def deliveries(
+        self, takes: list[Take], sent: TakeArguments, rows: list[Row], began: float
+    ) -> dict[int, TakenBatch]:
+        """What each take got, by its identity. Its rows are together, and the last has an
+        outcome."""
+        cost = FULL_LOOK_SHARE * (time.monotonic() - began)
+        if cost > FULL_LOOK_SECONDS:
+            for group, since in zip(sent.groups, sent.since, strict=True):
+                if since is None:
+                    self._hint(group).full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
+        deliveries: dict[int, TakenBatch] = {}
+        begin = 0
+        for end, row in enumerate(rows, 1):
+            if row["outcome"] is None:
+                continue
+            take = takes[row["request"] - 1]
+            messages = [one for one in rows[begin:end] if one["partition_id"] is not None]
+            deliveries[id(take)] = TakenBatch(take, messages, row["outcome"], row["wait"])
+            begin = end
+            if take.target.partition is None and row["due_at"] is not None:
+                floor, since = row["due_at"] - SLACK, sent.since[row["request"] - 1]
+                hint = self._hint(take.target.group_id)
+                hint.since = floor if since is None else max(floor, since)
+            if row["version"] is not None and len(row["seqs"]) <= SLICE:
+                self._remember(take, row)
+        return deliveries
+
+    def _remember(self, take: Take, row: Row) -> None:
+        target, partition = take.target, row["partition_id"]
+        lease = RememberedLease(
+            target.queue,
+            target.group,
+            target.group_id,
+            partition,
+            row["partition"],
+            self._catalog.partition_uuid(partition),
+            row["version"],
+            take.lease,
+            row["seqs"][-1],
+            row["transactions"],
+            row["times"],
+        )
+        self.memory.add(take.lease_id, lease)
+
+    def _since(self, group: int, now: float) -> datetime | None:
+        """From when on to look at the cursors of a group; None: at all of them."""
+        hint = self._hint(group)
+        if now < hint.full_look_at:
+            return hint.since
+        hint.full_look_at = now + FULL_LOOK_SECONDS
+        return None
+
+    def _hint(self, group: int) -> DueHint:
+        hint = self._hints.get(group)
+        if hint is None:
+            hint = DueHint()
+            remember(self._hints, group, hint)
+        return hint
+
+    # Leases that no client has
+
+    def give_back(self, delivery: TakenBatch | None) -> None:
+        """Return what was taken: the client has gone."""
+        if delivery is not None and delivery.rows:
+            self._spawn(self._give_back(delivery.take))
+
+    async def _give_back(self, take: Take) -> None:
+        self.memory.forget(take.lease_id)
+        await self._release([take.lease])
+        self._waiting.available(take.target.queue, 1, take.target.group)
+
+    def release_later(self, leases: Iterable[UUID]) -> None:
+        """End the leases of a call that was cut off, once the database is back."""
+        self._spawn(self._release_twice(list(leases)))
+
+    async def _release_twice(self, leases: list[UUID]) -> None:
+        """The call may still be running there: end them again when it surely is not."""
+        await self._release(leases)
+        await asyncio.sleep(LINGERING_SECONDS)
+        await self._release(leases)
+
+    async def _release(self, leases: list[UUID]) -> None:
+        while True:
+            await self._database.recovered()
+            try:
+                await self._calls.release(leases)
+            except Unavailable:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    async def release_holder(self, queue: str, group: str, holder: int) -> int:
+        """End the leases of a holder whose process died: what it had is free again at once."""
+        ended = await self._calls.release(await self._calls.leases_between(*leases_of(holder)))
+        if ended:
+            self._waiting.available(queue, ended, group)
+        return ended
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,175 @@
+"""Listens for a protocol of frames and watches its connections: how many, how idle, how they
+end.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+from penstock.metrics import Metrics
+from penstock.wire.framed import FramedConnection
+from penstock.wire.request_memory import RequestMemory
+from penstock.wire.tls import Certificate
+from penstock.wire.tls_server import Server, listen
+
+HANDSHAKE_SECONDS = 10.0
+MAX_SWEEP_SECONDS = 5.0
+
+
+class Settings(Protocol):
+    """What every such listener is configured with."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def max_connections(self) -> int: ...
+    @property
+    def auth_timeout(self) -> float: ...
+    @property
+    def frame_timeout(self) -> float: ...
+    @property
+    def idle_timeout(self) -> float: ...
+
+
+class FramedServer:
+    name: str  # as the log and the banner have it; in lower case, the metrics
+    refusal = b""  # the answer to plain text on a port for TLS
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        asks_for_tokens: bool,
+        certificate: Certificate | None,
+        memory: RequestMemory | None,
+    ) -> None:
+        """`memory`: what all requests of the process may take; None: as much as they like."""
+        self._settings = settings
+        self._certificate = certificate
+        self._asks_for_tokens = asks_for_tokens
+        self.memory = memory or RequestMemory()
+        self._connections: set[FramedConnection] = set()
+        self._ended = asyncio.Event()  # a connection has ended
+        self._server: Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._log = logging.getLogger(f"penstock.{self.name.lower()}")
+        self.bytes_in = 0
+        self.bytes_out = 0
+        prefix = f"penstock_{self.name.lower()}"
+        self._refused = metrics.counter(
+            f"{prefix}_connections_refused_total",
+            f"{self.name} connections closed because there were too many",
+        )
+        metrics.gauge(
+            f"{prefix}_connections",
+            f"Open {self.name} connections",
+            read=lambda: len(self._connections),
+        )
+        metrics.gauge(
+            f"{prefix}_received_bytes",
+            f"Bytes received over {self.name}",
+            read=lambda: self.bytes_in,
+        )
+        metrics.gauge(
+            f"{prefix}_sent_bytes", f"Bytes sent over {self.name}", read=lambda: self.bytes_out
+        )
+
+    def connect(self) -> FramedConnection:
+        """The protocol of a connection that was accepted."""
+        raise NotImplementedError
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also when the configuration said 0."""
+        if self._server is None:
+            raise RuntimeError(f"the {self.name} server is not started")
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        self._server = await listen(
+            self.connect,
+            self._settings.host,
+            self._settings.port,
+            self._certificate,
+            refusal=self.refusal,
+            patience=HANDSHAKE_SECONDS,
+        )
+        self._sweep()
+        self._log.info(
+            "%s on %s:%d%s",
+            self.name,
+            self._settings.host,
+            self.port,
+            " with TLS" if self._certificate else "",
+        )
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Accept no one, answer what is under way for at most `timeout` seconds, close."""
+        if self._server is None:
+            return
+        self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.finish()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._connections:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            self._log.warning(
+                "%d connections were cut off with requests under way", len(self._connections)
+            )
+        for connection in list(self._connections):
+            connection.abort()
+        self._server = None
+
+    def opened(self, connection: FramedConnection) -> bool:
+        """Whether the connection may stay."""
+        if len(self._connections) >= self._settings.max_connections or self._server is None:
+            self._refused.add()
+            return False
+        self._connections.add(connection)
+        return True
+
+    def lost(self, connection: FramedConnection) -> None:
+        self._connections.discard(connection)
+        self._ended.set()
+
+    def _sweep(self) -> None:
+        """Close connections that are silent, slow or strangers for too long; one timer for all of
+        them.
+        """
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        now = loop.time()
+        for connection in list(self._connections):
+            if (
+                settings.idle_timeout
+                and now - connection.seen > settings.idle_timeout
+                and connection.idle
+            ):
+                connection.finish()
+            elif settings.frame_timeout and connection.is_stalled(now, settings.frame_timeout):
+                connection.abort()
+            elif (
+                self._asks_for_tokens
+                and settings.auth_timeout
+                and self._is_stranger(connection, now)
+            ):
+                connection.finish_or_abort()
+        limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
+        interval = min((MAX_SWEEP_SECONDS, *(limit / 4 for limit in limits if limit)))
+        self._sweeper = loop.call_later(max(interval, 0.05), self._sweep)
+
+    def _is_stranger(self, connection: FramedConnection, now: float) -> bool:
+        """Whether it has had time enough to show a token that is valid."""
+        identity, limit = connection.identity, self._settings.auth_timeout
+        if identity is None:
+            return now - connection.opened > limit
+        return time.time() - identity.expires > limit

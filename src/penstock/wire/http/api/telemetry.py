@@ -1,0 +1,177 @@
+"""Telemetry into routes: OTLP/HTTP and Prometheus remote write 1.0.
+
+A request is answered with success when it is in the send queue, as durably as the route's policy
+says. It is stored as it came (`penstock.export.telemetry_request`). An empty one is not stored.
+
+Exporters give up on statuses that they do not expect: OTLP knows four that are retried, and some
+exporters drop the data on two of those. So whatever may pass (a full queue, a full disk, a route
+that cannot start, a fault of ours) is 503 with Retry-After here, never 429 or 507. Errors have the
+form that the protocol wants: google.rpc.Status in the type of the request, or plain text.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import msgspec
+
+from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from penstock.export.manager import Exports
+from penstock.export.protobuf import text_field
+from penstock.export.routes import Route
+from penstock.export.telemetry_request import (
+    JSON,
+    PROTOBUF,
+    SAMPLES,
+    SIGNALS,
+    TelemetryRequest,
+    media_type,
+)
+from penstock.wire.http.api.export import ROUTE
+from penstock.wire.http.compress import unpack
+from penstock.wire.http.messages import EMPTY, Head, Headers, Request, Response
+from penstock.wire.http.routes import route
+
+RETRY_SECONDS = 5  # until an exporter that got a 503 tries again
+PLAIN = "text/plain; charset=utf-8"
+_MEDIA = (PROTOBUF, JSON)
+_STATUS_MESSAGE = 2  # field of google.rpc.Status
+_NOT_STORED = "the send queue of route {name} is full"
+
+
+def write_otlp_error(head: Head, status: int, text: str, headers: Headers) -> Response:
+    """google.rpc.Status in the type of the request; in JSON when it had another."""
+    status, headers = _for_exporters(status, headers)
+    if media_type((head.media or b"").decode("latin-1")) == PROTOBUF:
+        return Response(status, text_field(_STATUS_MESSAGE, text), PROTOBUF, headers)
+    return Response(status, msgspec.json.encode({"message": text}), JSON, headers)
+
+
+def write_plain_error(_: Head, status: int, text: str, headers: Headers) -> Response:
+    """What senders of remote write put into their log."""
+    status, headers = _for_exporters(status, headers)
+    return Response(status, f"{text}\n".encode(), PLAIN, headers)
+
+
+def _for_exporters(status: int, headers: Headers) -> tuple[int, Headers]:
+    if status < 500 and status != 429:
+        return status, headers
+    if any(name == "Retry-After" for name, _ in headers):
+        return 503, headers
+    return 503, (*headers, ("Retry-After", str(RETRY_SECONDS)))
+
+
+OTLP = {
+    "body": bytes,
+    "packed": True,
+    "answer_type": PROTOBUF,
+    "write_error": write_otlp_error,
+    "error_types": (PROTOBUF, JSON),
+}
+REMOTE_WRITE = {
+    "body": bytes,
+    "packed": True,
+    "status": 204,
+    "write_error": write_plain_error,
+    "error_types": (PLAIN,),
+}
+
+
+class TelemetryApi:
+    tag = "export"
+
+    def __init__(self, exports: Exports, pool: Executor, max_body: int) -> None:
+        self._exports = exports
+        self._pool = pool
+        self._max_body = max_body  # also of a body that is unpacked
+
+    @route("POST", "/v1/{signal}", **OTLP)
+    async def take_otlp(self, request: Request, signal: str) -> Response:
+        """Take OTLP/HTTP (traces, metrics or logs) into the route whose source names the signal."""
+        return await self._otlp(request, signal, lambda: self._exports.taking(signal))
+
+    @route("POST", f"{ROUTE}/v1/{{signal}}", **OTLP)
+    async def take_otlp_by_name(self, request: Request, name: str, signal: str) -> Response:
+        """Take OTLP/HTTP (traces, metrics or logs) into this route."""
+        return await self._otlp(request, signal, lambda: self._named(name, "otlp"))
+
+    @route("POST", "/api/v1/write", **REMOTE_WRITE)
+    async def take_samples(self, request: Request) -> Response:
+        """Take Prometheus remote write into the route whose source names it."""
+        return await self._samples(request, lambda: self._exports.taking(SAMPLES))
+
+    @route("POST", f"{ROUTE}/write", **REMOTE_WRITE)
+    async def take_samples_by_name(self, request: Request, name: str) -> Response:
+        """Take Prometheus remote write into this route."""
+        return await self._samples(request, lambda: self._named(name, "remote_write"))
+
+    async def _otlp(self, request: Request, signal: str, find: Callable[[], Route]) -> Response:
+        if signal not in SIGNALS:
+            raise NotFound(f"OTLP has no signal {signal[:40]!r}: {', '.join(SIGNALS)}")
+        content_type, coding = _described(request)
+        kind = media_type(content_type)
+        if kind not in _MEDIA:
+            text = f"The body is {kind[:255]!r}; this takes: {', '.join(_MEDIA)}"
+            return write_otlp_error(request.head, 415, text, ())
+        if coding not in ("", "gzip"):
+            text = f"Content-Encoding {coding[:255]!r} is not supported, gzip is"
+            return write_otlp_error(request.head, 415, text, (("Accept-Encoding", "gzip"),))
+        await self._store(find(), TelemetryRequest(signal, content_type, coding, request.body))
+        return Response(200, b"{}" if kind == JSON else b"", kind)
+
+    async def _samples(self, request: Request, find: Callable[[], Route]) -> Response:
+        content_type, coding = _described(request)
+        # Version 2.0 is another message in the same type, named by a parameter.
+        if media_type(content_type) != PROTOBUF or "write.v2" in content_type:
+            text = f"The body is {content_type[:255]!r}; this takes {PROTOBUF}, remote write 1.0"
+            return write_plain_error(request.head, 415, text, ())
+        if coding != "snappy":
+            text = f"Content-Encoding is {coding[:255]!r}, and must be snappy"
+            return write_plain_error(request.head, 415, text, ())
+        await self._store(find(), TelemetryRequest(SAMPLES, content_type, coding, request.body))
+        return EMPTY
+
+    def _named(self, name: str, takes: str) -> Route:
+        if name in self._exports.failed:
+            raise Unavailable(f"route {name} could not start: {self._exports.failed[name]}")
+        named = self._exports.get(name)
+        if named.spec.target.takes != takes:
+            raise InvalidRequest(f"route {name} does not take {takes}: its destination is another")
+        return named
+
+    async def _store(self, into: Route, request: TelemetryRequest) -> None:
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(self._pool, self._is_empty, request):
+            return
+        pushed = await into.push([request.record()])
+        if pushed.dropped:
+            raise Unavailable(_NOT_STORED.format(name=into.name), RETRY_SECONDS)
+
+    def _is_empty(self, request: TelemetryRequest) -> bool:
+        """Check the request and tell whether nothing is in it."""
+        plain = request.body
+        if request.encoding == "gzip":
+            plain = unpack(plain, "gzip", self._max_body)
+        elif request.encoding == "snappy":
+            plain = _unpack_snappy(plain, self._max_body)
+        return request.is_empty(plain)
+
+
+def _described(request: Request) -> tuple[str, str]:
+    """The type and the coding of the body; "" for what is not named."""
+    coding = (request.header("content-encoding") or "").strip().lower()
+    return request.header("content-type") or "", "" if coding == "identity" else coding
+
+
+def _unpack_snappy(data: bytes, limit: int) -> bytes:
+    """The body in snappy's block format, if it has at most `limit` bytes then."""
+    import cramjam  # 2 MiB that most brokers do without
+
+    try:
+        if cramjam.snappy.decompress_raw_len(data) > limit:
+            raise TooLarge(
+                f"The body is larger than the limit of {limit} bytes once it is unpacked"
+            )
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise InvalidRequest(f"The body is not a snappy block: {error}") from None

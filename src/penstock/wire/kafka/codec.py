@@ -1,0 +1,352 @@
+"""Kafka's requests as objects, and plain values as answers.
+
+The schemas are those of `kio`, which generates them from Kafka's own: a class per message and
+version. Reading and writing is done here, by what the schemas say:
+
+- kio's native reader reserves memory for as many items as an array claims to have: 42 bytes that
+  claim two thousand million of them abort the process. Here an array has at most as many items as
+  bytes follow.
+- kio's writer wants an object of the version's own class, with `timedelta` and `datetime` in it.
+  Here an answer is a mapping: a handler names the fields of every version once, and what a version
+  does not have is left out. That takes a third of the time.
+
+A request is a namespace; times are milliseconds. The records of a batch stay bytes where they lie.
+
+    frame       length i32 | header | body
+    header of a request    API key i16 | version i16 | correlation id i32 | client id | (tags)
+    header of an answer    correlation id i32 | (tags; never in the answer to ApiVersions)
+"""
+
+import dataclasses
+import struct
+import types
+from collections.abc import Callable, Mapping
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple, get_args, get_origin
+from uuid import UUID
+
+from kio.index import load_request_schema, load_response_schema
+
+from penstock.io.fs import Bytes
+from penstock.protocol.status import Malformed
+
+API_VERSIONS = 18
+HEAD = Struct(">hhi")
+LENGTH = Struct(">i")
+LARGE = 4096  # a value of so many bytes is sent from where it lies
+
+Values = Mapping[str, Any]
+Writer = Callable[[list[Bytes], Any], None]
+Reader = Callable[[memoryview, int], tuple[Any, int]]  # the value, and where it ends
+
+
+_NUMBERS = {
+    "int8": ">b",
+    "int16": ">h",
+    "error_code": ">h",
+    "int32": ">i",
+    "timedelta_i32": ">i",
+    "int64": ">q",
+    "timedelta_i64": ">q",
+    "datetime_i64": ">q",
+    "bool": ">?",
+}
+_SHORT = Struct(">h")
+
+
+class Head(NamedTuple):
+    """How a request begins."""
+
+    key: int
+    version: int
+    correlation: int
+
+    @classmethod
+    def parse(cls, frame: Bytes) -> "Head":
+        try:
+            return cls(*HEAD.unpack_from(frame))
+        except struct.error:
+            raise Malformed("a request is shorter than its header") from None
+
+
+def read_request(head: Head, frame: memoryview) -> tuple[str, Any]:
+    """The client's id, and the request with its fields as attributes."""
+    schema: Any = load_request_schema(head.key, head.version)
+    try:
+        client, at = _read_short_text(frame, HEAD.size)  # never compact
+        if schema.__header_schema__.__flexible__:
+            at = _skip_tags(frame, at)
+        body, at = _reader(schema)(frame, at)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise Malformed(f"a request cannot be read: {error}") from None
+    if at != len(frame):
+        raise Malformed(f"{len(frame) - at} bytes follow a request")
+    return client or "", body
+
+
+@cache
+def _reader(schema: type[Any]) -> Reader:
+    named: list[tuple[str, Reader]] = []
+    tagged: dict[int, tuple[str, Reader]] = {}
+    defaults: dict[str, Any] = {}
+    flexible: bool = schema.__flexible__
+    for field in dataclasses.fields(schema):
+        kind, array, optional = _kind(field)
+        read: Reader
+        if "kafka_type" not in field.metadata:  # it has fields of its own
+            read = _reader(kind)
+        else:
+            # That a text may be null is checked where it matters: few are used.
+            read = _primitive_reader(field.metadata["kafka_type"], flexible)
+        if array:
+            read = _array_reader(read, flexible)
+        if "tag" in field.metadata:
+            tagged[field.metadata["tag"]] = field.name, read
+            defaults[field.name] = _default(field, array)
+        else:
+            named.append((field.name, _required(read, optional)))
+
+    def read_fields(data: memoryview, at: int) -> tuple[Any, int]:
+        values = dict(defaults)
+        for name, read in named:
+            values[name], at = read(data, at)
+        if flexible:
+            at = _read_tags(data, at, tagged, values)
+        return types.SimpleNamespace(**values), at
+
+    return read_fields
+
+
+def _required(read: Reader, optional: bool) -> Reader:
+    def read_value(data: memoryview, at: int) -> tuple[Any, int]:
+        value, at = read(data, at)
+        if value is None:
+            raise IndexError("a field is null")
+        return value, at
+
+    return read if optional else read_value
+
+
+def _read_tags(
+    data: memoryview, at: int, tagged: Mapping[int, tuple[str, Reader]], values: dict[str, Any]
+) -> int:
+    count, at = _read_unsigned(data, at)
+    for _ in range(count):
+        tag, at = _read_unsigned(data, at)
+        size, at = _read_unsigned(data, at)
+        if at + size > len(data):
+            raise IndexError("a tagged field ends behind the request")
+        if tag in tagged:
+            name, read = tagged[tag]
+            values[name], _ = read(data[: at + size], at)
+        at += size
+    return at
+
+
+def _skip_tags(data: memoryview, at: int) -> int:
+    return _read_tags(data, at, {}, {})
+
+
+def _array_reader(read: Reader, flexible: bool) -> Reader:
+    def read_items(data: memoryview, at: int) -> tuple[Any, int]:
+        count, at = _read_count(data, at) if flexible else _read_length(data, at)
+        if count < 0:
+            return None, at
+        if count > len(data) - at:
+            raise IndexError(f"an array of {count} items ends behind the request")
+        items = []
+        for _ in range(count):
+            item, at = read(data, at)
+            items.append(item)
+        return items, at
+
+    return read_items
+
+
+@cache
+def _primitive_reader(kafka_type: str, flexible: bool) -> Reader:
+    if kafka_type in _NUMBERS:
+        number = Struct(_NUMBERS[kafka_type])
+        return lambda data, at: (number.unpack_from(data, at)[0], at + number.size)
+    if kafka_type == "uuid":
+        return lambda data, at: (UUID(bytes=bytes(data[at : at + 16])), at + 16)
+    if kafka_type == "string":
+        return _read_compact_text if flexible else _read_short_text
+    size = _read_count if flexible else _read_length
+
+    def read_bytes(data: memoryview, at: int) -> tuple[Any, int]:
+        length, at = size(data, at)
+        found = _cut(data, at, length)
+        if found is not None and kafka_type != "records":
+            found = bytes(found)
+        return found, at + max(0, length)
+
+    return read_bytes
+
+
+def _cut(data: memoryview, at: int, length: int) -> Bytes | None:
+    if length < 0:
+        return None
+    if length > len(data) - at:
+        raise IndexError(f"a value of {length} bytes ends behind the request")
+    return data[at : at + length]
+
+
+def _read_length(data: memoryview, at: int) -> tuple[int, int]:
+    return LENGTH.unpack_from(data, at)[0], at + LENGTH.size
+
+
+def _read_count(data: memoryview, at: int) -> tuple[int, int]:
+    value, at = _read_unsigned(data, at)
+    return value - 1, at
+
+
+def _read_unsigned(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise IndexError("a number has more than five bytes")
+
+
+def _read_compact_text(data: memoryview, at: int) -> tuple[str | None, int]:
+    length, at = _read_count(data, at)
+    return _text(_cut(data, at, length)), at + max(0, length)
+
+
+def _read_short_text(data: memoryview, at: int) -> tuple[str | None, int]:
+    (length,) = _SHORT.unpack_from(data, at)
+    at += _SHORT.size
+    return _text(_cut(data, at, length)), at + max(0, length)
+
+
+def _text(found: Bytes | None) -> str | None:
+    return None if found is None else str(found, "utf-8")
+
+
+def encode_answer(head: Head, values: Values) -> list[Bytes]:
+    """The answer to a request, as a frame."""
+    schema: Any = load_response_schema(head.key, head.version)
+    parts: list[Bytes] = [LENGTH.pack(head.correlation)]
+    if schema.__flexible__ and head.key != API_VERSIONS:
+        parts.append(b"\0")
+    _writer(schema)(parts, values)
+    return _pieces(parts)
+
+
+def _pieces(parts: list[Bytes]) -> list[Bytes]:
+    """Large values by themselves, what is between them joined, and the length before all."""
+    pieces: list[Bytes] = []
+    small: list[Bytes] = [LENGTH.pack(sum(map(len, parts)))]
+    for part in parts:
+        if len(part) >= LARGE:
+            pieces += (b"".join(small), part)
+            small = []
+        else:
+            small.append(part)
+    if small:
+        pieces.append(b"".join(small))
+    return pieces
+
+
+@cache
+def _writer(schema: type[Any]) -> Writer:
+    """Writes a mapping as this schema says; fields that it does not name get their defaults."""
+    named: list[tuple[str, Any, Writer]] = []
+    for field in dataclasses.fields(schema):
+        if "tag" in field.metadata:
+            continue  # all of them may be left out
+        kind, array, optional = _kind(field)
+        write = (
+            _writer(kind)
+            if "kafka_type" not in field.metadata  # it has fields of its own
+            else _primitive(
+                field.metadata["kafka_type"], schema.__flexible__, optional and not array
+            )
+        )
+        if array:
+            write = _array(write, schema.__flexible__)
+        named.append((field.name, _default(field, array), write))
+    flexible: bool = schema.__flexible__
+
+    def write_fields(out: list[Bytes], values: Values) -> None:
+        for name, default, write in named:
+            write(out, values.get(name, default))
+        if flexible:
+            out.append(b"\0")
+
+    return write_fields
+
+
+def _kind(field: "dataclasses.Field[Any]") -> tuple[Any, bool, bool]:
+    """The type of a field's items, whether it is an array, and whether it may be null."""
+    kind: Any = field.type
+    optional = array = False
+    if isinstance(kind, types.UnionType):
+        optional = True
+        (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
+    if get_origin(kind) is tuple:
+        array, kind = True, get_args(kind)[0]
+    return kind, array, optional
+
+
+def _default(field: "dataclasses.Field[Any]", array: bool) -> Any:
+    kafka_type = field.metadata.get("kafka_type", "")
+    if kafka_type.startswith(("timedelta", "datetime")):
+        return -1 if kafka_type.startswith("datetime") else 0
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if array:
+        return ()
+    return {"string": "", "bytes": b"", "records": b""}.get(kafka_type, 0)
+
+
+def _array(write: Writer, flexible: bool) -> Writer:
+    def write_items(out: list[Bytes], items: Any) -> None:
+        if items is None:
+            out.append(b"\0" if flexible else b"\xff\xff\xff\xff")
+            return
+        out.append(_unsigned(len(items) + 1) if flexible else LENGTH.pack(len(items)))
+        for item in items:
+            write(out, item)
+
+    return write_items
+
+
+@cache
+def _primitive(kafka_type: str, flexible: bool, optional: bool) -> Writer:
+    if kafka_type in _NUMBERS:
+        pack = Struct(_NUMBERS[kafka_type]).pack
+        return lambda out, value: out.append(pack(value))
+    if kafka_type == "uuid":
+        return lambda out, value: out.append(value.bytes if isinstance(value, UUID) else bytes(16))
+    text = kafka_type == "string"
+    pack = _SHORT.pack if text else LENGTH.pack
+    null = b"\0" if flexible else pack(-1)
+
+    def write(out: list[Bytes], value: Any) -> None:
+        if value is None:
+            if not optional:
+                raise TypeError(f"a field of type {kafka_type} cannot be null")
+            out.append(null)
+            return
+        data = value.encode() if text else value
+        out.append(_unsigned(len(data) + 1) if flexible else pack(len(data)))
+        out.append(data)
+
+    return write
+
+
+def _unsigned(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,299 @@
+"""Requests of groups: their members (`penstock.topics.assigned_groups`) and committed offsets
+(`penstock.topics.groups`, where those of our own protocols are too).
+"""
+
+from typing import Any
+
+from penstock.errors import Forbidden, NotFound, PenstockError
+from penstock.protocol.names import check_name, partition_label, split_label
+from penstock.protocol.roles import Role
+from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+from penstock.wire.kafka.access import Access
+from penstock.wire.kafka.codec import Values
+from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.errors import Code, code_of
+from penstock.wire.kafka.node import Node
+
+GROUP_KEY = 0  # the kind of coordinator that is looked for; 1 is that of transactions
+MAX_NOTE = 4096  # bytes of the metadata of a commit, as in Kafka
+OFFSET_METADATA_TOO_LARGE = 12
+
+
+def group_code(error: BaseException) -> int:
+    if isinstance(error, MemberRefused):
+        return Code[error.refusal.name]
+    if isinstance(error, Forbidden):
+        return Code.GROUP_AUTHORIZATION_FAILED
+    return code_of(error)
+
+
+class GroupRequests:
+    def __init__(self, topics: TopicStore, groups: Groups, access: Access, node: Node) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._access = access
+        self._node = node
+
+    def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        """It is here, for every group."""
+        if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
+            text = "transactions are not supported"
+            return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
+        return self._node.describe(connection)
+
+    # Members
+
+    async def join_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body, version = request.body, request.head.version
+        session = body.session_timeout / 1000
+        rebalance = getattr(body, "rebalance_timeout", body.session_timeout) / 1000
+        joining = Joining(
+            body.member_id,
+            getattr(body, "group_instance_id", None),
+            request.client,
+            connection.host,
+            session,
+            rebalance if rebalance > 0 else session,
+            body.protocol_type,
+            {one.name: one.metadata for one in body.protocols},
+            needs_id=version >= 4,
+        )
+        try:
+            self._check(connection, body.group_id)
+            joined = await self._groups.assigned.join(body.group_id, joining)
+        except PenstockError as error:
+            member = error.member if isinstance(error, MemberRefused) else ""
+            return {
+                "error_code": group_code(error),
+                "generation_id": -1,
+                "protocol_name": None if version >= 7 else "",
+                "member_id": member or body.member_id,
+            }
+        return {
+            "generation_id": joined.generation,
+            "protocol_type": joined.kind,
+            "protocol_name": joined.protocol,
+            "leader": joined.leader,
+            "member_id": joined.member,
+            "members": [
+                {"member_id": member, "group_instance_id": instance, "metadata": metadata}
+                for member, instance, metadata in joined.members
+            ],
+        }
+
+    async def sync_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body = request.body
+        try:
+            self._check(connection, body.group_id)
+            assignments = {one.member_id: one.assignment for one in body.assignments}
+            kind, protocol, assignment = await self._groups.assigned.sync(
+                body.group_id, _membership(body), assignments
+            )
+        except PenstockError as error:
+            return {"error_code": group_code(error), "protocol_type": None, "protocol_name": None}
+        return {"protocol_type": kind, "protocol_name": protocol, "assignment": assignment}
+
+    def heartbeat(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        try:
+            self._check(connection, request.body.group_id)
+            self._groups.assigned.heartbeat(request.body.group_id, _membership(request.body))
+        except PenstockError as error:
+            return {"error_code": group_code(error)}
+        return {}
+
+    def leave_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body = request.body
+        members = getattr(body, "members", None)
+        answers = []
+        for one in (body,) if members is None else members:
+            instance = getattr(one, "group_instance_id", None)
+            answer = {"member_id": one.member_id, "group_instance_id": instance}
+            try:
+                self._check(connection, body.group_id)
+                self._groups.assigned.leave(body.group_id, one.member_id, instance)
+            except PenstockError as error:
+                answer["error_code"] = group_code(error)
+            answers.append(answer)
+        code = answers[0].get("error_code", Code.NONE) if members is None else Code.NONE
+        return {"error_code": code, "members": answers}
+
+    def _check(self, connection: KafkaConnection, group: str) -> None:
+        self._access.require(connection, Role.READ_WRITE)
+        check_name(group, "group")
+
+    # Committed offsets
+
+    async def offset_commit(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body = request.body
+        refused, changed = Code.NONE, False
+        try:
+            self._check(connection, body.group_id)
+            if self._groups.is_leased(body.group_id):
+                raise MemberRefused(Refusal.INCONSISTENT_GROUP_PROTOCOL)
+            who = Membership(
+                body.member_id,
+                body.generation_id_or_member_epoch,
+                getattr(body, "group_instance_id", None),
+            )
+            self._groups.assigned.check_commit(body.group_id, who)
+        except PenstockError as error:
+            refused = Code(group_code(error))
+        topics = []
+        for topic in body.topics:
+            partitions = []
+            for one in topic.partitions:
+                code: int = refused
+                if not refused:
+                    code = self._commit(body.group_id, topic.name, one)
+                    changed = changed or not code
+                partitions.append({"partition_index": one.partition_index, "error_code": code})
+            topics.append({"name": topic.name, "partitions": partitions})
+        if changed:
+            try:
+                await self._groups.flush()
+            except PenstockError as error:
+                for topic in topics:
+                    for answer in topic["partitions"]:
+                        answer["error_code"] = answer["error_code"] or code_of(error)
+        return {"topics": topics}
+
+    def _commit(self, group: str, topic: str, one: Any) -> int:
+        note = one.committed_metadata or ""
+        if len(note.encode()) > MAX_NOTE:
+            return OFFSET_METADATA_TOO_LARGE
+        try:
+            log = self._topics.partition(topic, one.partition_index)
+            self._groups.set_committed(group, log.name, one.committed_offset, note)
+        except PenstockError as error:
+            return code_of(error)
+        return Code.NONE
+
+    def offset_fetch(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body = request.body
+        try:
+            self._access.require(connection, Role.READ_ONLY)
+        except Forbidden:
+            return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
+        if body.topics is None:
+            asked: dict[str, list[int]] = {}
+            for cursor in self._groups.positions():
+                if cursor.group == body.group_id:
+                    topic, number = split_label(cursor.topic)
+                    asked.setdefault(topic, []).append(number)
+        else:
+            asked = {topic.name: list(topic.partition_indexes) for topic in body.topics}
+        return {
+            "topics": [
+                {
+                    "name": topic,
+                    "partitions": [self._committed(body.group_id, topic, one) for one in numbers],
+                }
+                for topic, numbers in asked.items()
+            ]
+        }
+
+    def _committed(self, group: str, topic: str, number: int) -> dict[str, Any]:
+        found = self._groups.committed_offset(group, partition_label(topic, number))
+        return {
+            "partition_index": number,
+            "committed_offset": -1 if found is None else found.offset,
+            "metadata": "" if found is None else found.note,
+        }
+
+    async def offset_delete(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        body = request.body
+        try:
+            self._access.require(connection, Role.ADMIN)
+            if body.group_id not in self._groups.names():
+                return {"error_code": Code.GROUP_ID_NOT_FOUND}
+            if self._groups.assigned.has_members(body.group_id):
+                return {"error_code": Code.NON_EMPTY_GROUP}
+        except PenstockError as error:
+            return {"error_code": group_code(error)}
+        topics = []
+        for topic in body.topics:
+            partitions = []
+            for one in topic.partitions:
+                label = partition_label(topic.name, one.partition_index)
+                code = await self._delete(connection, body.group_id, label)
+                if code == Code.GROUP_ID_NOT_FOUND:  # it has no offset there
+                    code = Code.NONE
+                partitions.append({"partition_index": one.partition_index, "error_code": code})
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"topics": topics}
+
+    # Lists
+
+    def list_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        try:
+            self._access.require(connection, Role.READ_ONLY)
+        except Forbidden:
+            return {"error_code": Code.CLUSTER_AUTHORIZATION_FAILED}
+        wanted = getattr(request.body, "states_filter", ())
+        names = sorted({*self._groups.names(), *self._groups.assigned.names()})
+        described = (self._describe(name) for name in names)
+        return {"groups": [one for one in described if not wanted or one["group_state"] in wanted]}
+
+    def describe_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        groups = []
+        for name in request.body.groups:
+            try:
+                self._access.require(connection, Role.READ_ONLY)
+                groups.append(self._describe(name))
+            except Forbidden:
+                code = Code.GROUP_AUTHORIZATION_FAILED
+                groups.append({"error_code": code, "group_id": name})
+        return {"groups": groups}
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        group = self._groups.assigned.get(name)
+        if group is None:
+            known = name in self._groups.names()
+            state = "Stable" if self._groups.is_leased(name) else "Empty" if known else "Dead"
+            return {"group_id": name, "group_state": state, "protocol_type": ""}
+        members = [
+            {
+                "member_id": one.id,
+                "group_instance_id": one.instance,
+                "client_id": one.client,
+                "client_host": f"/{one.host}",
+                "member_metadata": one.protocols.get(group.protocol, b""),
+                "member_assignment": one.assignment,
+            }
+            for one in group.members.values()
+        ]
+        return {
+            "group_id": name,
+            "group_state": group.state.value,
+            "protocol_type": group.kind,
+            "protocol_data": group.protocol,
+            "members": members,
+        }
+
+    async def delete_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        results = []
+        for name in request.body.groups_names:
+            code = await self._delete(connection, name)
+            results.append({"group_id": name, "error_code": code})
+        return {"results": results}
+
+    async def _delete(
+        self, connection: KafkaConnection, group: str, topic: str | None = None
+    ) -> int:
+        try:
+            self._access.require(connection, Role.ADMIN)
+            if self._groups.assigned.has_members(group):
+                return Code.NON_EMPTY_GROUP
+            await self._groups.delete(group, topic)
+            await self._access.note(connection, "topic-group.delete", group)
+        except NotFound:
+            return Code.GROUP_ID_NOT_FOUND
+        except PenstockError as error:
+            return group_code(error)
+        return Code.NONE
+
+
+def _membership(body: Any) -> Membership:
+    return Membership(body.member_id, body.generation_id, getattr(body, "group_instance_id", None))

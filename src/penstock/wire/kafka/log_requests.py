@@ -1,0 +1,309 @@
+"""Requests for records: Produce, Fetch and what finds offsets. Batches pass through as they are.
+
+A Fetch answers with whole batches, the first of which contains the offset asked for, and with at
+least one, however large. It waits until it has `min_bytes` or `max_wait` is over.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import Damaged, InvalidRequest, PenstockError
+from penstock.io.fs import Bytes
+from penstock.log.tier.cache import NotCached
+from penstock.protocol.kafka_batch import split_batches
+from penstock.protocol.roles import Role
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Appended, Topic
+from penstock.wire.framed import Slot
+from penstock.wire.kafka.access import Access
+from penstock.wire.kafka.codec import Head, Values, encode_answer
+from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.errors import Code, code_of, text_of
+
+MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the event loop
+MAX_FETCHED = 4 << 20  # bytes of an answer, of which the last batch may be beyond it
+MAX_WAIT = 60.0  # seconds a Fetch may wait for records
+LEADER_EPOCH = 1  # the highest that is in our batches (`kafka_batch`)
+LATEST, EARLIEST = -1, -2
+MAX_EPOCH = (1 << 15) - 1
+
+
+class Produced(Slot):
+    """The answer to a Produce: it is complete when every partition's append is answered."""
+
+    __slots__ = ("_connection", "_head", "_topics", "_waiting")
+
+    def __init__(self, connection: KafkaConnection, head: Head | None, weight: int) -> None:
+        super().__init__(weight)
+        self._connection = connection
+        self._head = head  # None: the client wants no answer
+        self._topics: list[dict[str, Any]] = []
+        self._waiting = 1  # appends, and one for the request itself
+
+    def partitions(self, topic: str) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = []
+        self._topics.append({"name": topic, "partition_responses": answers})
+        return answers
+
+    def begin(self) -> None:
+        self._waiting += 1
+
+    def end(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            pieces = (
+                encode_answer(self._head, {"responses": self._topics})
+                if self._head is not None
+                else []
+            )
+            self._connection.fill(self, *pieces)
+
+
+class PartitionAppend:
+    """Where the answer of one partition's append goes (`penstock.log.commit.Promise`)."""
+
+    __slots__ = ("_answer", "_produced", "_topic")
+
+    def __init__(self, produced: Produced, answer: dict[str, Any], topic: Topic) -> None:
+        self._produced = produced
+        self._answer = answer
+        self._topic = topic
+
+    def done(self) -> bool:
+        return "error_code" in self._answer
+
+    def set_result(self, appended: Appended) -> None:
+        self._answer["error_code"] = Code.NONE
+        self._answer["base_offset"] = appended.first_offset
+        self._answer["log_start_offset"] = self._topic.first_offset
+        self._produced.end()
+
+    def set_exception(self, error: PenstockError) -> None:
+        _refuse(self._answer, error)
+        self._produced.end()
+
+
+def _refuse(answer: dict[str, Any], error: BaseException) -> None:
+    corrupt = isinstance(error, Damaged)  # what came, not what is stored
+    answer["error_code"] = Code.CORRUPT_MESSAGE if corrupt else code_of(error)
+    answer["error_message"] = text_of(error)
+    answer["base_offset"] = -1
+
+
+class LogRequests:
+    def __init__(self, topics: TopicStore, access: Access) -> None:
+        self._topics = topics
+        self._access = access
+
+    # Produce
+
+    def produce(self, connection: KafkaConnection, request: KafkaRequest) -> None:
+        body = request.body
+        size = sum(len(p.records or b"") for t in body.topic_data for p in t.partition_data)
+        produced = Produced(connection, request.head if body.acks else None, max(1, size))
+        connection.promise(produced)
+        for data in body.topic_data:
+            answers = produced.partitions(data.name)
+            for partition in data.partition_data:
+                answer: dict[str, Any] = {"index": partition.index}
+                answers.append(answer)
+                try:
+                    self._access.require(connection, Role.READ_WRITE)
+                    if body.transactional_id is not None:
+                        raise InvalidRequest("transactions are not supported")
+                    topic = self._topics.partition(data.name, partition.index)
+                    self._append(topic, partition.records, produced, answer)
+                except Exception as error:  # noqa: BLE001 - answered; the connection stays usable
+                    _refuse(answer, error)
+        produced.end()
+
+    def _append(
+        self, topic: Topic, records: Bytes | None, produced: Produced, answer: dict[str, Any]
+    ) -> None:
+        batches = split_batches(records or b"")
+        if len(batches) != 1:
+            raise InvalidRequest(f"a partition gets one record batch, not {len(batches)}")
+        topic.appends.enqueue_batch(*batches[0], PartitionAppend(produced, answer, topic))
+        produced.begin()
+        topic.appends.schedule()
+
+    def init_producer_id(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        """A number that no other producer has. A producer that lost track of its sequences gets the
+        next epoch."""
+        body = request.body
+        try:
+            self._access.require(connection, Role.READ_WRITE)
+            if body.transactional_id is not None:
+                raise InvalidRequest("transactions are not supported")
+        except PenstockError as error:
+            code = code_of(error)
+            if code == Code.TOPIC_AUTHORIZATION_FAILED:
+                code = Code.CLUSTER_AUTHORIZATION_FAILED
+            return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+        before, epoch = getattr(body, "producer_id", -1), getattr(body, "producer_epoch", -1)
+        if before >= 0 and 0 <= epoch < MAX_EPOCH:
+            return {"producer_id": before, "producer_epoch": epoch + 1}
+        return {"producer_id": secrets.randbits(62), "producer_epoch": 0}
+
+    # Fetch
+
+    def fetch(
+        self, connection: KafkaConnection, request: KafkaRequest
+    ) -> Values | Awaitable[Values]:
+        body = request.body
+        if getattr(body, "session_id", 0):  # we have none, and said so
+            return {"error_code": Code.FETCH_SESSION_ID_NOT_FOUND}
+        fetch = Fetch(body, lambda: self._access.require(connection, Role.READ_ONLY), self._topics)
+        try:
+            if fetch.read():
+                return fetch.answer()
+        except NotCached:
+            pass
+        return fetch.wait()
+
+    # Offsets
+
+    async def list_offsets(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        async def of_partition(name: str, asked: Any) -> dict[str, Any]:
+            topic = self._topics.partition(name, asked.partition_index)
+            offset, time = await _find(topic, asked.timestamp)
+            epoch = LEADER_EPOCH if offset >= 0 else -1
+            return {"offset": offset, "timestamp": time, "leader_epoch": epoch}
+
+        return {"topics": await self._each_partition(connection, request, of_partition)}
+
+    async def offset_for_leader_epoch(
+        self, connection: KafkaConnection, request: KafkaRequest
+    ) -> Values:
+        """There was never another leader: all that was written is there."""
+
+        async def of_partition(name: str, asked: Any) -> dict[str, Any]:
+            topic = self._topics.partition(name, asked.partition)
+            return {"leader_epoch": asked.leader_epoch, "end_offset": topic.next_offset}
+
+        return {"topics": await self._each_partition(connection, request, of_partition)}
+
+    async def _each_partition(
+        self,
+        connection: KafkaConnection,
+        request: KafkaRequest,
+        answer: Callable[[str, Any], Awaitable[dict[str, Any]]],
+    ) -> list[dict[str, Any]]:
+        topics = []
+        for topic in request.body.topics:
+            name = topic.name if hasattr(topic, "name") else topic.topic
+            partitions = []
+            for asked in topic.partitions:
+                number = getattr(asked, "partition_index", getattr(asked, "partition", 0))
+                found: dict[str, Any] = {"partition_index": number, "partition": number}
+                try:
+                    self._access.require(connection, Role.READ_ONLY)
+                    found |= await answer(name, asked)
+                except Exception as error:  # noqa: BLE001 - answered for this partition
+                    found |= {"error_code": code_of(error), "offset": -1, "end_offset": -1}
+                partitions.append(found)
+            topics.append({"name": name, "topic": name, "partitions": partitions})
+        return topics
+
+
+async def _find(topic: Topic, timestamp: int) -> tuple[int, int]:
+    """The first offset at or after this time, and its time; both milliseconds."""
+    if timestamp == LATEST:
+        return topic.next_offset, -1
+    if timestamp == EARLIEST:
+        return topic.first_offset, -1
+    if timestamp < 0:
+        raise InvalidRequest(f"{timestamp} is not a time")
+
+    def search() -> tuple[int, int]:
+        offset = topic.offset_at(timestamp / 1000)
+        if offset >= topic.next_offset:
+            return -1, -1
+        return offset, int(topic.timestamps(np.array([offset]))[0]) // 1000
+
+    return await topic.read_through(search)
+
+
+class Fetch:
+    """A Fetch while it is being answered."""
+
+    def __init__(self, body: Any, check: Callable[[], None], topics: TopicStore) -> None:
+        self._body = body
+        self._check = check
+        self._topics = topics
+        self._found: list[dict[str, Any]] = []
+        self._sources: dict[str, Topic] = {}  # that it waits for, by label
+
+    def answer(self) -> Values:
+        return {"responses": self._found}
+
+    def read(self) -> bool:
+        """Read all partitions; whether that is enough for an answer. `NotCached`: some of it lies
+        in the tier, and a thread has to call.
+        """
+        found: list[dict[str, Any]] = []
+        size, left = 0, min(self._body.max_bytes, MAX_FETCHED)
+        failed = False
+        for asked_topic in self._body.topics:
+            answers = []
+            for asked in asked_topic.partitions:
+                answer: dict[str, Any] = {
+                    "partition_index": asked.partition,
+                    "high_watermark": -1,
+                    "records": b"",
+                    "aborted_transactions": None,
+                }
+                answers.append(answer)
+                try:
+                    self._check()
+                    topic = self._topics.partition(asked_topic.topic, asked.partition)
+                    self._sources[topic.name] = topic
+                    most = min(asked.partition_max_bytes, left, MAX_READ)
+                    # Read before the end is: an answer never has records beyond its end.
+                    if most > 0 or not size:
+                        answer["records"] = topic.batches(asked.fetch_offset, max(1, most)).data
+                    answer |= {
+                        "high_watermark": topic.next_offset,
+                        "last_stable_offset": topic.next_offset,
+                        "log_start_offset": topic.first_offset,
+                    }
+                except NotCached:
+                    raise
+                except Exception as error:  # noqa: BLE001 - answered for this partition
+                    answer["error_code"] = code_of(error)
+                    failed = True
+                size += len(answer["records"])
+                left -= len(answer["records"])
+            found.append({"topic": asked_topic.topic, "partitions": answers})
+        self._found = found  # whole: a thread may have read it
+        return failed or size >= self._body.min_bytes or not self._body.max_wait
+
+    async def wait(self) -> Values:
+        """Read again after each commit, until there is enough or the time is over."""
+        changed = asyncio.Event()
+        seconds = min(self._body.max_wait / 1000, MAX_WAIT)
+        cancels = [topic.subscribe(changed.set) for topic in self._sources.values()]
+        try:
+            enough = await self._read_through()
+            async with asyncio.timeout(max(0.0, seconds)):
+                while not enough:
+                    await changed.wait()
+                    changed.clear()
+                    enough = await self._read_through()
+        except TimeoutError:
+            pass
+        finally:
+            for cancel in cancels:
+                cancel()
+        return self.answer()
+
+    async def _read_through(self) -> bool:
+        try:
+            return self.read()
+        except NotCached:
+            source = next(iter(self._sources.values()))
+            return await source.read_through(self.read)

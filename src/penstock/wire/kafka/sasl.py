@@ -1,0 +1,75 @@
+"""SASL: a token as the password of PLAIN, or as OAUTHBEARER's token (RFC 7628).
+
+A client may authenticate again on its connection, before its token expires: the answer says when
+that is. The user name of PLAIN is ignored.
+"""
+
+import time
+
+from penstock.errors import PenstockError, Unauthorized
+from penstock.wire.auth import Identity
+from penstock.wire.auth.verifier import UnknownKey
+from penstock.wire.kafka.access import Access
+from penstock.wire.kafka.codec import Values
+from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.errors import Code
+
+PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
+MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection that has shown no token
+MAX_LIFETIME = 1 << 40  # milliseconds of a token that does not expire: 0 in the answer
+
+
+class SaslRequests:
+    def __init__(self, access: Access, max_frame: int) -> None:
+        """`max_frame`: the largest frame of a connection that has shown its token."""
+        self._access = access
+        self._max_frame = max_frame
+
+    def sasl_handshake(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        asked = request.body.mechanism
+        known = asked in (PLAIN, OAUTHBEARER)
+        connection.mechanism = asked if known else None
+        code = Code.NONE if known else Code.UNSUPPORTED_SASL_MECHANISM
+        return {"error_code": code, "mechanisms": [PLAIN, OAUTHBEARER]}
+
+    async def sasl_authenticate(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        mechanism, connection.mechanism = connection.mechanism, None
+        connection.identity = None
+        if mechanism is None:
+            connection.finish_after_answer()
+            return {"error_code": Code.ILLEGAL_SASL_STATE, "error_message": "SaslHandshake first"}
+        try:
+            token = _token(mechanism, request.body.auth_bytes)
+            identity = await self._identify(token)
+        except (PenstockError, UnicodeDecodeError) as error:
+            connection.finish_after_answer()
+            text = str(error) if isinstance(error, PenstockError) else "The token is not text"
+            return {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": text}
+        connection.identity = identity
+        connection.max_frame = self._max_frame
+        lifetime = (identity.expires - time.time()) * 1000 if identity is not None else MAX_LIFETIME
+        return {"session_lifetime": int(lifetime) if lifetime < MAX_LIFETIME else 0}
+
+    async def _identify(self, token: str) -> Identity | None:
+        """None: tokens are not asked for, and one is as good as another."""
+        verifier = self._access.verifier
+        if verifier is None:
+            return None
+        try:
+            return verifier.identify(token)
+        except UnknownKey:
+            return await verifier.learn(token)
+
+
+def _token(mechanism: str, data: bytes) -> str:
+    if mechanism == PLAIN:  # [authorization id] NUL user NUL password
+        parts = data.split(b"\0")
+        if len(parts) != 3:
+            raise Unauthorized("PLAIN has a user and a password")
+        return parts[2].decode()
+    for part in data.split(b"\x01"):  # n,,^Aauth=Bearer <token>^A^A
+        name, _, value = part.partition(b"=")
+        scheme, _, token = value.partition(b" ")
+        if name == b"auth" and scheme.lower() == b"bearer":
+            return token.strip().decode()
+    raise Unauthorized("OAUTHBEARER has no token")

@@ -1,0 +1,46 @@
+"""Listens for Kafka's clients."""
+
+from penstock.config.schema import KafkaServer as Settings
+from penstock.metrics import Metrics
+from penstock.monitor.audit import Record
+from penstock.topics.groups import Groups
+from penstock.topics.store import TopicStore
+from penstock.wire.auth import Verifier
+from penstock.wire.framed_server import FramedServer
+from penstock.wire.kafka.connection import KafkaConnection
+from penstock.wire.kafka.requests import KafkaRequests
+from penstock.wire.request_memory import RequestMemory
+from penstock.wire.tls import Certificate
+
+
+class KafkaServer(FramedServer):
+    name = "Kafka"
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: TopicStore,
+        groups: Groups,
+        metrics: Metrics,
+        verifier: Verifier | None = None,
+        certificate: Certificate | None = None,
+        memory: RequestMemory | None = None,
+    ) -> None:
+        """`verifier`: connections must begin with SASL and a token it accepts; None: they need
+        not.
+        """
+        super().__init__(
+            settings,
+            metrics,
+            asks_for_tokens=verifier is not None,
+            certificate=certificate,
+            memory=memory,
+        )
+        self._requests = KafkaRequests(settings, topics, groups, metrics, verifier)
+
+    def connect(self) -> KafkaConnection:
+        return KafkaConnection(self, self._requests)
+
+    def record_changes(self, record: Record) -> None:
+        """Write changes to the audit log with `record`."""
+        self._requests.access.record = record

@@ -1,0 +1,261 @@
+"""Requests about topics and the cluster. Topics that are made here have record batches.
+
+Topics whose names Kafka does not allow are not shown.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from penstock.config.schema import KafkaServer as Settings
+from penstock.errors import Conflict, Forbidden, InvalidOffset, InvalidRequest, NotFound
+from penstock.log.batches.format import BATCHES
+from penstock.protocol.roles import Role
+from penstock.topics.store import TopicStore
+from penstock.topics.topic import Topic
+from penstock.wire.kafka.access import Access
+from penstock.wire.kafka.codec import Values
+from penstock.wire.kafka.configs import InvalidConfig, check_configs, set_configs
+from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.errors import Code, code_of, text_of
+from penstock.wire.kafka.log_requests import LEADER_EPOCH
+from penstock.wire.kafka.node import CLUSTER_ID, NODE_ID, Node
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class _Refused(InvalidRequest):
+    """With a code that no error of ours stands for."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, _Refused | InvalidConfig):
+        return {"error_code": error.code, "error_message": str(error)}
+    return {"error_code": code_of(error), "error_message": text_of(error)}
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise _Refused(Code.INVALID_TOPIC, f"{name!r} is not a topic name in Kafka")
+    return name
+
+
+class TopicRequests:
+    def __init__(self, settings: Settings, topics: TopicStore, access: Access, node: Node) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._access = access
+        self._node = node
+
+    # Metadata
+
+    def metadata(
+        self, connection: KafkaConnection, request: KafkaRequest
+    ) -> Values | Awaitable[Values]:
+        body = request.body
+        everything = body.topics is None or (not request.head.version and not body.topics)
+        names = self._shown() if everything else [topic.name for topic in body.topics]
+        create = not everything and getattr(body, "allow_auto_topic_creation", True)
+        missing = [name for name in names if not self._topics.partitions(name)]
+        if missing and create and self._settings.create_topics:
+            return self._create_missing(connection, names, missing)
+        return self._metadata(connection, names, {})
+
+    def _shown(self) -> list[str]:
+        return [name for name in self._topics.names() if _NAME.fullmatch(name)]
+
+    async def _create_missing(
+        self, connection: KafkaConnection, names: Sequence[str], missing: Sequence[str]
+    ) -> Values:
+        failures: dict[str, Code] = {}
+        for name in missing:
+            try:
+                self._access.require(connection, Role.READ_WRITE)
+                _check_name(name)
+                await self._topics.create(
+                    name, form=BATCHES.name, partitions=self._settings.partitions
+                )
+            except Forbidden:
+                failures[name] = Code.UNKNOWN_TOPIC_OR_PARTITION
+            except Exception as error:  # noqa: BLE001 - answered for this topic
+                failures[name] = _failed(error)["error_code"]
+        return self._metadata(connection, names, failures)
+
+    def _metadata(
+        self, connection: KafkaConnection, names: Sequence[str], failures: dict[str, Code]
+    ) -> Values:
+        described = []
+        for name in names:
+            code = failures.get(name, Code.NONE)
+            try:
+                self._access.require(connection, Role.READ_ONLY)
+                _check_name(name)
+                if not code and not self._topics.partitions(name):
+                    code = Code.UNKNOWN_TOPIC_OR_PARTITION
+            except (Forbidden, InvalidRequest) as error:
+                code = _failed(error)["error_code"]
+            partitions = [] if code else self._partitions(name)
+            described.append({"error_code": code, "name": name, "partitions": partitions})
+        return {
+            "brokers": [self._node.describe(connection)],
+            "cluster_id": CLUSTER_ID,
+            "controller_id": NODE_ID,
+            "topics": described,
+        }
+
+    def _partitions(self, name: str) -> list[dict[str, Any]]:
+        partitions = []
+        for number in range(self._topics.partitions(name)):
+            try:
+                self._topics.partition(name, number)
+                code, leader = Code.NONE, NODE_ID
+            except NotFound:  # it could not be opened
+                code, leader = Code.LEADER_NOT_AVAILABLE, -1
+            partitions.append(
+                {
+                    "error_code": code,
+                    "partition_index": number,
+                    "leader_id": leader,
+                    "leader_epoch": LEADER_EPOCH,
+                    "replica_nodes": [NODE_ID],
+                    "isr_nodes": [NODE_ID],
+                }
+            )
+        return partitions
+
+    def describe_cluster(self, connection: KafkaConnection, _: KafkaRequest) -> Values:
+        return {
+            "cluster_id": CLUSTER_ID,
+            "controller_id": NODE_ID,
+            "brokers": [self._node.describe(connection)],
+            "endpoint_type": 1,
+        }
+
+    def describe_log_dirs(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        try:
+            self._access.require(connection, Role.READ_ONLY)
+        except Forbidden:
+            return {"error_code": Code.CLUSTER_AUTHORIZATION_FAILED}
+        asked = request.body.topics
+        wanted = (
+            [(name, range(self._topics.partitions(name))) for name in self._shown()]
+            if asked is None
+            else [(one.topic, one.partitions) for one in asked]
+        )
+        described = []
+        for name, numbers in wanted:
+            partitions = [
+                {"partition_index": number, "partition_size": topic.local_bytes}
+                for number in numbers
+                if (topic := self._find(name, number)) is not None
+            ]
+            described.append({"name": name, "partitions": partitions})
+        return {"results": [{"log_dir": "topics", "topics": described}]}
+
+    def _find(self, name: str, number: int) -> Topic | None:
+        try:
+            return self._topics.partition(name, number)
+        except NotFound:
+            return None
+
+    # Changes
+
+    async def create_topics(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        async def create(asked: Any) -> dict[str, Any]:
+            self._access.require(connection, Role.READ_WRITE)
+            name = _check_name(asked.name)
+            count = len(asked.assignments) or asked.num_partitions
+            if count == -1:
+                count = self._settings.partitions
+            if count < 1:
+                raise _Refused(Code.INVALID_PARTITIONS, f"{count} partitions cannot be created")
+            if asked.replication_factor not in (-1, 1):
+                raise _Refused(Code.INVALID_REPLICATION_FACTOR, "there is one replica")
+            configs = {one.name: one.value for one in asked.configs}
+            check_configs(self._topics.settings, configs)
+            if self._topics.partitions(name):
+                raise _Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
+            if not request.body.validate_only:
+                topic = await self._topics.create(name, form=BATCHES.name, partitions=count)
+                await set_configs(self._topics, topic, configs)
+            return {"num_partitions": count, "replication_factor": 1, "configs": []}
+
+        return {"topics": await _each(request.body.topics, create)}
+
+    async def delete_topics(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        async def delete(name: str) -> dict[str, Any]:
+            self._access.require(connection, Role.ADMIN)
+            await self._topics.delete(name)
+            await self._access.note(connection, "topic.delete", name)
+            return {}
+
+        return {"responses": await _each(request.body.topic_names, delete)}
+
+    async def create_partitions(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        async def create(asked: Any) -> dict[str, Any]:
+            self._access.require(connection, Role.READ_WRITE)
+            now = self._topics.partitions(asked.name)
+            if now and asked.count <= now:
+                raise _Refused(
+                    Code.INVALID_PARTITIONS, f"topic {asked.name!r} has {now} partitions already"
+                )
+            if not request.body.validate_only:
+                try:
+                    await self._topics.add_partitions(asked.name, asked.count)
+                except (Conflict, InvalidRequest) as error:
+                    raise _Refused(Code.INVALID_PARTITIONS, str(error)) from None
+            return {}
+
+        return {"results": await _each(request.body.topics, create)}
+
+    async def delete_records(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        """Delete the segments before an offset: records leave by whole segments, and an end of the
+        log seals the active one.
+        """
+        topics = []
+        for asked_topic in request.body.topics:
+            partitions = []
+            for asked in asked_topic.partitions:
+                answer: dict[str, Any] = {"partition_index": asked.partition_index}
+                try:
+                    self._access.require(connection, Role.ADMIN)
+                    topic = self._topics.partition(asked_topic.name, asked.partition_index)
+                    answer["low_watermark"] = await _delete_before(topic, asked.offset)
+                    thing = f"{topic.name} before {asked.offset}"
+                    await self._access.note(connection, "topic.delete-records", thing)
+                except Exception as error:  # noqa: BLE001 - answered for this partition
+                    answer |= {"error_code": code_of(error), "low_watermark": -1}
+                partitions.append(answer)
+            topics.append({"name": asked_topic.name, "partitions": partitions})
+        return {"topics": topics}
+
+
+async def _delete_before(topic: Topic, offset: int) -> int:
+    """Delete what lies before this offset (-1: everything); the first offset that is left."""
+    end = topic.next_offset if offset == -1 else offset
+    if not 0 <= end <= topic.next_offset:
+        raise InvalidOffset(f"offset {offset} lies outside 0 to {topic.next_offset}")
+    if end == topic.next_offset:
+        await topic.seal()
+    async with topic.maintenance:
+        await topic.drop([one for one in topic.segments[:-1] if one.end <= end])
+    return topic.first_offset
+
+
+async def _each(
+    asked: Sequence[Any], answer: Callable[[Any], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The answers for each topic of a request, by its name."""
+    answers = []
+    for one in asked:
+        found: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
+        try:
+            found |= await answer(one)
+        except Exception as error:  # noqa: BLE001 - answered for this topic
+            found |= _failed(error)
+        answers.append(found)
+    return answers

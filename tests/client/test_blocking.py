@@ -1,0 +1,100 @@
+"""Blocking requests to several brokers, against servers that misbehave."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.client.blocking import BlockingBrokers, Line
+from penstock.errors import Unavailable
+from tests.support.ports import free_port
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
+
+
+@contextmanager
+def server(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
+    """One connection per answer: it is sent for the first request, and the connection closed. For
+    None the connection stays open without an answer.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    requests: list[bytes] = []
+    open_ones: list[socket.socket] = []
+
+    def serve() -> None:
+        for answer in answers:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            open_ones.append(connection)
+            requests.append(connection.recv(65536))
+            if answer is not None:
+                connection.sendall(answer)
+                connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for one in open_ones:
+            one.close()
+        thread.join(10)
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
+    with server(OK, OK, OK) as (url, requests):
+        line = Line(BlockingBrokers([url], token="secret"))
+        for _ in range(3):
+            assert line.json("GET", "/api/v1/me") == []
+        assert len(requests) == 3
+        assert b"Authorization: Bearer secret" in requests[0]
+        line.close()
+
+
+def test_the_next_broker_is_used_and_kept() -> None:
+    with server(OK, OK) as (url, requests):
+        brokers = BlockingBrokers([f"http://127.0.0.1:{free_port()}", url])
+        line = Line(brokers)
+        assert line.json("GET", "/x") == []
+        assert brokers.url == url
+        assert Line(brokers).json("POST", "/y", body={"a": 1}) == []
+        assert requests[1].endswith(b'{"a":1}')
+        line.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<p/>",
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+def test_what_is_not_an_answer_of_a_broker_is_unavailable(answer: bytes) -> None:
+    with server(answer) as (url, _):
+        line = Line(BlockingBrokers([url]))
+        with pytest.raises(Unavailable):
+            line.json("GET", "/x")
+        line.close()
+
+
+def test_waiting_ends_in_time_and_a_waiting_request_can_be_abandoned() -> None:
+    with server(None) as (url, _):
+        line = Line(BlockingBrokers([url]))
+        line.send("GET", "/x")
+        assert line.wait(0.05) is None
+        assert line.abandon(0.05) is None
+        assert line.fileno() == -1
+
+
+def test_no_broker_is_unavailable_after_the_patience() -> None:
+    line = Line(BlockingBrokers([f"http://127.0.0.1:{free_port()}"]))
+    with pytest.raises(Unavailable, match="cannot connect"):
+        line.json("GET", "/x", patience=0.2)

@@ -1,0 +1,51 @@
+"""The tasks of the site. They write a ledger, a line for every start and end."""
+
+import os
+import time
+from pathlib import Path
+
+from django_tasks import TaskContext, task
+
+
+def write(event: str, name: str) -> None:
+    line = f"{event} {name} {os.getpid()} {time.time()}\n"
+    descriptor = os.open(os.environ["SITE_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+@task
+def note(name: str) -> str:
+    write("start", name)
+    write("end", name)
+    return name
+
+
+@task
+def slow(name: str, seconds: float) -> None:
+    write("start", name)
+    time.sleep(seconds)
+    write("end", name)
+
+
+@task
+def broken(name: str) -> None:
+    write("start", name)
+    raise ValueError(f"{name} is broken")
+
+
+@task
+async def waits(name: str) -> str:
+    return name.upper()
+
+
+@task(takes_context=True, queue_name="mails")
+def attempts(context: TaskContext, name: str) -> int:
+    write("end", name)
+    return context.attempt
+
+
+@task
+def bad_result(name: str) -> Path:
+    write("end", name)
+    return Path(name)

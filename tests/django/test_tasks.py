@@ -1,0 +1,145 @@
+"""Django's tasks with a real worker, on the broker's PostgreSQL and on another database."""
+
+import time
+
+import httpx
+
+from tests.django.conftest import Site, stop
+from tests.support.broker import BrokerProcess
+from tests.support.wait import until
+
+
+def test_the_migration_fits_the_models(site: Site) -> None:
+    made = site.manage("makemigrations", "--check", "--dry-run", "penstock")
+    assert made.returncode == 0, made.stdout
+
+
+def test_a_task_runs_and_its_result_can_be_read(site: Site) -> None:
+    worker = site.worker()
+    identity = site.run("print(note.enqueue('first').id)")
+    site.wait_for_ends({"first"})
+    assert site.result("note", identity) == "SUCCESSFUL 1 first"
+    assert site.result("waits", site.run("print(waits.enqueue('x').id)")) == "SUCCESSFUL 1 X"
+    context = site.run("print(attempts.enqueue('context').id)")
+    assert site.result("attempts", context) == "SUCCESSFUL 1 1"
+    assert stop(worker) == 0
+
+
+def test_a_task_that_fails_has_its_error(site: Site) -> None:
+    site.worker()
+    for name, error in (("broken", "builtins.ValueError"), ("bad_result", "builtins.TypeError")):
+        identity = site.run(f"print({name}.enqueue('x').id)")
+        assert site.result(name, identity) == f"FAILED 1 {error}"
+
+
+def test_what_is_rolled_back_is_not_sent_and_what_is_committed_is(
+    site: Site, api: httpx.Client
+) -> None:
+    site.send("roll-back", "never")
+    assert site.send("die", "kept") == -9  # killed right after the commit
+    site.worker()
+    site.wait_for_ends({"kept"})
+    site.send("note", "last")
+    site.wait_for_ends({"last"})
+    assert set(site.count("start")) == {"kept", "last"}
+    assert site.run("print(TaskRecord.objects.filter(args=['never']).count())") == "0"
+
+
+def test_a_task_can_be_delayed_and_goes_through_the_broker(site: Site, api: httpx.Client) -> None:
+    site.worker()
+    started = time.time()
+    site.run(
+        "from datetime import timedelta\n"
+        "from django.utils import timezone\n"
+        "note.using(run_after=timezone.now() + timedelta(seconds=4)).enqueue('later')"
+    )
+    totals = api.get(f"/api/v1/resources/queues/{site.prefix}default").json()["totals"]
+    assert totals["scheduled"] == 1 or "later" in site.count("end")
+    site.wait_for_ends({"later"})
+    assert time.time() - started >= 4
+
+
+def test_tasks_of_higher_priority_run_first(site: Site) -> None:
+    site.run(
+        "for name, priority in (('low', -60), ('usual', 0), ('high', 80), ('above', 10)):\n"
+        "    note.using(priority=priority).enqueue(name)"
+    )
+    site.worker("--threads", "1", "--queues", "default")
+    site.wait_for_ends({"low", "usual", "high", "above"})
+    lines = site.ledger_path.read_text().splitlines()
+    order = [line.split()[1] for line in lines if line.startswith("start")]
+    assert order == ["high", "above", "usual", "low"]
+
+
+def test_a_task_whose_worker_is_killed_runs_again_and_a_long_one_runs_once(
+    site: Site, api: httpx.Client
+) -> None:
+    worker = site.worker()
+    path = f"/api/v1/queues/{site.prefix}default/options"
+    api.patch(path, json={"leaseTime": 2}).raise_for_status()
+    second = site.worker()
+    site.run("slow.enqueue('long', 6)")
+    site.wait_for_ends({"long"})
+    assert site.count("start")["long"] == 1
+    site.run("slow.enqueue('killed', 3)")
+    until(lambda: site.count("start")["killed"] == 1, 60, site.logs())
+    for one in (worker, second):
+        one.kill()
+        one.wait()
+    site.worker()
+    site.wait_for_ends({"killed"})
+    assert site.count("start")["killed"] == 2
+
+
+def test_with_another_database_a_task_is_pushed_after_the_commit(site_on_sqlite: Site) -> None:
+    site = site_on_sqlite
+    site.send("roll-back", "never")
+    site.send("note", "sent")
+    site.worker("--threads", "1")
+    site.wait_for_ends({"sent"})
+    assert set(site.count("start")) == {"sent"}
+
+
+def test_checks_report_wrong_settings(site: Site) -> None:
+    right = site.manage("check")
+    assert right.returncode == 0, right.stderr
+    wrong = site.manage("check", SITE_BROKER="http://:6632")
+    assert "penstock.E003" in wrong.stderr
+    code = (
+        "from penstock.django import Backend\n"
+        "made = lambda **options: Backend('x', {'OPTIONS': options})\n"
+        "ids = lambda backend: [one.id for one in backend.check()]\n"
+        "print(ids(made(URLS='x')), ids(made(DATABASE='other')), ids(made(SCHEMA='no', OUTBOX=True)))"
+    )
+    assert site.run(code) == "['penstock.E001'] ['penstock.E004'] ['penstock.E005']"
+
+
+def test_what_a_worker_cannot_run_becomes_a_dead_letter(site: Site, api: httpx.Client) -> None:
+    site.worker()
+    queue = f"{site.prefix}default"
+    sent = {"id": "none", "task": "nowhere.at_all"}
+    items = [{"queue": queue, "payload": "no task"}, {"queue": queue, "payload": sent}]
+    api.post("/api/v1/push", json={"items": items}).raise_for_status()
+    site.run(
+        "identity = note.enqueue('renamed').id\n"
+        "TaskRecord.objects.filter(id=identity).update(task_path='tests.django.shop.tasks.gone')"
+    )
+
+    def dead() -> list[str]:
+        answer = api.get("/api/v1/dlq", params={"queue": queue}).raise_for_status().json()
+        return sorted(one["errorMessage"] for one in answer["messages"])
+
+    until(lambda: len(dead()) >= 2, 60, site.logs())
+    assert any("not a task" in reason for reason in dead())
+    assert any("no row" in reason for reason in dead())
+    site.send("note", "after")
+    site.wait_for_ends({"after"})
+
+
+def test_commands_say_what_is_wrong(site: Site, broker: BrokerProcess) -> None:
+    queue = site.manage("penstock_worker", "--queues", "nowhere")
+    assert queue.returncode != 0
+    assert "no queue nowhere" in queue.stderr
+    down = site.manage("penstock_worker", SITE_BROKER="http://127.0.0.1:1")
+    assert down.returncode != 0
+    assert "cannot connect" in down.stderr

@@ -1,0 +1,257 @@
+"""Produce, Fetch and offsets, request by request."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.protocol.kafka_batch import NewRecord, decode_batch, encode_batch, split_batches
+from penstock.wire.kafka.apis import APIS
+from tests.support.kafka_wire import KafkaWire, plain_batch, request_bytes
+from tests.support.served import serving
+from tests.support.wait import eventually
+
+PRODUCE, FETCH, OFFSETS, METADATA, API_VERSIONS, INIT_PRODUCER = 0, 1, 2, 3, 18, 22
+
+
+def values(data: bytes) -> list[bytes | None]:
+    return [
+        record.value for _, batch in split_batches(data) for record in decode_batch(bytes(batch))
+    ]
+
+
+async def test_a_batch_is_stored_and_read_as_it_came(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        sent = plain_batch(b"one", b"two")
+        answer = await wire.produce("orders", sent)
+        assert (answer.error_code, answer.base_offset, answer.log_start_offset) == (0, 0, 0)
+        again = await wire.produce("orders", sent)
+        assert again.base_offset == 2
+        found = await wire.fetch("orders", 0)
+        assert (found.error_code, found.high_watermark, found.log_start_offset) == (0, 4, 0)
+        # only base offset and leader epoch, which no checksum covers, are ours
+        assert found.records[16 : len(sent)] == sent[16:]
+        assert values(found.records) == [b"one", b"two"] * 2
+        wire.close()
+
+
+async def test_an_offset_inside_a_batch_gives_the_whole_batch(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        await wire.produce("orders", plain_batch(b"0", b"1", b"2"))
+        await wire.produce("orders", plain_batch(b"3"))
+        assert values((await wire.fetch("orders", 1)).records) == [b"0", b"1", b"2", b"3"]
+        assert values((await wire.fetch("orders", 3)).records) == [b"3"]
+        wire.close()
+
+
+async def test_at_least_one_batch_is_returned_however_small_the_limit(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        await wire.produce("orders", plain_batch(b"x" * 100_000))
+        await wire.produce("orders", plain_batch(b"y"))
+        found = await wire.fetch("orders", 0, max_bytes=10, partition_max_bytes=10)
+        assert values(found.records) == [b"x" * 100_000]
+        wire.close()
+
+
+async def test_a_fetch_waits_for_min_bytes_and_at_most_max_wait(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        reading, writing = [await KafkaWire.connect(served.kafka.port) for _ in range(2)]
+        await served.topics.create("orders", form="kafka")
+        began = time.monotonic()
+        empty = await reading.fetch("orders", 0, max_wait=0.2)
+        assert (empty.records, empty.high_watermark) == (b"", 0)
+        assert time.monotonic() - began >= 0.2
+        waiting = asyncio.create_task(reading.fetch("orders", 0, max_wait=60, min_bytes=150))
+        await writing.produce("orders", plain_batch(b"small"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await writing.produce("orders", plain_batch(b"x" * 100))
+        assert values((await waiting).records) == [b"small", b"x" * 100]
+        reading.close()
+        writing.close()
+
+
+async def test_a_fetch_that_waits_ends_when_the_topic_is_deleted(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        waiting = asyncio.create_task(wire.fetch("orders", 0, max_wait=60))
+        requests = "penstock_kafka_requests_total"
+        await eventually(lambda: ("fetch",) in served.metrics.values_of(requests))
+        await served.topics.delete("orders")
+        assert (await waiting).error_code == 3
+        wire.close()
+
+
+async def test_acks_0_gets_no_answer_and_is_stored(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = await served.topics.create("orders", form="kafka")
+        data = {"index": 0, "records": plain_batch(b"quiet")}
+        wire.send(PRODUCE, 7, acks=0, topic_data=[{"name": "orders", "partition_data": [data]}])
+        answer = await wire.ask(API_VERSIONS, 3)  # the next answer is that of the next request
+        assert answer.error_code == 0
+        await eventually(lambda: topic.next_offset == 1)
+        wire.close()
+
+
+async def test_produce_requests_are_under_way_together_and_answered_in_order(tmp_path: Path):
+    async with serving(tmp_path, fsync="group") as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        sent = []
+        for number in range(50):
+            data = {"index": 0, "records": plain_batch(b"%d" % number)}
+            topics = [{"name": "orders", "partition_data": [data]}]
+            sent.append(wire.send(PRODUCE, 9, acks=-1, topic_data=topics))
+        answers = [await wire.receive(PRODUCE, 9) for _ in sent]
+        assert [correlation for correlation, _ in answers] == sent
+        offsets = [one.responses[0].partition_responses[0].base_offset for _, one in answers]
+        assert offsets == list(range(50))
+        wire.close()
+
+
+async def test_what_is_wrong_with_a_batch_is_said_for_its_partition(tmp_path: Path):
+    async with serving(tmp_path, max_record=10_000) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        good = plain_batch(b"good")
+        torn = good[:-1] + bytes([good[-1] ^ 1])
+        transactional = plain_batch(b"t", attributes=0x10)
+        for data, code in (
+            (torn, 2),
+            (good[:30], 2),
+            (b"", 42),
+            (good + good, 42),
+            (plain_batch(b"x" * 10_001), 10),
+            (transactional, 42),
+        ):
+            assert (await wire.produce("orders", data)).error_code == code
+        assert (await wire.produce("orders", good, partition=1)).error_code == 3
+        assert (await wire.produce("missing", good)).error_code == 3
+        assert (await wire.produce("orders", good)).base_offset == 0
+        assert (await wire.fetch("orders", 5)).error_code == 1
+        assert (await wire.fetch("orders", -1)).error_code == 1
+        assert (await wire.fetch("missing", 0)).error_code == 3
+        wire.close()
+
+
+async def test_an_idempotent_producer_is_answered_twice_and_stored_once(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        given = await wire.ask(INIT_PRODUCER, 4, transactional_id=None)
+        producer, epoch = given.producer_id, given.producer_epoch
+        first = plain_batch(b"a", b"b", producer=(producer, epoch, 0))
+        assert (await wire.produce("orders", first)).base_offset == 0
+        assert (await wire.produce("orders", first)).base_offset == 0
+        gap = plain_batch(b"d", producer=(producer, epoch, 3))
+        assert (await wire.produce("orders", gap)).error_code == 45
+        second = plain_batch(b"c", producer=(producer, epoch, 2))
+        assert (await wire.produce("orders", second)).base_offset == 2
+        bumped = await wire.ask(
+            INIT_PRODUCER, 4, transactional_id=None, producer_id=producer, producer_epoch=epoch
+        )
+        assert (bumped.producer_id, bumped.producer_epoch) == (producer, epoch + 1)
+        newer = plain_batch(b"d", producer=(producer, epoch + 1, 0))
+        assert (await wire.produce("orders", newer)).base_offset == 3
+        fenced = plain_batch(b"e", producer=(producer, epoch, 3))
+        assert (await wire.produce("orders", fenced)).error_code == 47
+        other = await wire.ask(INIT_PRODUCER, 0, transactional_id=None)
+        assert other.producer_id != producer
+        transactional = await wire.ask(INIT_PRODUCER, 4, transactional_id="t")
+        assert transactional.error_code == 42
+        wire.close()
+
+
+async def test_topics_in_aiqs_layout_are_read_and_take_plain_values(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = await served.topics.create("events")
+        await topic.append([b"one", b"two"])
+        assert (await wire.produce("events", plain_batch(b"three"))).base_offset == 2
+        assert values((await wire.fetch("events", 0)).records) == [b"one", b"two", b"three"]
+        keyed = encode_batch([NewRecord(b"v", key=b"k")], 1)
+        refused = await wire.produce("events", keyed)
+        assert refused.error_code == 87
+        assert "aiq" in refused.error_message
+        assert (await wire.produce("events", encode_batch([NewRecord(None)], 1))).error_code == 87
+        wire.close()
+
+
+async def test_offsets_are_found_by_time(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        for at in (10_000, 20_000, 30_000):
+            records = [NewRecord(b"v", timestamp=at), NewRecord(b"w", timestamp=at + 1)]
+            await wire.produce("orders", encode_batch(records, at))
+
+        async def find(timestamp: int) -> tuple[int, int, int]:
+            partitions = [{"partition_index": 0, "timestamp": timestamp}]
+            topics = [{"name": "orders", "partitions": partitions}]
+            answer = await wire.ask(OFFSETS, 6, replica_id=-1, topics=topics)
+            found = answer.topics[0].partitions[0]
+            return found.error_code, found.offset, found.timestamp
+
+        assert await find(-2) == (0, 0, -1)
+        assert await find(-1) == (0, 6, -1)
+        assert await find(0) == (0, 0, 10_000)
+        assert await find(15_000) == (0, 2, 20_000)
+        assert await find(20_001) == (0, 3, 20_001)
+        assert await find(40_000) == (0, -1, -1)
+        assert (await find(-9))[0] == 42
+        wire.close()
+
+
+async def test_metadata_creates_topics_only_where_the_client_and_the_settings_allow_it(
+    tmp_path: Path,
+):
+    async with serving(tmp_path, kafka={"partitions": 3}) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("with space")
+        asked = [{"name": "orders"}]
+        no = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=False)
+        assert no.topics[0].error_code == 3
+        yes = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=True)
+        assert [one.partition_index for one in yes.topics[0].partitions] == [0, 1, 2]
+        assert served.topics.require("orders").format.name == "kafka"
+        everything = await wire.ask(METADATA, 9, topics=None)
+        assert [topic.name for topic in everything.topics] == ["orders"]
+        assert everything.brokers[0].port == served.kafka.port
+        bad = await wire.ask(METADATA, 9, topics=[{"name": "no/slash"}, {"name": "with space"}])
+        assert [topic.error_code for topic in bad.topics] == [17, 17]
+        wire.close()
+
+
+async def test_a_version_that_is_too_new_gets_the_list_of_versions(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        frame = request_bytes(API_VERSIONS, 4, {}, 7)
+        wire.writer.write(frame[:6] + b"\0\x63" + frame[8:])
+        correlation, answer = await wire.receive(API_VERSIONS, 0)
+        assert (correlation, answer.error_code) == (7, 35)
+        offered = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+        assert offered == {key: (api.low, api.high) for key, api in APIS.items()}
+        assert not {24, 25, 26, 28, 68, 69, 76, 78} & offered.keys()  # transactions and so on
+        wire.close()
+
+
+@pytest.mark.parametrize("key", APIS)
+async def test_every_version_of_every_request_is_answered(tmp_path: Path, key: int):
+    """Empty requests; the answers are read by kio, without a byte left over."""
+    async with serving(tmp_path) as served:
+        api = APIS[key]
+        for version in range(max(api.low, api.lowest_read), api.high + 1):
+            wire = await KafkaWire.connect(served.kafka.port)
+            try:
+                await wire.ask(key, version, **({"acks": 1} if key == PRODUCE else {}))
+            finally:
+                wire.close()
