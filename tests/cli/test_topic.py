@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.topic import commands
+from penstock.client.partitions import partition_of
 from penstock.io.fs import Disk
 from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread
@@ -187,3 +188,22 @@ def test_a_reader_that_leaves_ends_it_quietly(broker: str) -> None:
     assert source.stderr is not None
     assert source.stderr.read() == b""
     source.stderr.close()
+
+
+def test_keys_and_partitions_from_a_shell(broker: str) -> None:
+    out(broker, "create", "t", "--format", "kafka", "--partitions", "3")
+    about = json.loads(out(broker, "describe", "t", "--json"))
+    assert (about["format"], about["partitions"]) == ("kafka", 3)
+    lines = b"".join(b"key %d:value %d\n" % (i % 5, i) for i in range(20))
+    out(broker, "produce", "t", "-K", ":", stdin=lines)
+    read = [out(broker, "consume", "t", "-e", "-p", str(n), "-f", r"%k:%s\n") for n in range(3)]
+    assert sorted(b"".join(read).splitlines()) == sorted(lines.splitlines())
+    for number, text in enumerate(read):
+        keys = {line.partition(b":")[0] for line in text.splitlines()}
+        assert {partition_of(key, 3) for key in keys} <= {number}
+    out(broker, "produce", "t", "-p", "2", stdin=b"last\n")
+    last = json.loads(out(broker, "consume", "t", "-e", "-p", "2", "-o", "-1", "--json"))
+    assert (last["payload"], "key" in last, last["timestamp"] > 0) == ("last", False, True)
+    keyed = json.loads(out(broker, "consume", "t", "-n", "1", "-p", "0", "--json"))
+    assert keyed["key"].startswith("key ")
+    assert topic(broker, "create", "u", "--partitions", "2")[0] == 1

@@ -51,9 +51,9 @@ def test_what_is_in_the_tier_is_not_asked_of_the_broker(
     asked = []
     fetch = TopicLink.fetch
 
-    def noted(link: TopicLink, topic: str, start: int, size: int) -> Any:
+    def noted(link: TopicLink, topic: str, start: int, size: int, **options: Any) -> Any:
         asked.append(start)
-        return fetch(link, topic, start, size)
+        return fetch(link, topic, start, size, **options)
 
     monkeypatch.setattr(TopicLink, "fetch", noted)
     reach = {"broker": broker.address, "topic": "t", "maxRecordsPerPartition": "150"}

@@ -231,3 +231,21 @@ async def test_no_record_is_committed_before_it_was_completed_and_none_is_leased
                         continue
             prefix = next(i for i in range(41) if i not in completed)
             assert (groups.committed("g", "t") or 0) == prefix
+
+
+async def test_a_group_has_an_offset_for_each_partition_that_outlives_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
+        await store.create("orders", form="kafka", partitions=3)
+        for number in range(3):
+            await store.partition("orders", number).append([b"x"] * (10 * number + 10))
+        lease = groups.lease("billing", "orders/1", "member", 5)
+        assert lease is not None
+        assert (lease.start, lease.end) == (0, 5)
+        await groups.complete(lease.lease_id)
+        await groups.commit("billing", "orders/2", 30)
+    async with running(tmp_path) as store, groups_of(store, Clock()) as groups:
+        labels = ["orders", "orders/1", "orders/2"]
+        assert [groups.committed("billing", label) for label in labels] == [None, 5, 30]
+        assert [groups.lag("billing", label) for label in labels] == [10, 15, 0]

@@ -13,7 +13,7 @@ The formats are in `penstock.log.layout`.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -48,6 +48,8 @@ from penstock.log.layout import (
     parse_sealed,
 )
 from penstock.log.segment import Batch, Segment
+from penstock.protocol.kafka_batch import KafkaRecord
+from penstock.protocol.record_batch import Record
 
 T = TypeVar("T")
 
@@ -66,6 +68,8 @@ class Slice(NamedTuple):
     starts: npt.NDArray[np.int64]  # one more than there are records
     offsets: npt.NDArray[np.int64]
     times: npt.NDArray[np.int64]  # append times, microseconds since 1970
+    # With keys and headers, where the format has them and they were asked for.
+    records: Sequence[KafkaRecord | Record] | None = None
 
 
 class OpenBatchSegment(BatchSegment):
@@ -140,7 +144,7 @@ class OpenSegment(AiqSegment):
         return self._modified
 
 
-def slices(segment: Segment, start: int, end: int) -> Iterator[Slice]:
+def slices(segment: Segment, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
     """The records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and about
     MAX_BYTES at a time. Headers agree with the index, or the data was walked."""
     at = max(start, segment.base)
@@ -155,7 +159,9 @@ def slices(segment: Segment, start: int, end: int) -> Iterator[Slice]:
         if batch.keyed:
             raw, starts = _framed(batch, keep)
         starts = np.append(starts - HEADER_SIZE, starts[-1] + batch.length(keep - 1))
-        yield Slice(memoryview(raw), starts, offsets, segment.times(offsets))
+        records = batch.records() if keyed else None
+        kept = None if records is None else records[:keep]
+        yield Slice(memoryview(raw), starts, offsets, segment.times(offsets), kept)
         at = batch.next_offset
 
 
@@ -235,20 +241,20 @@ class TopicFiles:
         offset = self._retrying(search)
         return self.bounds()[1] if offset is None else offset
 
-    def read(self, start: int, end: int) -> Iterator[Slice]:
-        """The records from `start` up to, not including, `end`. Offsets that compaction removed are
-        simply not there.
+    def read(self, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
+        """The records from `start` up to, not including, `end`, with `keyed` also their keys and
+        headers. Offsets that compaction removed are simply not there.
 
         `InvalidOffset` when retention has deleted the segment that held `start`, `Damaged` at
         records that were lost.
         """
         for lost_from, lost_to in self._lost():
             if start < lost_to and lost_from < end:
-                yield from self._read(start, lost_from)
+                yield from self._read(start, lost_from, keyed)
                 raise Damaged(
                     f"{self.directory}: offsets {lost_from} to {lost_to - 1} are lost", lost_to
                 )
-        yield from self._read(start, end)
+        yield from self._read(start, end, keyed)
 
     def _lost(self) -> list[tuple[int, int]]:
         """Offsets that the broker noted as lost, from and up to, in order."""
@@ -266,13 +272,13 @@ class TopicFiles:
                 f"{self.directory / DAMAGE} cannot be read: {error}; a broker's start mends it"
             ) from None
 
-    def _read(self, start: int, end: int) -> Iterator[Slice]:
+    def _read(self, start: int, end: int, keyed: bool) -> Iterator[Slice]:
         attempts = 0
         while start < end:
             try:
                 bases = self._bases()
                 for segment in self._segments(bases, self._from(bases, start)):
-                    for piece in slices(segment, start, end):
+                    for piece in slices(segment, start, end, keyed=keyed):
                         yield piece
                         attempts = 0
                         start = int(piece.offsets[-1]) + 1

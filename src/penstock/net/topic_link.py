@@ -83,8 +83,9 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         names = frames.name(topic), frames.name(group)
         self._command(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
-    def fetch(self, topic: str, start: int, max_bytes: int) -> Fetched:
-        flags = frames.LENGTHS | frames.TIMES
+    def fetch(self, topic: str, start: int, max_bytes: int, *, keyed: bool = False) -> Fetched:
+        """Records as a raw log; with `keyed` as record batches, where the topic has them."""
+        flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
         return frames.read_fetched(
             self.ask(frames.fetch(topic, start, max_bytes, flags=flags)), flags
         )

@@ -34,7 +34,14 @@ SOURCE = REACH | {"group", "failOnDataLoss", "minPartitions", "maxTriggerDelay"}
 SOURCE |= {"startingOffsets", "startingTimestamp", "endingTimestamp"}
 SOURCE |= {"maxOffsetsPerTrigger", "minOffsetsPerTrigger"}
 TOPIC_SOURCE = SOURCE | {"topic", "topics", "subscribe", "topicPattern", "subscribePattern"}
-TOPIC_SOURCE |= {"directory", "tier", "archive", "maxBytesPerTrigger", "maxRecordsPerPartition"}
+TOPIC_SOURCE |= {
+    "directory",
+    "tier",
+    "archive",
+    "firstPartition",
+    "maxBytesPerTrigger",
+    "maxRecordsPerPartition",
+}
 TOPIC_SOURCE |= {"endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
 QUEUE_SOURCE = SOURCE | {"queue", "assign", "readDatabase", "encrypted"}
 QUEUE_SOURCE |= {"fromXid", "toXid", "waitForTransactions"}

@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest
 from penstock.log.topic_files import Slice
+from penstock.protocol.kafka_batch import Headers
+from penstock.protocol.names import split_label
 from penstock.protocol.record_batch import payload_array
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -35,6 +37,10 @@ def ddl(schema: pa.Schema) -> str:
 TOPIC_COLUMNS = pa.schema(
     {"topic": pa.string(), "offset": pa.int64(), "timestamp": TIMESTAMP, "payload": pa.binary()}
 )
+# A read that names them in its schema gets these, too; they are null in aiq's layout.
+RECORD_HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
+KEYED_COLUMNS = pa.schema({"key": pa.binary(), "headers": RECORD_HEADERS})
+ALL_TOPIC_COLUMNS = pa.schema([*TOPIC_COLUMNS, pa.field("partition", pa.int32()), *KEYED_COLUMNS])
 QUEUE_COLUMNS = pa.schema(
     {
         "queue": pa.string(),
@@ -74,9 +80,11 @@ class ArchivedRecords:
     payloads: pa.Array
 
 
-def topic_batch(topic: str, records: Slice | ArchivedRecords, names: list[str]) -> pa.RecordBatch:
-    """The records as a batch with the named columns of TOPIC_COLUMNS."""
+def topic_batch(label: str, records: Slice | ArchivedRecords, names: list[str]) -> pa.RecordBatch:
+    """The records of a partition as a batch with the named columns of ALL_TOPIC_COLUMNS."""
     count = len(records.offsets)
+    topic, partition = split_label(label)
+    keyed = records.records if isinstance(records, Slice) else None
     make: dict[str, Callable[[], pa.Array]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic), count),
         "offset": lambda: pa.array(records.offsets),
@@ -86,9 +94,21 @@ def topic_batch(topic: str, records: Slice | ArchivedRecords, names: list[str]) 
             if isinstance(records, Slice)
             else records.payloads
         ),
+        "partition": lambda: pa.repeat(pa.scalar(partition, pa.int32()), count),
+        "key": lambda: pa.array(
+            [None] * count if keyed is None else [one.key for one in keyed], pa.binary()
+        ),
+        "headers": lambda: pa.array(
+            [None] * count if keyed is None else [_header_rows(one.headers) for one in keyed],
+            RECORD_HEADERS,
+        ),
     }
-    schema = pa.schema([TOPIC_COLUMNS.field(name) for name in names])
+    schema = pa.schema([ALL_TOPIC_COLUMNS.field(name) for name in names])
     return pa.RecordBatch.from_arrays([make[name]() for name in names], schema=schema)
+
+
+def _header_rows(headers: Headers) -> list[dict[str, str | bytes | None]]:
+    return [{"key": name, "value": value} for name, value in headers]
 
 
 def origin_columns(kind: str, fields: list[str]) -> list[str]:

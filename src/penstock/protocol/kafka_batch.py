@@ -239,8 +239,10 @@ def records_bytes(data: Bytes, head: BatchHead, at: int = 0) -> Bytes:
 
 def decompress(codec: int, data: memoryview) -> bytes:
     """What a batch's records were before their codec; at most `MAX_DECOMPRESSED` bytes."""
-    import cramjam  # only here: a client that reads no compressed batch need not have it
-
+    try:
+        import cramjam  # only here: a client that reads no compressed batch need not have it
+    except ImportError:
+        raise InvalidRequest("a compressed record batch needs the package cramjam") from None
     if codec >= len(CODECS):
         raise Damaged(f"a record batch has the unknown codec {codec}")
     name = CODECS[codec]

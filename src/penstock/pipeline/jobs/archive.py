@@ -87,7 +87,8 @@ class Origin:
     def options(self) -> dict[str, str]:
         reach = ("broker", "directory") if self.topic else ("database",)
         names = ("topic", "queue", "token", *reach)
-        return {name: value for name in names if (value := getattr(self, name))}
+        given = {name: value for name in names if (value := getattr(self, name))}
+        return given | ({"firstPartition": "true"} if self.topic else {})
 
 
 @dataclass(frozen=True)

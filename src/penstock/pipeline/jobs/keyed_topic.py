@@ -133,6 +133,7 @@ class Source:
         """The records in [start, end) with their keys."""
         offsets = {
             "topic": self.topic,
+            "firstPartition": "true",
             "startingOffsets": json.dumps({self.topic: start}),
             "endingOffsets": json.dumps({self.topic: end}),
         }

@@ -150,6 +150,7 @@ def _source(spark: Any, options: ReplayOptions) -> Any:
     else:
         names = ("topic", "broker", "directory", "token")
         given = {name: value for name in names if (value := getattr(options, name))}
+        given["firstPartition"] = "true"
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:

@@ -13,7 +13,7 @@ into the same tasks: sinks that write exactly once rely on it.
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -38,10 +38,16 @@ from penstock.errors import (
 )
 from penstock.pipeline.options import EARLIEST, LATEST, TOPIC_SOURCE, Options, Positions
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.source_columns import TOPIC_COLUMNS, checked_columns, topic_batch
+from penstock.pipeline.source_columns import (
+    ALL_TOPIC_COLUMNS,
+    KEYED_COLUMNS,
+    checked_columns,
+    topic_batch,
+)
 from penstock.pipeline.sources.pushed_filters import FilteredReader, Interval, Names
 from penstock.pipeline.sources.topic_catalog import Topics, TopicState
 from penstock.pipeline.sources.trigger_delay import TriggerDelay
+from penstock.protocol.names import partition_label, split_label
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -110,14 +116,33 @@ class TopicOptions:
         self.per_task = options.whole("maxRecordsPerPartition", RECORDS_PER_TASK)
         self.fail_on_loss = options.flag("failOnDataLoss", True)
         self.group = options.text("group")
-        self.columns = checked_columns("topic", TOPIC_COLUMNS, columns)
+        self.columns = checked_columns("topic", ALL_TOPIC_COLUMNS, columns)
+        # An archive has one table for a topic, and one partition fits in.
+        self._all_partitions = not options.flag("firstPartition", False) and not options.text(
+            "archive"
+        )
+        self.topics.keyed = not {*KEYED_COLUMNS.names}.isdisjoint(self.columns)
+        if self.topics.keyed and (options.text("tier") or options.text("archive")):
+            raise InvalidRequest("keys and headers are read without the options tier and archive")
 
     def names(self) -> list[str]:
         """The topics that are read: as named, or those that match the pattern now."""
         return self.named or [name for name in self.topics.names() if self._pattern.fullmatch(name)]
 
     def states(self) -> dict[str, TopicState]:
-        return {name: self.topics.state(name) for name in self.names()}
+        """By label: every partition of the topics."""
+        return dict(self.each_partition(self.names(), self.topics.state))
+
+    def each_partition(
+        self, names: Iterable[str], look: Callable[[str], TopicState]
+    ) -> Iterator[tuple[str, TopicState]]:
+        for name in names:
+            state = look(name)
+            yield name, state
+            if self._all_partitions and "/" not in name:
+                for number in range(1, state.partitions):
+                    label = partition_label(name, number)
+                    yield label, look(label)
 
     def state_for_batch(self, topic: str) -> TopicState:
         """The state, of which a batch read that begins at a given offset needs nothing before."""
@@ -270,28 +295,27 @@ class TopicReader(_TaskReader, FilteredReader):
             "timestamp": self._times,
             "topic": self._names,
         }
-        super().__init__(filters, TOPIC_COLUMNS.names)
+        super().__init__(filters, ALL_TOPIC_COLUMNS.names)
 
     def partitions(self) -> Sequence[InputPartition]:
         o = self.options
         spans = {}
-        for topic in o.names():
-            if topic not in self._names:
-                continue
-            state = o.state_for_batch(topic)
-            start, end = self._narrowed(topic, o.start_of(topic, state), o.end_of(topic, state))
+        names = [name for name in o.names() if split_label(name)[0] in self._names]
+        for topic, state in o.each_partition(names, o.state_for_batch):
+            span = o.start_of(topic, state), o.end_of(topic, state)
+            start, end = self._narrowed(topic, *span, ordered=state.ordered)
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
         return o.tasks(spans) or [Task([])]  # Spark would make one of its own
 
-    def _narrowed(self, topic: str, start: int, end: int) -> tuple[int, int]:
-        """The part of the range that can have records of the offsets and times asked for. Times
-        never decrease along a topic; the broker finds them by whole milliseconds."""
+    def _narrowed(self, topic: str, start: int, end: int, *, ordered: bool) -> tuple[int, int]:
+        """The part of the range that can have records of the offsets and times asked for. The
+        broker finds times by whole milliseconds, where they are in order."""
         topics, times = self.options.topics, self._times
-        if times.low is not None:
+        if ordered and times.low is not None:
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
-        if times.high is not None:
+        if ordered and times.high is not None:
             end = min(end, topics.offset_at(topic, max(0, -(-times.high // 1000))))
         if self._offsets.high is not None:
             end = min(end, self._offsets.high)

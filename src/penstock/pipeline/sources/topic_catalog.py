@@ -10,18 +10,21 @@ log no longer has is read from there (`penstock.pipeline.sources.archived_topics
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
-from penstock.log.layout import DATA, HEADER_SIZE, find_logs, log_path
+from penstock.log.layout import DATA, HEADER_SIZE, find_logs, has_batches, log_path
 from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
 from penstock.pipeline.source_columns import ArchivedRecords
+from penstock.protocol.frames import RECORD_BATCHES, Fetched
+from penstock.protocol.names import split_label
+from penstock.protocol.record_batch import Batch
 
 FETCH_BYTES = 4 << 20
 
@@ -34,6 +37,8 @@ class TopicState:
     first: int  # the first offset it still has
     next: int  # the offset after the last
     bytes: int
+    partitions: int = 1  # of the topic
+    ordered: bool = True  # times never decrease along it: not where producers give them
 
     @property
     def mean_bytes(self) -> float:
@@ -49,6 +54,7 @@ class Topics:
         self.broker = options.text("broker")
         self.directory = options.text("directory")
         self.tier = options.text("tier")
+        self.keyed = False  # whether keys and headers are wanted
         self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
         self._token = options.token()
         self._ca = options.ca()
@@ -87,7 +93,8 @@ class Topics:
         if self.broker:
             return self.link.names()
         logs = find_logs(Path(self.directory or ""))
-        return [label for label, path in logs.items() if (path / DATA).exists()]
+        labels = [label for label, path in logs.items() if (path / DATA).exists()]
+        return list(dict.fromkeys(split_label(label)[0] for label in labels))
 
     def state(self, topic: str, start: int = -1) -> TopicState:
         """A topic as it is now. The archive is not asked when the log has all from `start` on."""
@@ -96,17 +103,26 @@ class Topics:
             return state
         first = self._archive.first(topic, state.incarnation, state.first)
         size = state.bytes + round(state.mean_bytes * (state.first - first))
-        return TopicState(state.incarnation, first, state.next, size)
+        return replace(state, first=first, bytes=size)
 
     def _log_state(self, topic: str) -> TopicState:
         if self.broker:
             info = self.link.info(topic)
             return TopicState(
-                info.incarnation.hex(), info.first_offset, info.next_offset, info.bytes
+                info.incarnation.hex(),
+                info.first_offset,
+                info.next_offset,
+                info.bytes,
+                info.partitions,
+                info.format == "aiq",
             )
         files = self._files(topic)
         first, following = files.bounds()
-        return TopicState(files.incarnation, first, following, files.bytes())
+        plain, partitions = True, 1
+        if has_batches(files.directory):
+            plain, partitions = False, sum(one.is_dir() for one in files.directory.parent.iterdir())
+        size = files.bytes()
+        return TopicState(files.incarnation, first, following, size, partitions, plain)
 
     def offset_at(self, topic: str, milliseconds: int) -> int:
         """The first offset whose record is not older than this time."""
@@ -167,15 +183,18 @@ class Topics:
             yield from self._fetch(topic, incarnation, start, min(first, end))
             start = first
         if start < end:
-            yield from files.read(start, end)
+            yield from files.read(start, end, keyed=self.keyed)
 
     def _fetch(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         while start < end:
-            fetched = self.link.fetch(topic, start, FETCH_BYTES)
+            fetched = self.link.fetch(topic, start, FETCH_BYTES, keyed=self.keyed)
             if (actual := fetched.incarnation.hex()) != incarnation:
                 raise _recreated(topic, incarnation, actual)
             if fetched.records:
-                piece = _slice(fetched.raw, fetched.lengths, fetched.times, end)
+                if fetched.format == RECORD_BATCHES:
+                    piece = _keyed_slice(fetched, start, end)
+                else:
+                    piece = _slice(fetched.raw, fetched.lengths, fetched.times, end)
                 if len(piece.offsets):  # else compaction left nothing before `end`
                     yield piece
             elif fetched.next_offset <= start:
@@ -193,6 +212,18 @@ def _recreated(topic: str, expected: str, actual: str) -> Conflict:
     return Conflict(
         f"topic {topic!r} was deleted and created again: incarnation {actual}, not {expected}"
     )
+
+
+def _keyed_slice(fetched: Fetched, start: int, end: int) -> Slice:
+    batch = Batch.decoded("", 0, fetched.raw, start, fetched.next_offset).until(end)
+    records = list(batch)
+    times = np.array([(one.timestamp or 0) * 1000 for one in records], np.int64)
+    piece = _slice(batch.raw, batch.lengths, times, end) if records else _NO_RECORDS
+    return piece._replace(records=records)
+
+
+_NOTHING = np.empty(0, np.int64)
+_NO_RECORDS = Slice(memoryview(b""), np.zeros(1, np.int64), _NOTHING, _NOTHING)
 
 
 def _slice(raw: memoryview, lengths: np.ndarray, times: np.ndarray, end: int) -> Slice:
