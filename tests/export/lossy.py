@@ -29,8 +29,8 @@ class LossyProxy:
                 self._posts += is_post
                 if is_post and self._posts % BEFORE == 0:
                     break
-                host, _, port = self._broker.url.rpartition("//")[2].rpartition(":")
-                there, there_too = await asyncio.open_connection(host, int(port))
+                port = self._broker.ports["http"]  # known while the broker is down, too
+                there, there_too = await asyncio.open_connection("127.0.0.1", port)
                 try:
                     there_too.write(request)
                     answer, _ = await self._message(there)
