@@ -65,7 +65,7 @@ async def test_everything_that_names_a_metric_names_one_that_exists(tmp_path: Pa
     documents = (ROOT / "docs/reference/metrics.md").read_text()
     labels = {name.partition("{")[0]: set(re.findall(r"(\w+)=\"", name)) for name in samples}
     for metric, matchers in re.findall(
-        r"(penstock_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)
+        r"(penstock_export_\w+)\{([^}]*)\}", expressions + _expressions(dashboard)
     ):
         asked = set(re.findall(r"(\w+)\s*[!=]~?", matchers))
         assert asked <= labels[metric], f"{metric} has no label {asked - labels[metric]}"
