@@ -5,6 +5,7 @@ import random
 import resource
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -292,6 +293,29 @@ async def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_
         failing = False
         assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
         assert consumed((await wire.ask(CONSUME, consume_body("a", 0, 9)))[2]) == [(0, b"x")]
+
+
+async def test_a_large_frame_behind_an_append_is_answered_when_the_append_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = Writer.write, threading.Event()
+
+    def wait_and_write(self: Writer, job: Write, sync: bool) -> None:
+        written.wait(60)
+        write(self, job, sync)
+
+    async with over_tcp(tmp_path, fsync="group") as (served, wire):
+        await wire.ask(CREATE, named("a"))
+        monkeypatch.setattr(Writer, "write", wait_and_write)
+        wire.send(PRODUCE, produce_body("a", b"x"))
+        wire.send(NEXT, named("a") + bytes(200_000))
+        wire.send(NEXT, named("a"))
+        sent = len(named("a")) + 200_000
+        await eventually(lambda: served.tcp.bytes_in > sent)
+        written.set()
+        assert await wire.answer() == (0x81, OK, u64(0))
+        assert (await wire.answer())[0] == ERROR
+        assert await wire.answer() == (0x83, OK, u64(1))
 
 
 async def test_bytes_may_come_one_by_one_or_cut_anywhere(tmp_path: Path) -> None:

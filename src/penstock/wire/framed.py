@@ -207,13 +207,16 @@ class FramedConnection(asyncio.Protocol):
             self._large_filled += got
             if got < missing:
                 return
-            self.run_frames(self._take_large())
-            if len(data) == missing:
-                return
+            whole = self._take_large()
+            done = self.run_frames(whole)
             data = data[missing:]
             if self._held():
-                self._backlog.appendleft(data)
-                self._backlog_bytes += len(data)
+                for waiting in (data, bytes(whole) if not done else b""):
+                    if waiting:
+                        self._backlog.appendleft(waiting)
+                        self._backlog_bytes += len(waiting)
+                return
+            if not data:
                 return
         elif self._partial:
             data, self._partial = self._partial + data, b""

@@ -26,6 +26,7 @@ log = logging.getLogger("penstock.tcp")
 Answer: TypeAlias = Pieces | Awaitable[Pieces] | None
 
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
+APPENDS = (Command.PRODUCE_BATCH, Command.PRODUCE_RECORDS)  # need not wait for appends before them
 # a frame of up to so many times the limit is refused and read to its end; after a larger one we
 # close
 DISCARDED = 4
@@ -118,7 +119,7 @@ class Connection(FramedConnection):
             if command == Command.PRODUCE:
                 at = commands.produce(self, data, at, end)
                 continue
-            if self._appends and command != Command.PRODUCE_BATCH:
+            if self._appends and command not in APPENDS:
                 self._behind_appends = True
                 break
             try:
