@@ -137,7 +137,7 @@ class OffsetsJournal:
     def commit(self, committed: CommittedOffset) -> None:
         """Written soon; `flush` waits for it."""
         self.offsets[committed.group, committed.topic] = committed
-        self._append(_commit_line(committed))
+        self._append(commit_line(committed))
 
     def delete(self, group: str, topic: str) -> None:
         """Written soon; `flush` waits for it."""
@@ -189,7 +189,7 @@ class OffsetsJournal:
             self._writing = None
 
     def _snapshot(self) -> bytes:
-        return b"".join(map(_commit_line, self.offsets.values()))
+        return b"".join(map(commit_line, self.offsets.values()))
 
     def _write_lines(self, lines: bytes, snapshot: bytes, rewrite: bool) -> None:
         """Append the lines; with `rewrite` the snapshot, which has them, replaces the journal."""
@@ -234,7 +234,8 @@ def _refuse(waiting: Iterable[asyncio.Future[None]], failure: StorageError) -> N
             future.set_exception(type(failure)(str(failure)))
 
 
-def _commit_line(committed: CommittedOffset) -> bytes:
+def commit_line(committed: CommittedOffset) -> bytes:
+    """Return the line of a commit; one without a note is as older brokers read it."""
     if committed.note:
         return line(["noted", *committed])
     return line(["commit", *committed[:-1]])

@@ -26,7 +26,6 @@ import msgspec
 
 from penstock.errors import Conflict, Damaged, NotFound
 from penstock.io.fs import DISK
-from penstock.io.journal import line
 from penstock.log.formats import FORMATS
 from penstock.log.layout import (
     ARCHIVED,
@@ -47,6 +46,7 @@ from penstock.log.tier.manifest import MANIFEST, Manifest, manifest_name
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name, split_label
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
+from penstock.topics.offsets_journal import commit_line
 from penstock.topics.tier.owner import OWNER, Ownership
 from penstock.topics.tier.state import STATE, State
 from penstock.topics.write_claims import JOURNAL as SINKS
@@ -289,7 +289,7 @@ class Adoption:
     def _write_groups(self, state: State) -> None:
         directory = self._directory.parent / "groups"
         DISK.make_dir(directory)
-        offsets = b"".join(line(["commit", *committed]) for committed in state.groups)
+        offsets = b"".join(commit_line(committed) for committed in state.groups)
         DISK.replace(directory / OFFSETS, offsets)
         DISK.replace(directory / SINKS, state.sinks)
 
