@@ -37,7 +37,7 @@ def test_a_worker_waits_for_a_broker_that_is_down_at_its_start(
 ) -> None:
     (tmp_path / "broker").mkdir()
     broker = BrokerProcess(tmp_path / "broker", database_url=fresh_database(postgres))
-    own_shop.url = f"penstock://127.0.0.1:{broker.ports['HTTP']}"
+    own_shop.url = f"penstock://127.0.0.1:{broker.ports['http']}"
     worker = own_shop.start_worker("prefork", retry=1)
     until(lambda: "Cannot connect to penstock" in worker.log, 120, "it says so")
     with broker:
@@ -74,7 +74,7 @@ def test_tls_and_a_token_work_and_a_wrong_token_ends_the_worker(
     with BrokerProcess(
         tmp_path / "broker", database_url=fresh_database(postgres), **settings
     ) as broker:
-        port = broker.ports["HTTP"]
+        port = broker.ports["http"]
         use_ssl = {"ca_certs": str(ca)}
         own_shop.url = f"penstocks://:{token(role='read-write')}@localhost:{port}"
         own_shop.settings = {"ca": ca}
