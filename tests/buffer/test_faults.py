@@ -142,7 +142,7 @@ async def test_wherever_the_power_goes_nothing_answered_is_lost(tmp_path, how):
 
 async def test_killed_at_any_moment_qos0_loses_nothing(tmp_path):
     only_on_disk = 0
-    for turns in range(0, 60, pick(short=9, usual=3, soak=1)):
+    for turns in range(pick(short=30, usual=60, soak=240)):
         fs, store, ledger = FaultyFs(), Store(), Ledger()
 
         async def slow(pushed):

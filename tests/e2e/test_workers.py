@@ -49,7 +49,7 @@ def test_topics_are_served_whichever_process_accepts_the_connection(broker):
 
 def test_health_metrics_and_documents_are_the_same_from_every_process(broker):
     for answer in each_on_a_fresh_connection(broker, "GET", "/health"):
-        assert set(answer.json()["listeners"]) == {"HTTP", "TCP", "WebSocket"}
+        assert set(answer.json()["listeners"]) == {"HTTP", "TCP", "Kafka", "WebSocket"}
     documents = each_on_a_fresh_connection(broker, "GET", "/openapi.json")
     assert len({answer.content for answer in documents}) == 1
     assert {
