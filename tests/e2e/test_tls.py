@@ -55,7 +55,8 @@ class Secured:
     @property
     def ports(self) -> list[int]:
         """HTTP, TCP and WebSocket."""
-        return [port_of(address) for address in self.broker.addresses.values()]
+        addresses = self.broker.addresses
+        return [port_of(addresses[name]) for name in ("HTTP", "TCP", "WebSocket")]
 
     def trust(self) -> ssl.SSLContext:
         """Trust the authority whatever name the certificate has."""
@@ -77,10 +78,17 @@ def secured(database_url: str, tmp_path: Path) -> Iterator[Secured]:
 
 
 async def test_every_way_in_speaks_tls(secured: Secured) -> None:
-    schemes = [address.partition(":")[0] for address in secured.broker.addresses.values()]
+    addresses = secured.broker.addresses
+    schemes = [addresses[name].partition(":")[0] for name in ("HTTP", "TCP", "WebSocket")]
     assert schemes == ["https", "tls", "wss"]
     http, tcp, websocket = secured.ports
     trust = client_context(secured.ca)
+    kafka = port_of(addresses["Kafka"])  # an address without a scheme, as Kafka clients take it
+    with (
+        socket.create_connection(("127.0.0.1", kafka), 20) as plain,
+        trust.wrap_socket(plain, server_hostname="localhost") as wrapped,
+    ):
+        assert wrapped.version() in ("TLSv1.2", "TLSv1.3")
     async with Client(f"https://localhost:{http}", ca=secured.ca) as client:
         await client.push("orders", {"id": 7})
         (taken,) = await client.pop("orders", wait=10, auto_ack=True)

@@ -39,6 +39,13 @@ NOT_CHANGES = {
     "PUT /topics/{topic}/archived",
     "PUT /api/v1/pipelines/{name}",
     "POST /api/v1/routes/{name}/push",
+    "POST /api/v1/routes/{name}/v1/{signal}",
+    "POST /api/v1/routes/{name}/write",
+    "POST /api/v1/write",
+    "POST /v1/{signal}",
+    "POST /streams/v1/cycle",
+    "POST /streams/v1/queries",
+    "POST /streams/v1/state/get",
 }
 
 
