@@ -25,6 +25,7 @@ RUN = "TEST_RUN_DIRECTORY"
 PREFIX = "penstock-run-"
 PLACES = (Path("/dev/shm"), Path("/tmp"), Path("/var/tmp"))
 OURS = re.compile(r"penstock|PostgreSQL\.|spark-|blockmgr-|playwright|azurite|pgbouncer")
+SEGMENT = "PostgreSQL."  # in /dev/shm
 GRACE_SECONDS = 20.0  # for processes that are ending
 LOOK_SECONDS = 2.0
 # They end with the process that runs the tests, when that is not a worker of pytest-xdist.
@@ -72,12 +73,23 @@ class Run:
         self._next_look = 0.0
         self.look()
         deadline = time.monotonic() + GRACE_SECONDS
+        if self._alone:
+            self._remove_segments()
         while self._alone and (left := self._new_files()):
             if time.monotonic() > deadline:
                 yield from (f"file {path}" for path in left)
                 return
             time.sleep(0.5)
             self.look()
+
+    def _remove_segments(self) -> None:
+        """Remove the shared memory of PostgreSQL servers that tests killed. A server removes it when
+        it starts again after that; the directories of these are gone.
+        """
+        mapped = _mapped_segments()
+        for path in set(_outside()) - self._before:
+            if path.name.startswith(SEGMENT) and path.name not in mapped:
+                path.unlink(missing_ok=True)
 
     def _new_files(self) -> list[Path]:
         new = sorted(set(_outside()) - self._before)
@@ -128,6 +140,18 @@ def _test_of(process: psutil.Process) -> str:
         return process.environ().get("PYTEST_CURRENT_TEST", "no test").partition(" (")[0]
     except psutil.NoSuchProcess:
         return "a test"
+
+
+def _mapped_segments() -> set[str]:
+    """Return the names of the segments that a running process uses."""
+    names = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text()
+        except OSError:  # the process has ended
+            continue
+        names.update(re.findall(r"/dev/shm/(PostgreSQL\.\d+)", text))
+    return names
 
 
 def _outside() -> Iterator[Path]:
