@@ -1,5 +1,6 @@
 """The directory of a topic that is being opened, and what all parts of recovery do in it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,7 +8,9 @@ from penstock.log.context import Context
 from penstock.log.damage import DamageReport
 from penstock.log.layout import (
     DATA,
+    INCARNATION,
     METADATA,
+    Checkpoint,
     parse_metadata,
     parse_sealed,
 )
@@ -43,6 +46,20 @@ class TopicDirectory:
 
     def read_metadata(self) -> int | None:
         return parse_metadata(self.read(METADATA) or b"")
+
+    def create_missing(
+        self, kinds: Iterable[str], checkpoint: Checkpoint | None, sealed: Sequence[Segment]
+    ) -> None:
+        """Create the files that the active segment lacks. It is damage, unless the topic is new or
+        the broker ended between sealing a segment and creating the next one.
+        """
+        ours = checkpoint is not None or INCARNATION in self.names
+        rolled = checkpoint and sealed and sealed[-1].base == checkpoint.base
+        for kind in kinds:
+            if kind not in self.names:
+                if ours and not rolled:
+                    self.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
+                self.fs.open(self.path / kind, create=True).close()
 
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
         data = segment.file(DATA).read_at(start, end - start)

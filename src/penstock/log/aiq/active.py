@@ -31,7 +31,6 @@ from penstock.log.layout import (
     CLEAN,
     DATA,
     HEADER_SIZE,
-    INCARNATION,
     INDEX,
     INDEX_ROW,
     INDEX_SIZE,
@@ -97,7 +96,7 @@ class ActiveAiqSegment:
         self._directory = directory
         self._sealed = sealed
         self._checkpoint = checkpoint
-        self._create_missing()
+        directory.create_missing(KINDS, checkpoint, sealed)
         self._segment = segment = AiqSegment(directory.fs, directory.path, 0, sealed=False)
         self._data, self._index, self._batches = (
             segment.file(kind) for kind in (DATA, INDEX, BATCHES)
@@ -165,17 +164,6 @@ class ActiveAiqSegment:
             segments = skip_to(self._format, self._segment, end)
         self._check_metadata(segments[-1].end)
         return segments
-
-    def _create_missing(self) -> None:
-        directory, checkpoint = self._directory, self._checkpoint
-        ours = checkpoint is not None or INCARNATION in directory.names
-        # and just so
-        rolled = checkpoint and self._sealed and self._sealed[-1].base == checkpoint.base
-        for kind in KINDS:
-            if kind not in directory.names:
-                if ours and not rolled:
-                    directory.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
-                directory.fs.open(directory.path / kind, create=True).close()
 
     # What was there once
 

@@ -25,7 +25,6 @@ from penstock.log.layout import (
     CHECKPOINT,
     CLEAN,
     DATA,
-    INCARNATION,
     INDEX,
     STRICT,
     Checkpoint,
@@ -165,7 +164,7 @@ class ActiveBatchSegment:
         self._directory = directory
         self._sealed = sealed
         self._checkpoint = checkpoint
-        self._create_missing()
+        directory.create_missing(KINDS, checkpoint, sealed)
         self._index = _parsed(directory, INDEX)
         self._segment = BatchSegment(directory.fs, directory.path, 0, sealed=False)
         self._data = self._segment.file(DATA)
@@ -173,17 +172,6 @@ class ActiveBatchSegment:
         self._segment.base = self._segment.end = base
         # The checkpoint, if it is one of this segment.
         self._here = checkpoint if checkpoint and checkpoint.base == base else None
-
-    def _create_missing(self) -> None:
-        directory, checkpoint = self._directory, self._checkpoint
-        ours = checkpoint is not None or INCARNATION in directory.names
-        # and just so
-        rolled = checkpoint and self._sealed and self._sealed[-1].base == checkpoint.base
-        for kind in KINDS:
-            if kind not in directory.names:
-                if ours and not rolled:
-                    directory.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
-                directory.fs.open(directory.path / kind, create=True).close()
 
     def _likely_base(self) -> int:
         """When nothing with a checksum tells: what the first batch says, if it is whole."""
