@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.errors import NotFound
+from penstock.monitor.inspection import preview_of
 from penstock.protocol.answers import Body, PaginationOf
 from penstock.queues.admin.dead_letters import DeadLetter, Which
 from penstock.queues.engine import Queues
@@ -38,6 +39,7 @@ class Page(Filter, frozen=True):
     limit: Limit = 100
     before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     offset: Offset = 0
+    preview: bool = False  # the beginning of each payload as text instead of the payload
 
     def __post_init__(self) -> None:
         check_offset(self.offset, "read on with before=<dlqId of the last one>")
@@ -58,6 +60,7 @@ class Letter(Body, kw_only=True):
     attempts: int
     data: msgspec.Raw | None
     data_omitted: bool | msgspec.UnsetType = msgspec.UNSET  # true: the page has enough already
+    preview: str | msgspec.UnsetType = msgspec.UNSET
     headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     producer_sub: str | None
     created_at: datetime
@@ -91,6 +94,10 @@ class DeadLettersApi:
         """List dead letters, newest first."""
         page = await self._dead.listing(args.which(), args.limit, args.offset, args.before)
         letters = [_letter(letter) for letter in page.letters]
+        if args.preview:
+            for letter in letters:
+                payload = b"" if letter.data is None else bytes(letter.data)
+                letter.data, letter.preview = None, preview_of(payload)
         pagination = PaginationOf(args.limit, args.offset, page.total)
         return Letters(letters, page.total, pagination)
 
