@@ -23,17 +23,17 @@ async def test_queues_groups_and_dead_letters_are_structs(broker, queue):
         assert about.totals.total == 3
         (summary,) = [one for one in await client.queues() if one.name == queue]
         assert (summary.task, summary.messages.total) == ("billing", 3)
-        (group,) = [one for one in await client.groups() if one.queue_name == queue]
+        (group,) = [one for one in await client.groups() if one.queue == queue]
         assert (group.name, group.completed, group.dead_letters) == ("g", 1, 1)
         assert [one.partition for one in await client.group("g") if one.queue == queue and
-                one.total_consumed] == ["p"]  # fmt: skip
+                one.consumed] == ["p"]  # fmt: skip
         (letter,) = (await client.dead_letters(queue, group="g", limit=1)).messages
-        assert (letter.data, letter.error_message, letter.headers) == (
+        assert (letter.data, letter.error, letter.headers) == (
             2, "no good", {"tenant": "a"},
         )  # fmt: skip
         late = datetime.now(UTC) + timedelta(days=1)
         assert (await client.dead_letters(queue, since=late)).total == 0
-        assert await client.requeue(queue, id=letter.dlq_id) == 1
+        assert await client.requeue(queue, id=letter.number) == 1
         assert await client.purge(queue) == 0
         preview = await client.seek(queue, "g", "beginning", dry_run=True)
         assert (preview.dry_run, preview.redelivered) == (True, 1)

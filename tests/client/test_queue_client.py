@@ -158,7 +158,7 @@ def test_plain_code_uses_the_same_client(broker, queue):
         assert client.extend(message) is True
         with client.transaction() as tx:
             tx.ack(message, "dlq", error="no").push(f"{queue}-b", "moved")
-        assert client.dead_letters(queue).messages[0].error_message == "no"
+        assert client.dead_letters(queue).messages[0].error == "no"
         assert queue in [row.name for row in client.queues()]
         assert client.delete_queue(queue) is True
         assert client.close() == []

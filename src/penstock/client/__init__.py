@@ -23,9 +23,6 @@ from penstock.client.results import (
     BrokerStatus,
     ConsumerHealth,
     Counts,
-    DeadLetterMessage,
-    DeadLetters,
-    GroupPartition,
     PartitionSummary,
     QueueDescription,
     QueueSettings,
@@ -34,7 +31,6 @@ from penstock.client.results import (
     Schedule,
     ScheduledMessage,
     ScheduledMessages,
-    Seek,
     TransactionStep,
 )
 from penstock.client.routes import Routes
@@ -59,6 +55,11 @@ from penstock.client.topic import Topic, TopicGroup
 from penstock.client.topics import TopicClient
 from penstock.client.tracing import processing
 from penstock.client.transactions import Transaction
+from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.queues import Configured
+from penstock.contract.routes import RoutePushed
+from penstock.contract.schedules import ScheduleRun
 from penstock.errors import (
     Busy,
     Conflict,
@@ -78,7 +79,6 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
-from penstock.protocol.answers import Configured, GroupSummary, RoutePushed, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.record_batch import Batch, Record
 
@@ -104,8 +104,8 @@ __all__ = [
     "Delivery",
     "Forbidden",
     "Full",
-    "GroupPartition",
-    "GroupSummary",
+    "Group",
+    "GroupPosition",
     "InvalidOffset",
     "InvalidRequest",
     "Locked",
