@@ -13,7 +13,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import Configured, GroupSummary, results, routes
+from penstock.client import results, routes
+from penstock.types import Configured, GroupSummary
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 
