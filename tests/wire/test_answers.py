@@ -14,9 +14,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import Configured, results, routes
+from penstock.client import results, routes
 from penstock.contract import operations as contract
 from penstock.contract.operation import Operation
+from penstock.types import Configured
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 

@@ -56,20 +56,20 @@ SEEK_PARTITION = _groups.post(
 
 _dead_letters = Section("dead letters", "/api/v1/dlq")
 LIST_DEAD_LETTERS = _dead_letters.get(
-    "", DeadLetters, "List dead letters, newest first", query=queries.DeadLetterPage
+    "", DeadLetters, "List dead letters, newest first", query=queries.DeadLetterPageQuery
 )
 REQUEUE_DEAD_LETTERS = _dead_letters.post(
     "/requeue",
     Requeued,
     "Requeue the dead letters that match, to the groups they failed in",
-    query=queries.DeadLetterFilter,
+    query=queries.DeadLetterQuery,
     audit=Audited("deadletters.requeue", answer=("requeued",)),
 )
 PURGE_DEAD_LETTERS = _dead_letters.delete(
     "",
     Purged,
     "Delete the dead letters that match",
-    query=queries.DeadLetterFilter,
+    query=queries.DeadLetterQuery,
     role=Role.ADMIN,
     audit=Audited("deadletters.purge", answer=("deleted",)),
 )

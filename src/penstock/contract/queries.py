@@ -84,7 +84,7 @@ class SeekBody(msgspec.Struct, rename="camel"):
     texts: ClassVar[dict[str, str]] = {}
 
 
-class DeadLetterFilter(TimesQuery, rename="camel", frozen=True):
+class DeadLetterQuery(TimesQuery, rename="camel", frozen=True):
     queue: str | None = None
     consumer_group: str | None = None
     partition: str | None = None
@@ -92,7 +92,7 @@ class DeadLetterFilter(TimesQuery, rename="camel", frozen=True):
     error: str | None = None  # part of the error's text
 
 
-class DeadLetterPage(DeadLetterFilter, frozen=True):
+class DeadLetterPageQuery(DeadLetterQuery, frozen=True):
     limit: Limit = 100
     before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
     offset: Offset = 0

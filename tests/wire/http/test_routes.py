@@ -9,8 +9,8 @@ from typing import get_args
 
 import msgspec
 import pytest
-from penstock.contract.noun import Noun
 
+from penstock.contract.noun import Noun
 from penstock.wire.auth import Role
 from penstock.wire.http import api
 from penstock.wire.http.answers import plain, writer_of

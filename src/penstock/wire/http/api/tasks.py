@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.contract.operation import Audited
-from penstock.contract.queries import DeadLetterFilter
+from penstock.contract.queries import DeadLetterQuery
 from penstock.monitor.audit import Audit
 from penstock.monitor.tasks import Kind, Task, Tasks
 from penstock.queues.engine import Queues
@@ -45,7 +45,7 @@ class TasksApi:
         status=202,
         audit=Audited("deadletters.requeue", answer=("total",)),
     )
-    async def requeue(self, request: Request, args: DeadLetterFilter) -> Task:
+    async def requeue(self, request: Request, args: DeadLetterQuery) -> Task:
         """Requeue the dead letters that match, in the background."""
         return await self._begin("requeue", args, request.who)
 
@@ -56,7 +56,7 @@ class TasksApi:
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("total",)),
     )
-    async def purge(self, request: Request, args: DeadLetterFilter) -> Task:
+    async def purge(self, request: Request, args: DeadLetterQuery) -> Task:
         """Delete the dead letters that match, in the background."""
         return await self._begin("purge", args, request.who)
 
@@ -67,7 +67,7 @@ class TasksApi:
         """Cancel a background task; what it has already done is not undone."""
         return await self.tasks.cancel(id)
 
-    async def _begin(self, kind: Kind, args: DeadLetterFilter, by: str) -> Task:
+    async def _begin(self, kind: Kind, args: DeadLetterQuery, by: str) -> Task:
         named = {
             "queue": args.queue,
             "partition": args.partition,
