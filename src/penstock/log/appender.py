@@ -18,7 +18,7 @@ One step runs at a time, and nothing else writes to the segments. A step is eith
                      rest for a caller that asked for it between two commits
     a write          no task and no future on its way: what waits for no fsync is written on the
                      loop; what does is one call of the pool, which calls back on the loop, and the
-                     callback answers everyone (decision 0240)
+                     callback answers everyone (docs/decisions/storage.md)
 
 and the end of a step starts the next one. How what was written becomes durable is in
 `penstock.log.segment_store`.

@@ -22,7 +22,7 @@ from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
 from penstock.queues.admin.configuration import Admin
-from penstock.queues.admin.dead_letters import DeadLetters
+from penstock.queues.admin.dead_letters import DeadLetterStore
 from penstock.queues.admin.figures import Figures
 from penstock.queues.admin.groups import Groups
 from penstock.queues.admin.messages import Messages
@@ -102,7 +102,7 @@ class Queues:
         self.admin = Admin(context, self.scheduled)
         self.schedules = Schedules(context, self._pusher)
         self.groups = Groups(context, self.figures, self.consumers)
-        self.dead = DeadLetters(context)
+        self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
         self.status = Status(context, self.figures)

@@ -35,7 +35,9 @@ MAX_LOOKUPS = 4  # how often queues that changed are looked up again
 # A message counts once more for each of these bytes: large ones must not add up to a call of a
 # gigabyte.
 HEAVY_BYTES = 1 << 15
-ENOUGH = 200  # messages that are worth a second call beside one under way (decision 0112)
+ENOUGH = (
+    200  # messages that are worth a second call beside one under way (docs/decisions/queues.md)
+)
 
 
 class Pusher:
