@@ -18,7 +18,7 @@ async def kill(queues, payload: bytes, queue: str = "q") -> int:
     """Push a message and make it a dead letter; its number."""
     await queues.push([Item(queue, payload, headers=b'{"tenant": "t-7"}')])
     await answer(queues, (await pop(queues, queue, group="g")).messages, "dlq", "no such street")
-    return (await queues.dead.listing(Which(queue=queue))).letters[0].number
+    return (await queues.dead.listing(Which(queue=queue))).messages[0].number
 
 
 async def test_a_copy_has_the_bytes_and_headers_of_the_message(database_url):
@@ -86,7 +86,7 @@ async def test_only_the_chosen_dead_letters_are_requeued_or_deleted(database_url
         mending = Mending(queues)
         assert await mending.requeue([numbers[0], numbers[3], 10**9]) == 2
         assert await mending.purge([numbers[1]]) == 1
-        left = (await queues.dead.listing(Which())).letters
+        left = (await queues.dead.listing(Which())).messages
         assert sorted(letter.number for letter in left) == sorted([numbers[2], numbers[4]])
         again = (await pop(queues, "q", group="g")).messages
         assert sorted(message.payload for message in again) == [b"0", b"3"]

@@ -101,6 +101,21 @@ class Hit(msgspec.Struct, rename="camel"):
     preview: str | None  # the beginning of the payload; null: it is large, or cannot be decrypted
 
 
+class ListedLetter(msgspec.Struct, rename="camel"):
+    """A dead letter with the beginning of its payload."""
+
+    number: int  # by which it is requeued or deleted alone
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    group: str | None  # None: it was deleted
+    error: str
+    attempts: int
+    failed_at: float  # milliseconds since 1970
+    preview: str
+
+
 class Hits(msgspec.Struct):
     messages: list[Hit]
     searched: int

@@ -9,10 +9,11 @@ from hashlib import blake2b
 
 import msgspec
 
+from penstock.contract.dead_letters import DeadLetterMessage
 from penstock.errors import Conflict, NotFound
 from penstock.protocol import headers
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.admin.dead_letters import DeadLetter, Which
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item, Pushed
 
@@ -48,11 +49,11 @@ class Mending:
             )
         )
 
-    async def letter(self, number: int) -> DeadLetter:
+    async def letter(self, number: int) -> DeadLetterMessage:
         page = await self._queues.dead.listing(Which(id=number), limit=1)
-        if not page.letters:
+        if not page.messages:
             raise NotFound("Dead letter not found")
-        return page.letters[0]
+        return page.messages[0]
 
     async def requeue(self, numbers: list[int]) -> int:
         """Requeue these dead letters. One that cannot be requeued stays a dead letter."""
@@ -86,7 +87,7 @@ class Mending:
                 headers=headers.encode(letter.headers or {}),
             )
         )
-        before = EditedFrom(letter.transaction_id, letter.error, msgspec.Raw(letter.payload or b""))
+        before = EditedFrom(letter.transaction_id, letter.error, msgspec.Raw(letter.data or b""))
         await self._queues.traces.add(
             letter.partition_id,
             pushed.transaction_id,

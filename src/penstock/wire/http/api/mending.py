@@ -4,15 +4,20 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.contract.dead_letters import DeadLetterMessage, Purged, Requeued
+from penstock.contract.operation import Audited
+from penstock.contract.queries import DeadLetterPageQuery
 from penstock.errors import InvalidRequest
+from penstock.monitor.inspection import ListedLetter, preview_of
 from penstock.monitor.mending import Mending
-from penstock.protocol.answers import Body
+from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
 from penstock.queues.types import Pushed
 from penstock.wire.auth import Role
-from penstock.wire.http.api.deadletters import Purged, Requeued
+from penstock.wire.http.answers import of
+from penstock.wire.http.api.deadletters import which
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 MAX_CHOSEN = 1000
 BYTES = "application/octet-stream"
@@ -31,12 +36,17 @@ class EditedPayload(msgspec.Struct):
     payload: msgspec.Raw
 
 
-class StoredCopy(Body):
+class StoredCopy(msgspec.Struct, rename="camel"):
     """Where the new message is."""
 
     status: str
     partition_id: str
     transaction_id: str
+
+
+class ListedLetters(msgspec.Struct):
+    letters: list[ListedLetter]
+    total: int  # that match
 
 
 class MendingApi:
@@ -45,6 +55,7 @@ class MendingApi:
     def __init__(self, queues: Queues) -> None:
         self._mending = Mending(queues)
         self._scheduled = queues.scheduled
+        self._dead = queues.dead
 
     @route("GET", f"{MESSAGE}/payload", answer_type=BYTES)
     async def payload(self, request: Request) -> Response:
@@ -63,10 +74,16 @@ class MendingApi:
         names = (request.params[name] for name in ("queue", "partition", "transaction"))
         return _bytes((await self._scheduled.detail(*names)).payload)
 
+    @route("GET", "/api/v1/dlq/previews", tag="dead letters")
+    async def previews(self, args: DeadLetterPageQuery) -> ListedLetters:
+        """List dead letters, newest first, with the beginning of each payload."""
+        page = await self._dead.listing(which(args), args.limit, args.offset, args.before)
+        return ListedLetters([_listed(letter) for letter in page.messages], page.total)
+
     @route("GET", f"{LETTER}/payload", tag="dead letters", answer_type=BYTES)
     async def letter_payload(self, request: Request) -> Response:
         """The payload of a dead letter, byte by byte as it was pushed."""
-        return _bytes((await self._mending.letter(_number(request.params["id"]))).payload)
+        return _bytes((await self._mending.letter(_number(request.params["id"]))).data)
 
     @route(
         "POST",
@@ -90,7 +107,7 @@ class MendingApi:
     )
     async def requeue(self, body: ChosenLetters) -> Requeued:
         """Requeue the dead letters with these ids."""
-        return Requeued(True, await self._mending.requeue(body.ids))
+        return Requeued(await self._mending.requeue(body.ids))
 
     @route(
         "POST",
@@ -101,7 +118,16 @@ class MendingApi:
     )
     async def purge(self, body: ChosenLetters) -> Purged:
         """Delete the dead letters with these ids."""
-        return Purged(True, await self._mending.purge(body.ids))
+        return Purged(await self._mending.purge(body.ids))
+
+
+def _listed(letter: DeadLetterMessage) -> ListedLetter:
+    return of(
+        ListedLetter,
+        letter,
+        failed_at=epoch_millis(letter.failed_at),
+        preview=preview_of(bytes(letter.data or b"")),
+    )
 
 
 def _bytes(payload: bytes | None) -> Response:

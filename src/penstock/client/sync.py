@@ -1,12 +1,20 @@
-"""`penstock.SyncClient`: the client for code that is not async, on the portal's loop."""
+"""`penstock.SyncClient`: the client for code that is not async, on the loop of a portal.
+
+A method here is the async one under `blocking`, `iterating` or `wrapping`, with its signature and
+its docstring.
+"""
 
 import signal
+from collections.abc import Iterator
 from typing import Any, Self
 
 import msgspec
 
+from penstock.client.admin import Admin
 from penstock.client.buffer import PushBuffer, Refusal, check_sent
 from penstock.client.client import Client, limits_from_env, sigterm_is_free
+from penstock.client.consumer import Consumer
+from penstock.client.former_names import FormerMethods
 from penstock.client.items import Item
 from penstock.client.messages import Popped, Received, client_of
 from penstock.client.portal import (
@@ -20,11 +28,15 @@ from penstock.client.portal import (
     taking,
     wrapping,
 )
+from penstock.client.producer import Delivery, Producer
+from penstock.client.reader import Reader
 from penstock.client.results import TransactionStep
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
-from penstock.client.sync_topics import SyncTopic
+from penstock.client.topic import Topic, TopicGroup
 from penstock.client.transactions import Transaction
+from penstock.errors import PenstockError
+from penstock.protocol.record_batch import Batch, Record
 
 
 class SyncMessage(Received):
@@ -112,7 +124,101 @@ class SyncRoutes(Facade[Routes]):
     delete = blocking(Routes.delete)
 
 
-class SyncClient(ClosingFacade[Client]):
+class SyncProducer(ClosingFacade[Producer]):
+    """`Producer` without async. `send` waits only while the buffer is full.
+
+    with client.topic("orders").producer() as producer:
+        producer.send_many(lines)
+    """
+
+    send = blocking(Producer.send)
+    send_many = blocking(Producer.send_many)  # one crossing between the threads for all of them
+    flush = blocking(Producer.flush)
+    close = blocking(Producer.close)
+
+    def offset(self, delivery: Delivery) -> int:
+        """Wait until the record is stored and return its offset. Raises the error if it failed."""
+        return self._portal.call(_result, delivery)
+
+    @property
+    def failure(self) -> PenstockError | None:
+        """The first failure that neither `flush` nor `close` has raised yet."""
+        return self._async.failure
+
+    @property
+    def stored(self) -> tuple[int, int | None, int | None]:
+        """The number of stored records, and the offsets of the first and the last one."""
+        return self._async.records, self._async.first_offset, self._async.last_offset
+
+    def abort(self) -> None:
+        """Stop at once. Records without an answer fail; the broker may have stored them."""
+        self._portal.make(self._async.abort)
+
+
+class SyncReader(ClosingFacade[Reader]):
+    """`Reader` without async. Iterate over it for records, or over `batches()`."""
+
+    complete = blocking(Reader.complete)
+    close = blocking(Reader.close)
+
+    @property
+    def position(self) -> int | None:
+        """The offset after the last record handed out; None before the first one."""
+        return self._async.position
+
+    def __iter__(self) -> Iterator[Record]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[Batch]:
+        """Same as `Reader.batches`."""
+        return self._portal.iterate(self._async.batches())
+
+
+class SyncTopicGroup(Facade[TopicGroup]):
+    """`TopicGroup` without async."""
+
+    take = iterating(TopicGroup.take, Batch)
+    commit = blocking(TopicGroup.commit)
+    committed = blocking(TopicGroup.committed)
+
+
+class SyncTopic(Facade[Topic]):
+    """`Topic` without async: the same methods, called without `await`."""
+
+    create = blocking(Topic.create)
+    delete = blocking(Topic.delete)
+    info = blocking(Topic.info)
+    next_offset = blocking(Topic.next_offset)
+    offset_at = blocking(Topic.offset_at)
+    produce = blocking(Topic.produce)
+    consume = blocking(Topic.consume)
+    tail = iterating(Topic.tail, Record)
+    read = iterating(Topic.read, Record)
+    group = wrapping(SyncTopicGroup, Topic.group)
+    producer = wrapping(SyncProducer, Topic.producer)
+    reader = wrapping(SyncReader, Topic.reader)
+
+
+class SyncAdmin(Facade[Admin]):
+    """`Admin` without async."""
+
+    queues = blocking(Admin.queues)
+    describe = blocking(Admin.describe)
+    delete_queue = blocking(Admin.delete_queue)
+    clear = blocking(Admin.clear)
+    groups = blocking(Admin.groups)
+    group = blocking(Admin.group)
+    consumers = blocking(Admin.consumers)
+    seek = blocking(Admin.seek)
+    delete_group = blocking(Admin.delete_group)
+    dead_letters = blocking(Admin.dead_letters)
+    requeue = blocking(Admin.requeue)
+    purge = blocking(Admin.purge)
+    scheduled = blocking(Admin.scheduled)
+
+
+class SyncClient(ClosingFacade[Client], FormerMethods):
     """`Client` without async: the same methods, called without `await`. It may be used from any
     thread.
 
@@ -125,13 +231,14 @@ class SyncClient(ClosingFacade[Client]):
     @taking(Client.__init__)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         def make() -> Client:
-            client = Client(*args, **kwargs)
+            client: Client = Client(*args, **kwargs)
             client._decode_popped = msgspec.json.Decoder(Popped[SyncMessage]).decode
             client._answers_to = self
             return client
 
         self._closed = False
         super().__init__(*opened(make))
+        self.admin = SyncAdmin(self._portal, self._async.admin)
         self.schedules = SyncSchedules(self._portal, self._async.schedules)
         self.routes = SyncRoutes(self._portal, self._async.routes)
 
@@ -142,36 +249,18 @@ class SyncClient(ClosingFacade[Client]):
 
     push = blocking(Client.push)
     push_many = blocking(Client.push_many)
-    push_items = blocking(Client.push_items)
     pop = blocking_as(Client.pop, list[SyncMessage])
     take = iterating(Client.take, SyncMessage)
     ack = blocking(Client.ack)
-    ack_each = blocking(Client.ack_each)
-    ack_and_pop = blocking_as(Client.ack_and_pop, list[SyncMessage])
-    give_back = blocking(Client.give_back)
     extend = blocking(Client.extend)
     trace = blocking(Client.trace)
     transaction = wrapping(SyncTransaction, Client.transaction)
     buffer = wrapping(SyncPushBuffer, Client.buffer)
     consumer = forwarding(Client.consumer)
-    registered = forwarding(Client.registered)
     topic = wrapping(SyncTopic, Client.topic)
     topics = blocking(Client.topics)
     status = blocking(Client.status)
     configure = blocking(Client.configure)
-    queues = blocking(Client.queues)
-    describe = blocking(Client.describe)
-    delete_queue = blocking(Client.delete_queue)
-    clear = blocking(Client.clear)
-    group = blocking(Client.group)
-    groups = blocking(Client.groups)
-    consumers = blocking(Client.consumers)
-    delete_group = blocking(Client.delete_group)
-    seek = blocking(Client.seek)
-    dead_letters = blocking(Client.dead_letters)
-    requeue = blocking(Client.requeue)
-    purge = blocking(Client.purge)
-    scheduled = blocking(Client.scheduled)
     cancel = blocking(Client.cancel)
 
     def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
@@ -202,3 +291,12 @@ class SyncClient(ClosingFacade[Client]):
         unsent = self.close()
         if kind is None:
             check_sent(unsent, "client")
+
+
+def consumers_of(client: Client | SyncClient) -> list[Consumer]:
+    """Return the consumers that `run` starts."""
+    return (client if isinstance(client, Client) else client._async)._consumers
+
+
+async def _result(delivery: Delivery) -> int:
+    return await delivery
