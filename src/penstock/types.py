@@ -14,9 +14,6 @@ from penstock.client.results import (
     BrokerStatus,
     ConsumerHealth,
     Counts,
-    DeadLetterMessage,
-    DeadLetters,
-    GroupPartition,
     PartitionSummary,
     QueueDescription,
     QueueSettings,
@@ -25,7 +22,6 @@ from penstock.client.results import (
     Schedule,
     ScheduledMessage,
     ScheduledMessages,
-    Seek,
     TransactionStep,
 )
 from penstock.client.routes import Routes
@@ -41,7 +37,11 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
-from penstock.protocol.answers import Configured, GroupSummary, RoutePushed, ScheduleRun
+from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.queues import Configured
+from penstock.contract.routes import RoutePushed
+from penstock.contract.schedules import ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 
 __all__ = [
@@ -58,8 +58,8 @@ __all__ = [
     "DeadLetterMessage",
     "DeadLetters",
     "Delivery",
-    "GroupPartition",
-    "GroupSummary",
+    "Group",
+    "GroupPosition",
     "PartitionSummary",
     "ProducerOptions",
     "PushOptions",

@@ -7,36 +7,30 @@ from penstock.client.brokers import Brokers
 from penstock.client.queues import iso_time
 from penstock.client.results import (
     ConsumerHealth,
-    DeadLetters,
-    GroupPartition,
     QueueDescription,
     QueueSummary,
     ScheduledMessages,
-    Seek,
 )
-from penstock.protocol.answers import Body, GroupSummary
+from penstock.contract import operations
+from penstock.contract.dead_letters import DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.noun import Noun
 
-GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/scheduled"
+SCHEDULED = "/api/v1/scheduled"
 QUEUES_PER_PAGE = 1000
 
 
-class _Queues(Body):
+class _Queues(Noun):
     queues: list[QueueSummary]
     next: str | None = None  # the cursor of the page behind
 
 
-class _Consumers(Body):
+class _Consumers(Noun):
     consumers: list[ConsumerHealth]
 
 
-class _Partitions(Body):
-    partitions: list[GroupPartition]
-
-
-class _Deleted(Body):
+class _Deleted(Noun):
     deleted: int = 0
-    deleted_partitions: int = 0
-    requeued: int = 0
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -85,17 +79,14 @@ class Admin:
         )
         return answer.deleted
 
-    async def groups(self) -> list[GroupSummary]:
+    async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.json(list[GroupSummary], "GET", GROUPS)
+        return await self._brokers.call(operations.LIST_GROUPS)
 
-    async def group(self, group: str) -> list[GroupPartition]:
-        """Return the lag of a consumer group in each partition."""
-        answer = await self._brokers.json(dict[str, _Partitions], "GET", GROUPS, group)
-        for queue, about in answer.items():
-            for partition in about.partitions:
-                partition.queue = queue
-        return [partition for about in answer.values() for partition in about.partitions]
+    async def group(self, group: str) -> list[GroupPosition]:
+        """Return the position of a consumer group in each partition."""
+        queues = await self._brokers.call(operations.DESCRIBE_GROUP, group)
+        return [position for queue in queues.values() for position in queue.partitions]
 
     async def consumers(
         self, queue: str | None = None, *, group: str | None = None
@@ -119,17 +110,17 @@ class Admin:
             body["toBeginning"] = True
         else:
             body["timestamp"] = iso_time(to)
-        return await self._brokers.json(
-            Seek, "POST", GROUPS, group, "queues", queue, "seek", body=body, again=True
-        )
+        return await self._brokers.call(operations.SEEK, group, queue, body=body)
 
     async def delete_group(self, group: str, queue: str | None = None) -> int:
         """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
         partitions it had a cursor in.
         """
-        of = ("queues", queue) if queue else ()
-        answer = await self._brokers.json(_Deleted, "DELETE", GROUPS, group, *of)
-        return answer.deleted_partitions
+        if queue:
+            call = self._brokers.call(operations.DELETE_GROUP_ON_QUEUE, group, queue)
+        else:
+            call = self._brokers.call(operations.DELETE_GROUP, group)
+        return (await call).partitions
 
     async def dead_letters(
         self,
@@ -139,22 +130,22 @@ class Admin:
         before: int | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetters:
-        """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
+        """Return a page of dead letters, newest first. For the next page, pass the `number` of the
         last one as `before`.
         """
         query = _filter(queue, **which)
-        return await self._brokers.json(
-            DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
+        return await self._brokers.call(
+            operations.LIST_DEAD_LETTERS, **query, limit=limit, before=before
         )
 
     async def requeue(
         self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Deliver dead letters again, to the groups they failed in: all that match, or the one with
-        the `dlq_id` given as `id`. Returns how many.
+        the `number` given as `id`. Returns how many.
         """
         query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
+        answer = await self._brokers.call(operations.REQUEUE_DEAD_LETTERS, **query, id=id)
         return answer.requeued
 
     async def purge(
@@ -162,7 +153,7 @@ class Admin:
     ) -> int:
         """Delete the dead letters that match. Returns how many."""
         query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
+        answer = await self._brokers.call(operations.PURGE_DEAD_LETTERS, **query, id=id)
         return answer.deleted
 
     async def scheduled(

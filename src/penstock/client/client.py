@@ -38,12 +38,12 @@ from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicBroker, TopicFinder
+from penstock.contract.queues import Configured
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.io.tasks import supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol import frames
-from penstock.protocol.answers import Configured
 from penstock.protocol.frames import Command
 from penstock.protocol.names import DEFAULT_PARTITION
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.broker import Broker
 from penstock.export.status import RouteStatus
-from penstock.monitor.watched import Queue
+from penstock.monitor.watched import WatchedQueue
 
 LONG_WAIT_SECONDS = 300.0
 LOW_DISK = 0.05  # of the disk's size
@@ -43,7 +43,7 @@ class Problems:
     def look(
         self,
         at: float,
-        queues: Mapping[str, Queue],
+        queues: Mapping[str, WatchedQueue],
         deaths: Mapping[str, int],
         disk: dict[str, Any] | None,
         routes: list[RouteStatus],
@@ -91,7 +91,7 @@ class Problems:
     def _warnings(
         self,
         at: float,
-        queues: Mapping[str, Queue],
+        queues: Mapping[str, WatchedQueue],
         deaths: Mapping[str, int],
         disk: dict[str, Any] | None,
     ) -> Iterator[Wrong]:

@@ -31,7 +31,7 @@ from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
-from penstock.monitor.watched import Group, Queue
+from penstock.monitor.watched import WatchedGroup, WatchedQueue
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
@@ -93,7 +93,7 @@ class Sampler:
         self._viewers: set[Callable[[bytes], None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._sampling = asyncio.Lock()  # two at once would make rates of no time
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[str, WatchedQueue] = {}
         self.queues_at = 0.0  # when they were read
         self._queues_due = 0.0
         self._queues_seconds = USUAL_SECONDS  # that reading them took
@@ -101,8 +101,8 @@ class Sampler:
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         # when queues were read, and what was read: the last time, and the one that rates are since
-        self._last: tuple[float, dict[str, Queue]] | None = None
-        self._before: tuple[float, dict[str, Queue]] | None = None
+        self._last: tuple[float, dict[str, WatchedQueue]] | None = None
+        self._before: tuple[float, dict[str, WatchedQueue]] | None = None
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
@@ -274,7 +274,7 @@ class Sampler:
         the last has its rates since the same reading as that one. There may be many queues: others
         get a turn in between.
         """
-        queues: dict[str, Queue] = {}
+        queues: dict[str, WatchedQueue] = {}
         new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
         if new:
             self._before, self._last = self._last, (at, queues)
@@ -292,13 +292,13 @@ class Sampler:
             del self._lines[name]
         self.queues_at, self.queues = at, queues
 
-    def _queue(self, queue: QueueFigures) -> Queue:
+    def _queue(self, queue: QueueFigures) -> WatchedQueue:
         groups = [self._group(queue.name, group) for group in queue.groups]
         unread = self._ages.get(queue.id) if queue.stored else 0.0
-        return Queue(queue, groups, None if groups else unread)
+        return WatchedQueue(queue, groups, None if groups else unread)
 
-    def _group(self, queue: str, group: GroupFigures) -> Group:
-        return Group(
+    def _group(self, queue: str, group: GroupFigures) -> WatchedGroup:
+        return WatchedGroup(
             name="" if group.name == QUEUE_MODE else group.name,
             lag=group.waiting,
             lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
@@ -394,7 +394,7 @@ class Sampler:
         ]
 
 
-def _set_rates(queue: Queue, before: Queue, seconds: float) -> None:
+def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
     """Messages per second since; what was deleted and made anew counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
     acked = {group.name: group.acked for group in before.groups}

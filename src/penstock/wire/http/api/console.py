@@ -15,7 +15,7 @@ from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
-from penstock.monitor.watched import Group, Queue
+from penstock.monitor.watched import WatchedGroup, WatchedQueue
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
@@ -91,7 +91,7 @@ class QueuePage(msgspec.Struct):
 
 
 class QueueWithGroups(QueueRow, rename="camel"):
-    groups: list[Group]  # type: ignore[assignment]
+    groups: list[WatchedGroup]  # type: ignore[assignment]
     options: QueueOptions
     created_at: float  # milliseconds since 1970
 
@@ -226,6 +226,6 @@ def console_routes() -> list[Route]:
     return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
 
 
-def _row(queue: Queue, sampler: Sampler) -> QueueRow:
+def _row(queue: WatchedQueue, sampler: Sampler) -> QueueRow:
     history = sampler.line_of(queue.figures.name)
     return of(QueueRow, queue.figures, queue, groups=len(queue.groups), history=history)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.contract.queries import Offset, TimesQuery
 from penstock.monitor.inspection import (
     BUCKETS,
     ErrorGroups,
@@ -18,7 +19,6 @@ from penstock.monitor.inspection import (
 )
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.queries import Offset, TimesQuery
 from penstock.wire.http.routes import route
 
 

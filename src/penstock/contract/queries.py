@@ -1,4 +1,4 @@
-"""Queries of pages and of times."""
+"""The queries of operations: pages, times and filters."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, ClassVar, Literal
@@ -57,3 +57,45 @@ class RangeQuery(TimesQuery, frozen=True):
     namespace: str | None = None
     task: str | None = None
     interval: Literal["minute", "hour", "day"] = "hour"
+
+
+class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
+    min_lag_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 3600.0
+
+
+class GroupPage(Paged, frozen=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+
+    farther: ClassVar[str] = (
+        "partitions that are behind are listed by GET /api/v1/consumer-groups/lagging"
+    )
+
+
+class DeleteGroupQuery(msgspec.Struct, rename="camel", frozen=True):
+    delete_metadata: bool = True
+
+
+class SeekBody(msgspec.Struct, rename="camel"):
+    to_end: bool = False
+    to_beginning: bool = False
+    timestamp: str | None = None
+    dry_run: bool = False
+
+    texts: ClassVar[dict[str, str]] = {}
+
+
+class DeadLetterQuery(TimesQuery, rename="camel", frozen=True):
+    queue: str | None = None
+    consumer_group: str | None = None
+    partition: str | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    error: str | None = None  # part of the error's text
+
+
+class DeadLetterPageQuery(DeadLetterQuery, frozen=True):
+    limit: Limit = 100
+    before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, "read on with before=<number of the last one>")
