@@ -16,6 +16,22 @@ from penstock.wire.http.routes import route
 PIPELINE = "/api/v1/pipelines/{name}"
 
 
+class PipelineNode(msgspec.Struct):
+    """A part of a pipeline, with the names of those it reads from."""
+
+    kind: Literal["source", "step", "sink"]
+    name: str
+    title: str = ""
+    inputs: list[str] = []
+
+
+class PipelineBatch(msgspec.Struct):
+    batch: int
+    at: str  # when it began, ISO 8601
+    rows: int
+    ms: int  # it took
+
+
 class Report(msgspec.Struct):
     """The state that a pipeline reports."""
 
@@ -27,6 +43,10 @@ class Report(msgspec.Struct):
     batch_ms: int = 0
     lag: int | None = None
     position: str = ""
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []  # the last ones, the newest first
+    state_rows: int = 0
+    state_bytes: int = 0
     lag_seconds: float | None = None
     target_seconds: float | None = None
     error: str | None = None
