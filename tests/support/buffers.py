@@ -25,7 +25,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, prepare
+from penstock.queues.push import answer_of, random_ids
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed, Status
 from tests.support import guard
@@ -76,10 +76,17 @@ class Store:
                 callback(healthy)
 
     async def push(self, items: list[Item]) -> list[Pushed]:
-        return await self.append(self.prepare(items))
+        self.name(items)
+        return await self.append(items)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        return prepare(items)
+    @property
+    def pusher(self) -> "Store":
+        return self
+
+    def name(self, items: list[Item]) -> None:
+        for item, identifier in zip(items, random_ids(len(items)), strict=True):
+            if not item.transaction_id:
+                item.transaction_id, item.fresh = identifier, True
 
     async def append(self, items: list[Item]) -> list[Pushed]:
         await asyncio.sleep(0)

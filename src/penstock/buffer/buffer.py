@@ -84,6 +84,7 @@ class Buffer:
         metrics: Metrics,
     ) -> None:
         self._queues = queues
+        self._pusher = queues.pusher
         self._database = database
         self._settings = settings
         self.directory = directory
@@ -178,7 +179,7 @@ class Buffer:
         """
         if not items:
             return []
-        self._queues.prepare(items)
+        self._pusher.name(items)
         qos0 = buffer_ms is not None or buffer_max is not None
         if qos0 and self._settings.enabled:
             return await self._push_qos0(items, buffer_ms, buffer_max)
@@ -244,7 +245,7 @@ class Buffer:
         """
         self._in_flight += 1
         try:
-            return await self._queues.append(items)
+            return await self._pusher.append(items)
         except MissingKey:
             raise
         except Unavailable:

@@ -40,7 +40,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Keys
 from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Pusher
 from penstock.queues.settling import check_ack, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.taking import Deliveries, TakenBatch
@@ -92,22 +92,22 @@ class Queues:
         self._failures = Failures(context)
         self._deliveries = Deliveries(context, self._failures, acked)
         self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
-        self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
-        self._transactions = Transactions(context, self._pusher, self._deliveries)
+        self.pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
+        self._transactions = Transactions(context, self.pusher, self._deliveries)
         self.streams = Streams(context, self._transactions)
         self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
             self._extend, limit=1000, slots=1
         )
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
-        self.schedules = Schedules(context, self._pusher)
+        self.schedules = Schedules(context, self._transactions)
         self.groups = Groups(context, self.figures, self.consumers)
         self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
         self.status = Status(context, self.figures)
         self.analytics = Analytics(database)
-        self.sinks = Sinks(context, self._pusher)
+        self.sinks = Sinks(context, self._transactions)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",
@@ -133,7 +133,7 @@ class Queues:
         self._deliverer.answer_waiting()
         await self._deliveries.stop()
         await self._failures.stop()
-        await self._pusher.batcher.drain()
+        await self.pusher.batcher.drain()
         await self.delayed.stop()
         await self.upkeep.stop()
         await self.waiting.stop()
@@ -144,15 +144,7 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(self.prepare(copies(items)))
-
-    def prepare(self, items: list[Item]) -> list[Item]:
-        """The items, validated and each with a transaction id; they get their ids in place."""
-        return prepare(items, self.catalog.partitions)
-
-    async def append(self, items: list[Item]) -> list[Pushed]:
-        """`push` of items that `prepare` has named."""
-        return await self._pusher.push(items)
+        return await self.pusher.append(self.pusher.named(items)) if items else []
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
@@ -252,7 +244,7 @@ class Queues:
         requests = self._deliveries.batcher.waiting
         pops = sum(request.take is not None for request in requests)
         return {
-            ("push",): len(self._pusher.batcher.waiting),
+            ("push",): len(self.pusher.batcher.waiting),
             ("pop",): pops,
             ("ack",): len(requests) - pops,
         }

@@ -19,7 +19,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -33,8 +32,7 @@ from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.background.cron import CatchUp, Cron, due_until
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
-from penstock.queues.transaction import Snapshot, Stale, snapshot_of
+from penstock.queues.transaction import Snapshot, Transactions
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.queues")
@@ -43,7 +41,6 @@ RETRY_SECONDS = 5.0  # after a push that was refused
 FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
 DOWN_SECONDS = 0.5
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
-MAX_ATTEMPTS = 4  # of a push whose queue changed meanwhile
 MAX_FIRINGS = 100  # before a change is refused, since more and more is due
 SCHEDULES_PER_LOOK = 100
 KEPT_RUNS, SHOWN_RUNS = 10, 5
@@ -109,10 +106,10 @@ class Fired(msgspec.Struct):
 
 
 class Schedules:
-    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
+    def __init__(self, context: QueueContext, transactions: Transactions) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
-        self._pusher = pusher
+        self._transactions = transactions
         self._changed = asyncio.Event()  # a due time may have become earlier
         self._task: asyncio.Task[None] | None = None
 
@@ -206,7 +203,7 @@ class Schedules:
     async def run(self, name: str) -> Run:
         """Push its message now. What is due stays due."""
 
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: Snapshot) -> Fired:
             row = _one(await connection.fetch(LOCKED, name), name)
             fired = await self._push(connection, snapshot, row, [row["now"]])
             for run in fired.runs:
@@ -230,7 +227,7 @@ class Schedules:
                 return (await self._database.fetch(NEXT))[0]["s"]  # type: ignore[no-any-return]
 
     async def _fire_one(self, name: str) -> None:
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: Snapshot) -> Fired:
             row = await connection.fetchrow(DUE_LOCKED, name)
             if row is None:
                 return Fired([], [])  # another broker does it, or has done it
@@ -254,20 +251,13 @@ class Schedules:
             pass  # deleted meanwhile
 
     async def _transact(
-        self, name: str, work: Callable[[Snapshot, Any], Awaitable[Fired]]
+        self, name: str, work: Callable[[Any, Snapshot], Awaitable[Fired]]
     ) -> Fired:
-        """`work` in a transaction, with what it must not look up on another connection."""
-        for _ in range(MAX_ATTEMPTS):
-            row = _one(await self._database.read(READ, name), name)
-            try:
-                snapshot = await snapshot_of(self._catalog, {(row["queue"], row["partition"])})
-                fired = await self._database.transact(partial(work, snapshot))
-            except Stale:
-                self._catalog.forget()
-                continue
-            self._pusher.announce(fired.pushed)
-            return fired
-        raise Unavailable(f"the queue of schedule '{name}' keeps changing; try again")
+        """Run `work` in a transaction that may push to the schedule's queue."""
+        row = _one(await self._database.read(READ, name), name)
+        fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
+        self._transactions.announce(fired.pushed)
+        return fired
 
     async def _push(
         self, connection: Any, snapshot: Snapshot, row: Any, times: list[datetime]
@@ -280,10 +270,8 @@ class Schedules:
         fired = Fired([], [])
         if not items:
             return fired
-        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        answers = await self._transactions.append(connection, snapshot, items)
         for at, answer in zip(times, answers, strict=True):
-            if not isinstance(answer, Pushed):
-                raise answer
             if answer.status == "full":
                 raise Full(f"queue '{answer.queue}' is full")
             result: Any = "duplicate" if answer.status == "duplicate" else "queued"
