@@ -11,6 +11,7 @@ All state is in the database: any number of brokers may do this on the same one.
 See docs/reference/queues.md for the promises.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -92,8 +93,8 @@ class Queues:
         self._failures = Failures(context)
         self._deliveries = Deliveries(context, self._failures, acked)
         self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
-        self.pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
-        self._transactions = Transactions(context, self.pusher, self._deliveries)
+        self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
+        self._transactions = Transactions(context, self._pusher, self._deliveries)
         self.streams = Streams(context, self._transactions)
         self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
             self._extend, limit=1000, slots=1
@@ -133,7 +134,7 @@ class Queues:
         self._deliverer.answer_waiting()
         await self._deliveries.stop()
         await self._failures.stop()
-        await self.pusher.batcher.drain()
+        await self._pusher.batcher.drain()
         await self.delayed.stop()
         await self.upkeep.stop()
         await self.waiting.stop()
@@ -144,7 +145,11 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.pusher.append(self.pusher.named(items)) if items else []
+        return await self.append(self._pusher.named(items)) if items else []
+
+    def append(self, items: list[Item]) -> "asyncio.Future[list[Pushed]]":
+        """`push` of items that `name_items` has checked and named."""
+        return self._pusher.batcher.submit(items)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
@@ -244,7 +249,7 @@ class Queues:
         requests = self._deliveries.batcher.waiting
         pops = sum(request.take is not None for request in requests)
         return {
-            ("push",): len(self.pusher.batcher.waiting),
+            ("push",): len(self._pusher.batcher.waiting),
             ("pop",): pops,
             ("ack",): len(requests) - pops,
         }

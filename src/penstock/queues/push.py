@@ -58,33 +58,11 @@ class Pusher:
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    def name(self, items: list[Item]) -> None:
-        """Check items and give each a transaction id, in place; the first bad one refuses all."""
-        checked = self._catalog.partitions
-        nameless: list[Item] = []
-        for item in items:
-            if (item.queue, item.partition) not in checked:
-                check_name("queue", item.queue)
-                check_name("partition", item.partition)
-            if not item.transaction_id:
-                nameless.append(item)
-            else:
-                check_text("transactionId", item.transaction_id)
-            if item.trace_id:
-                trace_of(item.trace_id)
-        if nameless:
-            for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
-                item.transaction_id, item.fresh = identifier, True
-
     def named(self, items: list[Item]) -> list[Item]:
-        """`name` for a caller that may use the items again: those without an id are copied."""
+        """The items with their names. Those without an id are copied: they may be used again."""
         items = [item if item.transaction_id else copy(item) for item in items]
-        self.name(items)
+        name_items(items, self._catalog.partitions)
         return items
-
-    def append(self, items: list[Item]) -> "asyncio.Future[list[Pushed]]":
-        """Store items that have their names; done when they are durable."""
-        return self.batcher.submit(items)
 
     async def _append(
         self, requests: list[list[Item]], again: bool
@@ -372,6 +350,26 @@ def answer_of(
         item.queue,
         msgspec.UNSET if due_at is None else due_at,
     )
+
+
+def name_items(items: list[Item], checked: Collection[Log]) -> None:
+    """Check items and give each a transaction id, in place; the first bad one refuses all. The
+    names of `checked` partitions are fine.
+    """
+    nameless: list[Item] = []
+    for item in items:
+        if (item.queue, item.partition) not in checked:
+            check_name("queue", item.queue)
+            check_name("partition", item.partition)
+        if not item.transaction_id:
+            nameless.append(item)
+        else:
+            check_text("transactionId", item.transaction_id)
+        if item.trace_id:
+            trace_of(item.trace_id)
+    if nameless:
+        for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
+            item.transaction_id, item.fresh = identifier, True
 
 
 def logs_of(items: Iterable[Item]) -> set[Log]:
