@@ -17,6 +17,7 @@ from uuid import UUID
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
+from penstock.database.batching import Batcher
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
@@ -32,7 +33,6 @@ from penstock.queues.admin.traces import Traces
 from penstock.queues.background.delayed import Delayed
 from penstock.queues.background.schedules import Schedules
 from penstock.queues.background.upkeep import Upkeep
-from penstock.queues.batching import Batcher
 from penstock.queues.calls import Calls
 from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers

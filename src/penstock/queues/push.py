@@ -16,9 +16,9 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.database.batching import SLICE, Batcher
 from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.queues.batching import SLICE, Batcher
 from penstock.queues.calls import AppendArguments, Appended, Fetch
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.context import QueueContext

@@ -26,7 +26,7 @@ import asyncpg
 
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 
-log = logging.getLogger("penstock.queues")
+log = logging.getLogger("penstock.database")
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from penstock.database.batching import MAX_ATTEMPTS, Batcher
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.queues.batching import MAX_ATTEMPTS, Batcher
 
 Call = Callable[[list[int], bool], Awaitable[list[str | PenstockError]]]
 
