@@ -20,16 +20,17 @@ import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import asyncpg
 import msgspec
 
+from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleRun
 from penstock.database import struct_of
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, supervised
-from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.queues.background.cron import CatchUp, Cron, due_until
+from penstock.protocol import headers
+from penstock.queues.background.cron import Cron, due_until
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
 from penstock.queues.transaction import Snapshot, Transactions
@@ -67,42 +68,9 @@ PUT = """INSERT INTO schedules AS s (name, cron, timezone, queue, partition, pay
          RETURNING *, clock_timestamp() AS now"""
 
 
-class Definition(msgspec.Struct):
-    """What a user decides about a schedule."""
-
-    cron: str
-    queue: str
-    timezone: str = "UTC"
-    partition: str = DEFAULT_PARTITION
-    payload: bytes = b"null"  # JSON text
-    headers: bytes | None = None  # JSON text
-    catch_up: CatchUp = "one"
-    paused: bool = False
-
-
-class Run(msgspec.Struct, rename="camel"):
-    """A due time, and what became of it."""
-
-    due_at: datetime
-    fired_at: datetime
-    transaction_id: str
-    result: Literal["queued", "duplicate", "skipped", "full", "refused"]
-    manual: bool = False
-    error: str | None = None
-
-
-class Schedule(msgspec.Struct):
-    name: str
-    definition: Definition
-    created_at: datetime
-    updated_at: datetime
-    next_runs: list[datetime]
-    last_runs: list[Run]  # the newest first
-
-
 class Fired(msgspec.Struct):
     pushed: list[Pushed]
-    runs: list[Run]
+    runs: list[ScheduleRun]
 
 
 class Schedules:
@@ -134,7 +102,7 @@ class Schedules:
     async def get(self, name: str) -> Schedule:
         return self._schedule(_one(await self._database.read(READ, name), name))
 
-    async def put(self, name: str, wanted: Definition) -> Schedule:
+    async def put(self, name: str, wanted: ScheduleDefinition) -> Schedule:
         """Create a schedule, or change it. The next run stays the same as long as cron and time
         zone do. A change of them applies from now on: what was due before is pushed first.
         """
@@ -200,7 +168,7 @@ class Schedules:
         sql = "DELETE FROM schedules WHERE name = $1 RETURNING name"
         _one(await self._database.fetch(sql, name), name)
 
-    async def run(self, name: str) -> Run:
+    async def run(self, name: str) -> ScheduleRun:
         """Push its message now. What is due stays due."""
 
         async def work(connection: Any, snapshot: Snapshot) -> Fired:
@@ -235,7 +203,7 @@ class Schedules:
             due = due_until(cron, row["catch_up"], row["next_at"], row["now"])
             fired = await self._push(connection, snapshot, row, due.times)
             fired.runs = [
-                *(Run(at, row["now"], _id(name, at), "skipped") for at in due.skipped),
+                *(ScheduleRun(at, row["now"], _id(name, at), "skipped") for at in due.skipped),
                 *fired.runs,
             ]
             await connection.execute(
@@ -276,7 +244,7 @@ class Schedules:
                 raise Full(f"queue '{answer.queue}' is full")
             result: Any = "duplicate" if answer.status == "duplicate" else "queued"
             fired.pushed.append(answer)
-            fired.runs.append(Run(at, row["now"], answer.transaction_id, result))
+            fired.runs.append(ScheduleRun(at, row["now"], answer.transaction_id, result))
         return fired
 
     async def _put_off(self, name: str, error: PenstockError) -> None:
@@ -288,7 +256,7 @@ class Schedules:
                 return
             result: Any = "full" if isinstance(error, Full) else "refused"
             at = row["next_at"]
-            run = Run(at, row["now"], _id(name, at), result, error=str(error))
+            run = ScheduleRun(at, row["now"], _id(name, at), result, error=str(error))
             before = _runs(row)
             if before and before[0].due_at == at and before[0].result == result:
                 before = before[1:]  # the same again
@@ -318,10 +286,14 @@ class Schedules:
             except TimeoutError:
                 pass
 
-    async def _at_rest(self, name: str, wanted: Definition) -> Item:
+    async def _at_rest(self, name: str, wanted: ScheduleDefinition) -> Item:
         """Payload and headers as they may lie in the table: sealed if the queue asks for it."""
         item = Item(
-            wanted.queue, wanted.payload, wanted.partition, _seal_id(name), headers=wanted.headers
+            wanted.queue,
+            bytes(wanted.payload),
+            wanted.partition,
+            _seal_id(name),
+            headers=headers.encode(wanted.headers) if wanted.headers else None,
         )
         queue = await self._catalog.queue(wanted.queue)
         sealed = queue is not None and queue.options.encryption_enabled
@@ -337,13 +309,13 @@ class Schedules:
         if row["next_at"] is not None:
             cron = Cron(row["cron"], row["timezone"])
             next_runs = [row["next_at"], *islice(cron.times(row["next_at"]), SHOWN_RUNS - 1)]
-        return Schedule(
-            row["name"],
-            struct_of(Definition, row, payload=item.payload, headers=item.headers),
-            row["created_at"],
-            row["updated_at"],
-            next_runs,
-            _runs(row),
+        return struct_of(
+            Schedule,
+            row,
+            payload=item.payload,
+            headers=headers.decode(item.headers) if item.headers else None,
+            next_runs=next_runs,
+            last_runs=_runs(row),
         )
 
 
@@ -379,13 +351,13 @@ def _item(row: Any) -> Item:
     )
 
 
-def _runs(row: Any) -> list[Run]:
-    return msgspec.json.decode(row["runs"], type=list[Run])
+def _runs(row: Any) -> list[ScheduleRun]:
+    return msgspec.json.decode(row["runs"], type=list[ScheduleRun])
 
 
-def _recorded(row: Any, runs: list[Run]) -> str:
+def _recorded(row: Any, runs: list[ScheduleRun]) -> str:
     return _encode([*reversed(runs), *_runs(row)])
 
 
-def _encode(runs: list[Run]) -> str:
+def _encode(runs: list[ScheduleRun]) -> str:
     return msgspec.json.encode(runs[:KEPT_RUNS]).decode()
