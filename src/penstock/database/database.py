@@ -18,7 +18,7 @@ from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import BrowsePool, unusable
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.database.health import GONE, UNREACHABLE, Health
+from penstock.database.health import GONE, UNREACHABLE, DatabaseHealth
 from penstock.database.migrate import SchemaFiles, drop_unused_functions
 from penstock.database.notifications import Notifications
 from penstock.database.pool import Pool
@@ -85,7 +85,7 @@ class Database:
         self.metrics = metrics  # of the broker, for the parts that use this database
         self._active = asyncio.Event()  # there may be calls in flight
         self._watching: asyncio.Task[None] | None = None
-        self._health = Health(
+        self._health = DatabaseHealth(
             settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
         )
         self._notifications = Notifications(settings, self._connector, self._health, metrics)

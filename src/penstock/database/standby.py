@@ -15,7 +15,7 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.browse import BrowsePool
 from penstock.database.connector import Connector, WrongServer
-from penstock.database.hosts import Server
+from penstock.database.hosts import DatabaseServer
 from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.database")
@@ -29,7 +29,10 @@ class Standby(BrowsePool):
     """`primary` says which server the broker works on."""
 
     def __init__(
-        self, settings: schema.Database, search_path: str, primary: Callable[[], Server | None]
+        self,
+        settings: schema.Database,
+        search_path: str,
+        primary: Callable[[], DatabaseServer | None],
     ) -> None:
         super().__init__(settings, self._dial)
         self._primary = primary
