@@ -63,7 +63,7 @@ log = logging.getLogger("penstock.buffer")
 
 ADOPT_SECONDS = 2.0
 LAST_PASS_EVENTS = 500  # events; so few are committed while new pushes wait
-MAX_RETRY_SECONDS = 1.0
+MAX_REPLAY_PAUSE_SECONDS = 1.0  # pauses double while the database refuses
 IN_FLIGHT_SECONDS = 0.5  # they fail within milliseconds, since their connections are cut
 DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
 STOP_SECONDS = 5.0
@@ -366,12 +366,12 @@ class Buffer:
                     await self._adopt()
                 if self._up and self._has_backlog:
                     done = await self._drain()
-                    pause = shortest if done else min(pause * 2, MAX_RETRY_SECONDS)
+                    pause = shortest if done else min(pause * 2, MAX_REPLAY_PAUSE_SECONDS)
                 if self._up:
                     await self.retry_failed()
             except PenstockError as error:
                 log.error("the buffer's worker: %s", error)
-                pause = min(pause * 2, MAX_RETRY_SECONDS)
+                pause = min(pause * 2, MAX_REPLAY_PAUSE_SECONDS)
 
     @property
     def _has_backlog(self) -> bool:

@@ -24,7 +24,7 @@ from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-MAX_RETRY_SECONDS = 300.0
+MAX_FAILED_PAUSE_SECONDS = 300.0  # pauses double: a person has to mend something
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class FailedEvents:
 
     def postpone(self, file: FailedFile) -> None:
         """It was tried and did not go in as a whole."""
-        file.pause = min(file.pause * 2, max(MAX_RETRY_SECONDS, self._interval))
+        file.pause = min(file.pause * 2, max(MAX_FAILED_PAUSE_SECONDS, self._interval))
         file.due = time.monotonic() + file.pause
 
 

@@ -20,7 +20,7 @@ from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.database")
 
-RETRY_SECONDS = 10.0  # until a standby that could not be used is tried again
+UNUSABLE_SECONDS = 10.0  # until a standby that could not be used is tried again
 LAG_SECONDS = 1.0  # for which a measured lag holds
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
@@ -51,7 +51,7 @@ class Standby(BrowsePool):
                 self._measured_at = time.monotonic()
             return await self.fetch(sql, *args), self._lag
         except FAILURES as error:
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = time.monotonic() + UNUSABLE_SECONDS
             log.warning(
                 "the standby of database.read_url cannot be used, the primary is read instead: %s",
                 error or type(error).__name__,

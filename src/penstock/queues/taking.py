@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.database.batching import SLICE, Batcher
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
@@ -29,7 +30,6 @@ from penstock.queues.types import Ack, AckOutcome
 
 TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
 MAX_TAKES = 256  # in a call
-RETRY_SECONDS = 1.0  # between attempts to return leases, which must not be given up
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
 # Cursors that were due long ago and are not any more leave dead index entries, which vacuum cannot
 # remove while something holds an old snapshot. A look begins shortly before the last cursor that
@@ -313,7 +313,7 @@ class Deliveries:
             try:
                 await self._calls.release(leases)
             except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(BACKGROUND_SECONDS)
             else:
                 return
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from penstock.database import UNDONE
+from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
@@ -18,7 +18,6 @@ from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
 from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome, QueueInfo, TransactionResult
 
-MAX_ATTEMPTS = 6
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
 CONNECTIONS_PER_TRANSACTION = 2
@@ -122,12 +121,12 @@ class Transactions:
         of the queues was stale. `work` raises to undo what it did; if it locks more than one row it
         calls `lock` before anything else.
         """
-        for turn in range(MAX_ATTEMPTS):
+        for turn in range(ATTEMPTS):
             try:
                 async with self._room:
                     return await self._apply(logs, work)
             except UNDONE:
-                await asyncio.sleep(0.02 * turn)
+                await asyncio.sleep(UNDONE_SECONDS * turn)
             except Stale:
                 self._catalog.forget()
         raise Unavailable("the database is too busy, or these queues keep changing; try again")

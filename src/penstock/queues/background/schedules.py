@@ -27,6 +27,7 @@ import msgspec
 
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleRun
 from penstock.database import struct_of
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.protocol import headers
@@ -38,9 +39,8 @@ from penstock.queues.types import Item, PushOutcome
 
 log = logging.getLogger("penstock.queues")
 
-RETRY_SECONDS = 5.0  # after a push that was refused
+REFUSED_SECONDS = 5.0  # after a push that was refused
 FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
-DOWN_SECONDS = 0.5
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
 MAX_FIRINGS = 100  # before a change is refused, since more and more is due
 SCHEDULES_PER_LOOK = 100
@@ -263,10 +263,10 @@ class Scheduler:
             await connection.execute(
                 "UPDATE schedules SET runs = $2, "
                 "look_at = clock_timestamp() + make_interval(secs => $3) WHERE name = $1",
-                *(name, _encode([run, *before]), RETRY_SECONDS),
+                *(name, _encode([run, *before]), REFUSED_SECONDS),
             )
 
-        log.warning("schedule '%s' is tried again in %.0f s: %s", name, RETRY_SECONDS, error)
+        log.warning("schedule '%s' is tried again in %.0f s: %s", name, REFUSED_SECONDS, error)
         await self._database.transact(work)
 
     async def _run(self) -> None:
@@ -275,10 +275,10 @@ class Scheduler:
             try:
                 pause = await self.fire()
             except Unavailable:
-                pause = DOWN_SECONDS
+                pause = BACKGROUND_SECONDS
             except asyncpg.PostgresError as error:
-                log.warning("schedules are looked at again in %.0f s: %s", RETRY_SECONDS, error)
-                pause = RETRY_SECONDS
+                log.warning("schedules are looked at again in %.0f s: %s", REFUSED_SECONDS, error)
+                pause = REFUSED_SECONDS
             pause = FALLBACK_SECONDS if pause is None else min(max(pause, 0.0), FALLBACK_SECONDS)
             try:
                 async with asyncio.timeout(pause + random.uniform(0, SPREAD_SECONDS)):
