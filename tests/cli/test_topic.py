@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.topic import commands
-from penstock.client.partitions import partition_of
+from penstock.protocol.partitions import partition_of
 from penstock.io.fs import Disk
 from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread

@@ -27,7 +27,7 @@ from typing import Self, TypedDict, Unpack
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
-from penstock.client.partitions import Rotation, partition_of
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.client.reader import ask
 from penstock.errors import (
     ConnectionLost,

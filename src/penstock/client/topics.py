@@ -23,7 +23,7 @@ from typing import Self, Unpack
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Endpoint, Link
 from penstock.client.new_records import RecordFields, outgoing, produce_frame
-from penstock.client.partitions import Rotation, partition_of
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import FETCH_FLAGS, Reader, ReaderOptions, Start, ask
 from penstock.errors import InvalidRequest, NotFound
