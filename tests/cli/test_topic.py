@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.topic import commands
-from penstock.protocol.partitions import partition_of
 from penstock.io.fs import Disk
+from penstock.protocol.partitions import partition_of
 from tests.support.cli import CliRunner
 from tests.support.served import serving_in_thread
 from tests.support.wait import until
