@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock import Client, InvalidRequest, SyncClient
+from penstock import Client, SyncClient
+from penstock.errors import InvalidRequest
 from penstock.protocol.partitions import Rotation, murmur2, partition_of
 from penstock.protocol.record_batch import Record
 

@@ -7,6 +7,7 @@ import pytest
 import typer
 
 import penstock.client
+import penstock.types
 from penstock import errors
 from penstock.cli import app
 from penstock.config.load import leaves
@@ -64,9 +65,10 @@ def test_every_error_class_is_there() -> None:
 
 def test_every_public_name_and_method_of_the_client_is_there() -> None:
     page = (REFERENCE / "client.md").read_text() + (REFERENCE / "errors.md").read_text()
-    for name in penstock.client.__all__:
-        assert f"### {name}\n" in page or f"| `{name}` |" in page, name
-    for name in ("Client", "Topic", "Message", "Schedules", "Routes", "Transaction", "Reader"):
-        for method, value in inspect.getmembers(getattr(penstock.client, name)):
+    for name in (*penstock.client.__all__, *penstock.types.__all__):
+        assert name.endswith("Options") or f"### {name}\n" in page or f"| `{name}` |" in page, name
+    exported = vars(penstock.client) | vars(penstock.types)
+    for name in ("Client", "Admin", "Topic", "Message", "Schedules", "Routes", "Reader"):
+        for method, value in inspect.getmembers(exported[name]):
             if not method.startswith("_") and inspect.isfunction(value):
                 assert f"#### {name}.{method}\n" in page, f"{name}.{method}"

@@ -35,7 +35,8 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
-    from penstock.client import AckStatus, SyncClient
+    from penstock.client import SyncClient
+    from penstock.client.messages import AckStatus
 
 complete_queue = completer("/api/v1/queues", "queues", filtered=True)
 Name = Annotated[
@@ -153,8 +154,8 @@ def ack_command(
 
     Example: `penstock queue ack --status failed --error "no stock" < work.jsonl`
     """
-    from penstock.client.messages import AckRefused
-    from penstock.client.sync_client import SyncMessage
+    from penstock.client.sync import SyncMessage
+    from penstock.errors import AckRefused
 
     messages = []
     for number, line in enumerate(_input(), 1):
@@ -351,7 +352,7 @@ def delete(
 def _client(api: Api) -> "SyncClient":
     from penstock.client import SyncClient
 
-    return SyncClient(api.url, token=api.token, patience=5.0)
+    return SyncClient(api.url, token=api.token, retry_for=5.0)
 
 
 def _input() -> Iterator[str]:

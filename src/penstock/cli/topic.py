@@ -43,9 +43,9 @@ from penstock.cli import (
     usage,
 )
 from penstock.cli.tables import Column, Facts, View, count, print_json
-from penstock.client import Batch, SyncReader, SyncTopicClient
+from penstock.client import Batch, SyncClient
 from penstock.client.reader import Start
-from penstock.client.sync_topics import SyncProducer
+from penstock.client.sync import SyncProducer, SyncReader
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.record_batch import Record
@@ -75,8 +75,8 @@ class Broker:
     ] = "127.0.0.1:12345"
     token: Token = ""
 
-    def connect(self) -> SyncTopicClient:
-        return SyncTopicClient(self.broker, timeout=10.0, token=self.token)
+    def connect(self) -> SyncClient:
+        return SyncClient(topics=self.broker, timeout=10.0, token=self.token)
 
 
 class Format(StrEnum):
@@ -110,7 +110,7 @@ def create(
     """
     with broker.connect() as client:
         for topic in topics:
-            client.create(topic, format=format, partitions=partitions)
+            client.topic(topic).create(format=format, partitions=partitions)
 
 
 @commands.command("list")
@@ -120,7 +120,7 @@ def list_topics(broker: Broker, json: Json = False) -> None:
     Example: `penstock topic list | xargs -n1 penstock topic describe`
     """
     with broker.connect() as client:
-        names = client.names()
+        names = client.topics()
         if json:
             print_json(names)
         else:
@@ -134,7 +134,7 @@ def describe(broker: Broker, topic: Name) -> View:
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
     with broker.connect() as client:
-        info = client.info(topic)
+        info = client.topic(topic).info()
     about = {
         "topic": topic,
         "first_offset": info.first_offset,
@@ -174,7 +174,7 @@ def policy(
     with broker.connect() as client:
         if wanted is not None:
             Api(url, broker.token).put("/topics", topic, "policy", body={"policy": wanted.value})
-        sys.stdout.write(f"{client.info(topic).policy}\n")
+        sys.stdout.write(f"{client.topic(topic).info().policy}\n")
 
 
 @commands.command()
@@ -185,8 +185,8 @@ def delete(broker: Broker, topic: Name, yes: Yes = False) -> None:
     """
     with broker.connect() as client:
         if not yes:
-            confirm(f"Delete {topic!r} with {client.info(topic).records:,} records?", yes)
-        client.delete(topic)
+            confirm(f"Delete {topic!r} with {client.topic(topic).info().records:,} records?", yes)
+        client.topic(topic).delete()
 
 
 @commands.command()
@@ -226,7 +226,7 @@ def produce(
     split = _unescaped(key_delimiter)
     progress = progress_bar(quiet, _size_of(files), f"to {topic}")
     with broker.connect() as client, progress as advance:
-        producer = client.producer(topic, linger=linger, timeout=timeout)
+        producer = client.topic(topic).producer(linger=linger, timeout=timeout)
         sent = 0
         try:
             with producer:
@@ -312,8 +312,7 @@ def consume(
     """
     render = _as_json if json else _renderer(format)
     with broker.connect() as client:
-        reader = client.reader(
-            topic,
+        reader = client.topic(topic).reader(
             _start(client, partition_label(topic, partition), offset),
             partition=partition,
             follow=not exit_at_end,
@@ -339,11 +338,11 @@ def tail(
     render = _as_json if json else _renderer(format)
     with broker.connect() as client:
         start = _start(client, topic, f"-{count}")
-        reader = client.reader(topic, start, follow=follow, max_records=MAX_LEASED_RECORDS)
+        reader = client.topic(topic).reader(start, follow=follow, max_records=MAX_LEASED_RECORDS)
         _write(reader, topic, None, render, quiet=True)
 
 
-def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
+def _start(client: SyncClient, topic: str, text: str) -> Start:
     if text in ("earliest", "beginning"):
         return "earliest"
     if text in ("latest", "end"):
@@ -351,7 +350,7 @@ def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
     if text.isdecimal():
         return int(text)
     if text.startswith("-") and text[1:].isdecimal():
-        info = client.info(topic)
+        info = client.topic(topic).info()
         return max(info.first_offset, info.next_offset - int(text[1:]))
     if text.startswith("@"):
         try:

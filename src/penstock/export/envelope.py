@@ -26,7 +26,7 @@ from penstock.protocol import headers
 from penstock.protocol.kafka_batch import KafkaRecord, NewRecord
 from penstock.protocol.records import Message as RecordMessage
 from penstock.protocol.records import message, record_message, record_of
-from penstock.queues.types import Message
+from penstock.queues.types import Delivered
 
 # As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
 _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
@@ -50,7 +50,7 @@ _decode = msgspec.json.Decoder(Envelope).decode
 _decode_record = msgspec.json.Decoder(RecordEnvelope).decode
 
 
-def wrap(message: Message) -> bytes:
+def wrap(message: Delivered) -> bytes:
     return b'{"transactionId":%b,"partition":%b,"createdAt":%b,"headers":%b,"payload":%b}' % (
         _text(message.transaction_id),
         _text(message.partition),
@@ -60,7 +60,7 @@ def wrap(message: Message) -> bytes:
     )
 
 
-def with_headers(message: Message) -> bytes:
+def with_headers(message: Delivered) -> bytes:
     """The payload alone where that says it all, else the envelope: around headers, and around a
     payload that could be mistaken for one.
     """

@@ -11,17 +11,19 @@ All state is in the database: any number of brokers may do this on the same one.
 See docs/reference/queues.md for the promises.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
+from penstock.database.batching import Batcher
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
 from penstock.queues.admin.configuration import Admin
-from penstock.queues.admin.dead_letters import DeadLetters
+from penstock.queues.admin.dead_letters import DeadLetterStore
 from penstock.queues.admin.figures import Figures
 from penstock.queues.admin.groups import Groups
 from penstock.queues.admin.messages import Messages
@@ -32,7 +34,6 @@ from penstock.queues.admin.traces import Traces
 from penstock.queues.background.delayed import Delayed
 from penstock.queues.background.schedules import Schedules
 from penstock.queues.background.upkeep import Upkeep
-from penstock.queues.batching import Batcher
 from penstock.queues.calls import Calls
 from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers
@@ -40,7 +41,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Keys
 from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Pusher
 from penstock.queues.settling import check_ack, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.taking import Deliveries, TakenBatch
@@ -100,14 +101,14 @@ class Queues:
         )
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
-        self.schedules = Schedules(context, self._pusher)
+        self.schedules = Schedules(context, self._transactions)
         self.groups = Groups(context, self.figures, self.consumers)
-        self.dead = DeadLetters(context)
+        self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
         self.status = Status(context, self.figures)
         self.analytics = Analytics(database)
-        self.sinks = Sinks(context, self._pusher)
+        self.sinks = Sinks(context, self._transactions)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",
@@ -144,15 +145,11 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(self.prepare(copies(items)))
+        return await self.append(self._pusher.named(items)) if items else []
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        """The items, validated and each with a transaction id; they get their ids in place."""
-        return prepare(items, self.catalog.partitions)
-
-    async def append(self, items: list[Item]) -> list[Pushed]:
-        """`push` of items that `prepare` has named."""
-        return await self._pusher.push(items)
+    def append(self, items: list[Item]) -> "asyncio.Future[list[Pushed]]":
+        """`push` of items that `name_items` has checked and named."""
+        return self._pusher.batcher.submit(items)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
