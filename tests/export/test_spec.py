@@ -171,7 +171,7 @@ def test_a_wrong_flag_is_said(words: list[str], text: str):
                 "destination": {"type": "topic", "topic": "t"},
                 "source": {"topic": "a", "queue": "b"},
             },
-            "not both",
+            "one of topic, queue and kafka",
         ),
     ],
 )
