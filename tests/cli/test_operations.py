@@ -116,9 +116,7 @@ def test_a_task_that_another_broker_works_on_is_shown_and_cancelled(shell, broke
     (row,) = [row for row in shell.rows("tasks") if row["id"] == task]
     assert (row["state"], row["done"], row["of"], row["who"]) == ("running", "2", "5", "ana")
     assert "is cancelled: 2 of 5 done" in shell.run("tasks", "--cancel", task).stderr
-    assert ("cancelled", "2") in [
-        (row["state"], row["done"]) for row in shell.rows("tasks")
-    ]
+    assert ("cancelled", "2") in [(row["state"], row["done"]) for row in shell.rows("tasks")]
 
 
 def test_a_check_without_a_broker_is_neither_well_nor_wrong():
@@ -256,7 +254,9 @@ def test_a_token_needs_a_key_and_a_role():
 def test_a_view_is_watched_until_ctrl_c_and_colour_can_be_refused(shell, name):
     shell.run("queue", "push", name, "1")
     shell.run("queue", "pop", f"{name}@g", "--ack")
-    watching = Terminal("queue", "groups", "--watch", "--interval", "0.2", **shell.env, NO_COLOR="1")
+    watching = Terminal(
+        "queue", "groups", "--watch", "--interval", "0.2", **shell.env, NO_COLOR="1"
+    )
     watching.wait_for(lambda text: text.count(name) >= 3)
     watching.press("\x03")
     assert watching.exit_code() == 0

@@ -186,7 +186,11 @@ def test_old_options_have_their_new_names():
 
 def test_what_shows_a_state_can_be_watched_and_read_by_programs():
     options = {
-        words: {name for one in command.assemble_argument_collection(parse_docstring=True) for name in one.names}
+        words: {
+            name
+            for one in command.assemble_argument_collection(parse_docstring=True)
+            for name in one.names
+        }
         for words, command in every_command()
     }
     for words, names in options.items():

@@ -19,7 +19,6 @@ import pytest
 import websockets.sync.client
 
 from penstock import Client
-from penstock.client import TopicClient
 from penstock.errors import PenstockError
 from penstock.net.tls import client_context
 from tests.support.broker import BrokerProcess
@@ -93,8 +92,8 @@ async def test_every_way_in_speaks_tls(secured: Secured) -> None:
         await client.push("orders", {"id": 7})
         (taken,) = await client.pop("orders", wait=10, auto_ack=True)
         assert taken.data == {"id": 7}
-    async with TopicClient(f"tls://localhost:{tcp}", ca=secured.ca) as topics:
-        await topics.produce("t", b"one", b"two")
+    async with Client(topics=f"tls://localhost:{tcp}", ca=secured.ca) as topics:
+        await topics.topic("t").produce(b"one", b"two")
     with httpx.stream(
         "GET", f"https://localhost:{http}/topics/t/stream?offset=1", verify=trust, timeout=20
     ) as events:
@@ -130,14 +129,14 @@ async def test_a_producer_over_tls_loses_nothing_that_was_answered_before_a_kill
     address = f"tls://localhost:{secured.ports[1]}"
     answered: list[int] = []
     with pytest.raises(PenstockError):
-        async with TopicClient(address, tls=secured.trust(), timeout=5) as topics:
+        async with Client(topics=address, tls=secured.trust(), timeout=5) as topics:
             while True:
-                answered.append(await topics.produce("t", b"x" * 100_000))
+                answered.append(await topics.topic("t").produce(b"x" * 100_000))
                 if len(answered) == 20:
                     secured.broker.kill()
     secured.broker.start()
-    async with TopicClient(address, tls=secured.trust()) as topics:
-        assert await topics.next_offset("t") > answered[-1]
+    async with Client(topics=address, tls=secured.trust()) as topics:
+        assert await topics.topic("t").next_offset() > answered[-1]
 
 
 def test_a_certificate_that_cannot_be_used_ends_the_start_with_a_reason(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_b
     again = await pop(queues, "q")  # the deleted one was the last open message of the lease
     assert values(again) == [0, 3]
     assert await queues.messages.bury(first.partition_id, first.transaction_id, error="enough")
-    assert (await queues.dead.listing(Which())).letters[0].error == "enough"
+    assert (await queues.dead.listing(Which())).messages[0].error == "enough"
     with pytest.raises(NotFound):
         await queues.messages.detail(first.partition_id, "nope")
 
@@ -129,7 +129,7 @@ async def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(
         ]
         await answer(queues, popped.messages, "failed")
         dead = await queues.dead.listing(Which())
-        assert {letter.payload for letter in dead.letters} == {b'"secret one"', b'"secret two"'}
+        assert {letter.data for letter in dead.messages} == {b'"secret one"', b'"secret two"'}
         await queues.dead.requeue(Which())
 
     async with running(database_url, encryption_key=KEY) as queues:

@@ -464,7 +464,7 @@ class QueueMachine(RuleBasedStateMachine):
         page = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))
         assert page.total == status.counts.dead_letter
         assert sorted(
-            (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.letters
+            (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.messages
         ) == sorted(
             (group, *place, count)
             for group, letters in model.dead.items()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import httpx
@@ -13,7 +14,10 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import Configured, GroupSummary, results, routes
+from penstock.client import results, routes
+from penstock.contract import operations as contract
+from penstock.contract.operation import Operation
+from penstock.types import Configured
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 
@@ -21,9 +25,11 @@ from tests.support.broker import BrokerProcess
 DECODED: dict[str, Any] = {
     "POST /api/v1/configure": Configured,
     "GET /api/v1/status/queues/{queue}": results.QueueDescription,
-    "GET /api/v1/consumer-groups": list[GroupSummary],
-    "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek": results.Seek,
-    "GET /api/v1/dlq": results.DeadLetters,
+    **{
+        f"{one.method} {one.path}": one.answer
+        for one in vars(contract).values()
+        if isinstance(one, Operation) and one.answer is not NoneType
+    },
     "GET /api/v1/scheduled": results.ScheduledMessages,
     "GET /api/v1/routes": routes._All,
     "GET /api/v1/routes/{name}": results.RouteStatus,
@@ -70,6 +76,12 @@ def answers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return schemas
 
 
+def is_queens(document: dict[str, Any], name: str) -> bool:
+    """Whether an operation is of Queen MQ's dialect: its answers are the recorded ones."""
+    method, path = name.split(" ")
+    return "queen" in document["paths"][path][method.lower()].get("tags", ())
+
+
 def test_every_operation_names_the_type_of_its_answer(session):
     document, _ = session
     without = []
@@ -82,7 +94,8 @@ def test_every_operation_names_the_type_of_its_answer(session):
     untyped = [
         name
         for name, schema in answers(document).items()
-        if not ({"$ref", "anyOf", "items"} & schema.keys() or schema.get("additionalProperties"))
+        if not is_queens(document, name)
+        and not ({"$ref", "anyOf", "items"} & schema.keys() or schema.get("additionalProperties"))
     ]
     assert (without, untyped) == ([], [])
 

@@ -139,7 +139,7 @@ async def test_an_error_over_http_is_the_same_in_our_clients(
     assert same(caught.value, error)
 
     with pytest.raises(errors.PenstockError) as caught:
-        brokers = Brokers([url], patience=0.0)
+        brokers = Brokers([url], retry_for=0.0)
         try:
             await brokers.json(dict[str, Any], "POST", "/topics/t")
         finally:

@@ -33,6 +33,7 @@ from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.buffer.storage import Storage
 from penstock.database import Database
+from penstock.database.batching import halving
 from penstock.errors import (
     Busy,
     Damaged,
@@ -45,7 +46,6 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.metrics import Metrics
-from penstock.queues.batching import halving
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item, Pushed
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from penstock.backup.create import create
-from penstock.backup.manifest import Manifest
+from penstock.backup.manifest import BackupManifest
 from penstock.backup.restore import check, restore
 from penstock.cli import BrokerConfig, app
 from penstock.object_store import ObjectStore
@@ -84,7 +84,7 @@ def restore_command(
     _report("sound:" if only_check else "restored", done)
 
 
-def _report(what: str, done: Manifest) -> None:
+def _report(what: str, done: BackupManifest) -> None:
     size = sum(file.size for file in done.files.values())
     print(
         f"{what} {len(done.topics)} topics and {'all' if done.database_schema else 'no'} queues, "

@@ -58,7 +58,7 @@ NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Marg
 
 class Shop:
     def __init__(self, api: Api, rate: float) -> None:
-        self.brokers = Brokers([api.url], token=api.token or None, patience=0.0)
+        self.brokers = Brokers([api.url], token=api.token or None, retry_for=0.0)
         self._rate = rate  # orders per second
         self._order = 0
         self._chance = random.Random(7)

@@ -178,8 +178,8 @@ def ack_command(
     :param status: Outcome of the messages.
     :param error: Error message, for messages that failed.
     """
-    from penstock.client.messages import AckRefused
-    from penstock.client.sync_client import SyncMessage
+    from penstock.client.sync import SyncMessage
+    from penstock.errors import AckRefused
 
     messages = []
     for number, line in enumerate(_input(), 1):
@@ -384,7 +384,7 @@ def delete(queue: Name, /, *, yes: Yes = False, keep: bool = False, api: Api = A
 def _client(api: Api) -> "SyncClient":
     from penstock.client import SyncClient
 
-    return SyncClient(api.url, token=api.token, patience=5.0)
+    return SyncClient(api.url, token=api.token, retry_for=5.0)
 
 
 def _input() -> Iterator[str]:

@@ -45,9 +45,9 @@ from penstock.cli import (
     usage,
 )
 from penstock.cli.tables import Column, Facts, View, count, rate, size, table
-from penstock.client import Batch, SyncReader, SyncTopicClient
+from penstock.client import Batch, SyncClient
 from penstock.client.reader import Start
-from penstock.client.sync_topics import SyncProducer
+from penstock.client.sync import SyncProducer, SyncReader
 from penstock.errors import PenstockError
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.names import partition_label
@@ -82,8 +82,8 @@ class TopicBroker:
     ] = "127.0.0.1:12345"
     token: Token = ""
 
-    def connect(self) -> SyncTopicClient:
-        return SyncTopicClient(self.broker, timeout=10.0, token=self.token)
+    def connect(self) -> SyncClient:
+        return SyncClient(topics=self.broker, timeout=10.0, token=self.token)
 
 
 @commands.command
@@ -109,7 +109,7 @@ def create(
         raise usage("name the topics to create")
     with broker.connect() as client:
         for topic in topics:
-            client.create(topic, format=format, partitions=partitions)
+            client.topic(topic).create(format=format, partitions=partitions)
 
 
 @commands.command(name="list")
@@ -161,7 +161,7 @@ def describe(
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
     with broker.connect() as client:
-        info = client.info(topic)
+        info = client.topic(topic).info()
     about = {
         "topic": topic,
         "first_offset": info.first_offset,
@@ -202,7 +202,7 @@ def policy(
     with broker.connect() as client:
         if wanted is not None:
             Api(url=url, token=broker.token).put(TOPICS, topic, "policy", body={"policy": wanted})
-        sys.stdout.write(f"{client.info(topic).policy}\n")
+        sys.stdout.write(f"{client.topic(topic).info().policy}\n")
 
 
 @commands.command
@@ -229,8 +229,8 @@ def delete(
         return
     with broker.connect() as client:
         if not yes:
-            confirm(f"Delete {topic!r} with {client.info(topic).records:,} records?", yes)
-        client.delete(topic)
+            confirm(f"Delete {topic!r} with {client.topic(topic).info().records:,} records?", yes)
+        client.topic(topic).delete()
 
 
 @commands.command
@@ -269,7 +269,7 @@ def produce(
     split = _unescaped(key_delimiter)
     progress = progress_bar(quiet, _size_of(files), f"to {topic}")
     with broker.connect() as client, progress as advance:
-        producer = client.producer(topic, linger=linger, timeout=timeout)
+        producer = client.topic(topic).producer(linger=linger, timeout=timeout)
         sent = 0
         try:
             with producer:
@@ -350,8 +350,7 @@ def consume(
     render = _as_json if json else _renderer(format)
     start = offset if last is None else f"-{last}"
     with broker.connect() as client:
-        reader = client.reader(
-            topic,
+        reader = client.topic(topic).reader(
             _start(client, partition_label(topic, partition), start),
             partition=partition,
             follow=not exit_at_end,
@@ -361,7 +360,7 @@ def consume(
         _write(reader, topic, count, render, quiet)
 
 
-def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
+def _start(client: SyncClient, topic: str, text: str) -> Start:
     if text in ("earliest", "beginning"):
         return "earliest"
     if text in ("latest", "end"):
@@ -369,7 +368,7 @@ def _start(client: SyncTopicClient, topic: str, text: str) -> Start:
     if text.isdecimal():
         return int(text)
     if text.startswith("-") and text[1:].isdecimal():
-        info = client.info(topic)
+        info = client.topic(topic).info()
         return max(info.first_offset, info.next_offset - int(text[1:]))
     if text.startswith("@"):
         try:

@@ -72,7 +72,7 @@ def verify(
     sound = True
     with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
         for name in topics or logs:
-            end = client.info(name).next_offset if live else None
+            end = client.topic(name).info().next_offset if live else None
             done = 0
 
             def progress(read: int, _: int) -> None:

@@ -54,7 +54,7 @@ class HealthReporter:
                 body=body,
                 again=True,
                 timeout=timeout,
-                patience=0.0,
+                retry_for=0.0,
             )
         except NotFound:
             return False

@@ -8,14 +8,9 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from penstock.protocol.answers import (
-    Body,
-    GroupPosition,
-    PartitionCounts,
-    PartitionTimes,
-    QueueNames,
-    ScheduleRun,
-)
+from penstock.contract.noun import Noun
+from penstock.contract.queues import PartitionCounts, PartitionTimes, QueueNames
+from penstock.contract.schedules import ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 
 
@@ -68,7 +63,7 @@ class PartitionSummary(PartitionTimes):
     last_activity: datetime | None = None
 
 
-class QueueDescription(Body, kw_only=True):
+class QueueDescription(Noun, kw_only=True):
     """A queue with its options, partitions and counts."""
 
     queue: QueueAbout
@@ -77,54 +72,7 @@ class QueueDescription(Body, kw_only=True):
     totals: Counts
 
 
-class GroupPartition(GroupPosition):
-    """The position and lag of a consumer group in one partition."""
-
-    queue: str = ""
-
-
-class Seek(Body, kw_only=True):
-    """The result of moving a consumer group, or of the dry run."""
-
-    consumer_group: str
-    queue_name: str
-    partitions_updated: int
-    dry_run: bool = False
-    seek_to_end: bool = False
-    target_timestamp: datetime | None = None
-    redelivered: int | None = None  # only in a dry run
-    skipped: int | None = None  # only in a dry run
-
-
-class DeadLetterMessage(msgspec.Struct, rename="camel", kw_only=True):
-    """A dead letter: a message that failed for good, with the reason."""
-
-    dlq_id: int
-    id: str
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    consumer_group: str | None  # None: the group was deleted
-    error_message: str | None
-    retry_count: int
-    attempts: int
-    data: Any = None
-    data_omitted: bool = False  # the page is too large: use a smaller limit
-    headers: dict[str, str] = {}
-    producer_sub: str | None = None
-    created_at: datetime
-    failed_at: datetime
-
-
-class DeadLetters(Body, kw_only=True):
-    """A page of dead letters, newest first. `total` counts all that match."""
-
-    messages: list[DeadLetterMessage]
-    total: int
-
-
-class RouteQueue(Body, kw_only=True):
+class RouteQueue(Noun, kw_only=True):
     """The send queue of a route: records not delivered yet."""
 
     batches: int
@@ -134,7 +82,7 @@ class RouteQueue(Body, kw_only=True):
     drain_eta_seconds: float = 0.0
 
 
-class RouteStatus(Body, kw_only=True):
+class RouteStatus(Noun, kw_only=True):
     """The status of an export route. If the route could not start, only `state` and `last_error`
     are set.
     """
@@ -165,7 +113,7 @@ class BrokerStatus(msgspec.Struct, kw_only=True):
     listeners: dict[str, str] = {}
 
 
-class TransactionStep(Body, kw_only=True):
+class TransactionStep(Noun, kw_only=True):
     """The result of one push or ack in a transaction."""
 
     type: str
@@ -194,7 +142,7 @@ class ScheduledMessage(msgspec.Struct, rename="camel", kw_only=True):
     headers: dict[str, str] = {}
 
 
-class ScheduledMessages(Body, kw_only=True):
+class ScheduledMessages(Noun, kw_only=True):
     """A page of delayed messages, next due first. Pass `next` as `cursor` to get the following
     page.
     """
@@ -221,7 +169,7 @@ class Schedule(msgspec.Struct, rename="camel", kw_only=True):
     last_runs: list[ScheduleRun] = []
 
 
-class ConsumerHealth(Body, kw_only=True):
+class ConsumerHealth(Noun, kw_only=True):
     """The status of a running consumer, as it last reported."""
 
     id: str

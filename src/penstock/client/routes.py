@@ -7,17 +7,18 @@ import msgspec
 
 from penstock.client.brokers import Brokers
 from penstock.client.results import RouteStatus
-from penstock.protocol.answers import Body, RoutePushed
+from penstock.contract.noun import Noun
+from penstock.contract.routes import RoutePushed
 from penstock.protocol.payload import check_payload
 
 BASE = "/api/v1/routes"
 
 
-class _All(Body):
+class _All(Noun):
     routes: list[RouteStatus]
 
 
-class _Count(Body):
+class _Count(Noun):
     records: int
 
 

@@ -8,8 +8,9 @@ import msgspec
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
 from penstock.client.results import Schedule
+from penstock.contract.noun import Noun
+from penstock.contract.schedules import ScheduleRun
 from penstock.errors import InvalidRequest
-from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.payload import check_payload
@@ -17,7 +18,7 @@ from penstock.protocol.payload import check_payload
 BASE = "/api/v1/schedules"
 
 
-class _All(Body):
+class _All(Noun):
     schedules: list[Schedule]
 
 

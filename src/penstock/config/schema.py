@@ -2,7 +2,7 @@
 
 A section is a frozen dataclass; the loader (`load.py`) walks the fields, so a key added here is at
 once a YAML key, an environment variable (`PENSTOCK_<SECTION>_<KEY>`), a `--set section.key=value`
-flag and a row in `penstock config show`. `env` in a field's metadata names further environment
+flag and a row in `penstock config`. `env` in a field's metadata names further environment
 variables that set it (those of the seeds, and `DATABASE_URL`).
 """
 
@@ -277,6 +277,12 @@ class Topics:
         "files of topics that are created without a format: aiq = as aiq's server has them, "
         "kafka = record batches, with keys, headers and one fsync per commit",
     )
+    placement: Literal["local", "shared"] = key(
+        "local",
+        "where new topics live: local = on the disk of this broker, shared = in PostgreSQL and "
+        "object storage, served by every broker on the same database",
+    )
+    shared_cache: Size = key(64 << 20, "memory for the newest records of shared topics")
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
     segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")
     retention_bytes: Size = key(

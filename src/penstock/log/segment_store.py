@@ -138,7 +138,7 @@ class SegmentStore:
         """In the pool, with the fsyncs it has to wait for; then call `done` on the loop.
 
         No future is made and no task is woken up: of all ways to have a thread do it this is the
-        cheapest (decision 0240).
+        cheapest (docs/decisions/storage.md).
         """
         self.active.pinned = True
         write.started = time.perf_counter()

@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.export.status import RouteStatus
-from penstock.monitor.watched import Queue
+from penstock.monitor.watched import WatchedQueue
 from penstock.topics.topic import Topic
 
 
-def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
+def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
     """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
 
     What a group skipped is what the others leave over, so only a part without any shows that

@@ -5,7 +5,7 @@ import msgspec
 from penstock.queues.admin.figures import QueueFigures
 
 
-class Group(msgspec.Struct, rename="camel"):
+class WatchedGroup(msgspec.Struct, rename="camel"):
     """Counts and rates of a consumer group."""
 
     name: str  # empty: queue mode
@@ -21,9 +21,9 @@ class Group(msgspec.Struct, rename="camel"):
     rate: float | None  # completed per second
 
 
-class Queue(msgspec.Struct):
+class WatchedQueue(msgspec.Struct):
     figures: QueueFigures
-    groups: list[Group]
+    groups: list[WatchedGroup]
     unread: float | None  # how long the oldest message waits, while no group reads the queue
     pushed_rate: float | None = None
 

@@ -23,11 +23,11 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from penstock.database.batching import SLICE
 from penstock.errors import InvalidRequest
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
-from penstock.queues.batching import SLICE
 from penstock.queues.calls import Row, TakeArguments
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import Consumers

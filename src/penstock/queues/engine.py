@@ -17,11 +17,12 @@ from uuid import UUID
 
 from penstock.config.schema import Queues as Settings
 from penstock.database import Database
+from penstock.database.batching import Batcher
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
 from penstock.queues.admin.configuration import Admin
-from penstock.queues.admin.dead_letters import DeadLetters
+from penstock.queues.admin.dead_letters import DeadLetterStore
 from penstock.queues.admin.figures import Figures
 from penstock.queues.admin.groups import Groups
 from penstock.queues.admin.messages import Messages
@@ -32,7 +33,6 @@ from penstock.queues.admin.traces import Traces
 from penstock.queues.background.delayed import Delayed
 from penstock.queues.background.schedules import Schedules
 from penstock.queues.background.upkeep import Upkeep
-from penstock.queues.batching import Batcher
 from penstock.queues.calls import Calls
 from penstock.queues.catalog import Catalog
 from penstock.queues.consumers import Consumers
@@ -102,7 +102,7 @@ class Queues:
         self.admin = Admin(context, self.scheduled)
         self.schedules = Schedules(context, self._pusher)
         self.groups = Groups(context, self.figures, self.consumers)
-        self.dead = DeadLetters(context)
+        self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
         self.status = Status(context, self.figures)

@@ -16,9 +16,9 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.database.batching import SLICE, Batcher
 from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.queues.batching import SLICE, Batcher
 from penstock.queues.calls import AppendArguments, Appended, Fetch
 from penstock.queues.catalog import Catalog, check_name, check_text
 from penstock.queues.context import QueueContext
@@ -35,7 +35,9 @@ MAX_LOOKUPS = 4  # how often queues that changed are looked up again
 # A message counts once more for each of these bytes: large ones must not add up to a call of a
 # gigabyte.
 HEAVY_BYTES = 1 << 15
-ENOUGH = 200  # messages that are worth a second call beside one under way (decision 0112)
+ENOUGH = (
+    200  # messages that are worth a second call beside one under way (docs/decisions/queues.md)
+)
 
 
 class Pusher:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.queues.batching import SLICE
+from penstock.database.batching import SLICE
 from penstock.queues.calls import Row, SettleArguments
 from penstock.queues.catalog import Catalog, check_text
 from penstock.queues.types import Ack, Acked

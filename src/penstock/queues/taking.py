@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from penstock.database.batching import SLICE, Batcher
 from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
-from penstock.queues.batching import SLICE, Batcher
 from penstock.queues.calls import Row, TakeArguments
 from penstock.queues.catalog import remember
 from penstock.queues.context import QueueContext

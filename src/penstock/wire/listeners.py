@@ -31,9 +31,11 @@ from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.inspect import InspectApi
+from penstock.wire.http.api.mending import MendingApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.queues import queue_apis
+from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
@@ -296,12 +298,14 @@ class Listeners:
             BuffersApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
+            MendingApi(broker.queues),
             AuditApi(self._audit),
             self._tasks,
         ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
+            apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
         else:
             apis.append(NoTopicsApi())

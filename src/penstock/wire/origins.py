@@ -13,7 +13,8 @@ A request with neither is no browser's (curl, clients) and passes. A page can st
 name point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So
 while nobody is asked for a token, names that anyone can register in the public DNS are refused too.
 Names without a dot and names below `PRIVATE_ENDINGS` cannot be registered there: they are those of
-container networks. Who controls the DNS of the local network can still give them (decision 160).
+container networks. An attacker who controls the DNS of the local network can still assign them
+(docs/decisions/wire-and-protocols.md).
 
 A decision is made once per distinct head of a request, never per request.
 """

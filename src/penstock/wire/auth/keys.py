@@ -43,13 +43,13 @@ MAX_SET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class TokenKey:
     algorithm: str
     material: Any
     id: str | None = None
 
 
-class Keys:
+class TokenKeys:
     """Those configured and those fetched. `changed` is called when a fetch brought other keys than
     before.
     """
@@ -64,7 +64,7 @@ class Keys:
         self._metrics = metrics
         self._changed = changed
         self._fixed = _configured(settings)
-        self._fetched: list[Key] = []
+        self._fetched: list[TokenKey] = []
         self._raw = b""  # what `_fetched` was read from
         self._fetching: asyncio.Task[None] | None = None  # the fetch under way
         self._refreshing: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Keys:
     def algorithms(self) -> set[str]:
         return {key.algorithm for key in self._all()}
 
-    def find(self, algorithm: str, key_id: str | None) -> list[Key]:
+    def find(self, algorithm: str, key_id: str | None) -> list[TokenKey]:
         """The keys a token with this header may be signed with."""
         fitting = [key for key in self._all() if key.algorithm == algorithm]
         if key_id is None:
@@ -121,7 +121,7 @@ class Keys:
                 retry_after=UNKNOWN_KEY_SECONDS,
             )
 
-    def _all(self) -> list[Key]:
+    def _all(self) -> list[TokenKey]:
         return self._fixed + self._fetched
 
     def _fetched_now(self, _: "asyncio.Task[None]") -> None:
@@ -150,7 +150,7 @@ class Keys:
             log.info("%d keys that verify tokens read from %s", len(keys), self._settings.jwks_url)
 
 
-def _configured(settings: Settings) -> list[Key]:
+def _configured(settings: Settings) -> list[TokenKey]:
     keys = []
     if settings.secret and _wanted("HS256", settings.algorithm):
         secret = settings.secret.encode()
@@ -159,7 +159,7 @@ def _configured(settings: Settings) -> list[Key]:
                 f"auth.secret must have at least {MIN_SECRET_BYTES} bytes:"
                 " a shorter one can be guessed"
             )
-        keys.append(Key("HS256", secret))
+        keys.append(TokenKey("HS256", secret))
     if settings.public_key:
         key = _public_key(settings.public_key)
         if not _wanted(key.algorithm, settings.algorithm):
@@ -175,7 +175,7 @@ def _wanted(algorithm: str, configured: str) -> bool:
     return configured in ("auto", algorithm.lower())
 
 
-def _public_key(text: str) -> Key:
+def _public_key(text: str) -> TokenKey:
     """From PEM text (with real or written-out line ends), or from the file it names."""
     try:
         pem = (
@@ -190,21 +190,21 @@ def _public_key(text: str) -> Key:
         ) from None
 
 
-def _key_for(material: Any, key_id: str | None) -> Key:
+def _key_for(material: Any, key_id: str | None) -> TokenKey:
     if isinstance(material, RSAPublicKey):
         if material.key_size < MIN_RSA_BITS:
             raise ValueError(
                 f"an RSA key of {material.key_size} bits is too short, {MIN_RSA_BITS} is the least"
             )
-        return Key("RS256", material, key_id)
+        return TokenKey("RS256", material, key_id)
     if isinstance(material, Ed25519PublicKey):
-        return Key("EdDSA", material, key_id)
+        return TokenKey("EdDSA", material, key_id)
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
-        return Key("ES256", material, key_id)
+        return TokenKey("ES256", material, key_id)
     raise ValueError("only RSA, Ed25519 and P-256 keys are known")
 
 
-def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
+def key_set(raw: bytes, algorithm: str = "auto") -> list[TokenKey]:
     """The keys of a JWKS document that can verify signatures; others in it are passed over."""
     document = json.loads(raw)
     entries = document.get("keys") if isinstance(document, dict) else None

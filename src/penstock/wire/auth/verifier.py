@@ -34,11 +34,11 @@ class Verifier:
         # Imported here: 11 MiB that a broker without authentication does without.
         import jwt
 
-        from penstock.wire.auth.keys import Keys
+        from penstock.wire.auth.keys import TokenKeys
 
         self.settings = settings
         self.identities: dict[str, Identity] = {}  # never holds the empty token
-        self.keys: Keys = Keys(settings, self.identities.clear, metrics)
+        self.keys: TokenKeys = TokenKeys(settings, self.identities.clear, metrics)
         self._refused = metrics.counter(
             "penstock_auth_refused_total",
             "Requests rejected by authentication, by reason",

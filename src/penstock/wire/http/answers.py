@@ -9,21 +9,25 @@ that it has in common with the answer.
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from penstock.protocol.answers import Body
+from penstock.contract.noun import Noun
+from penstock.wire.queen.aliases import ALIASES
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MISSING = object()
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:
-    """What makes JSON of a `kind`: only bodies have times and payloads that need a look."""
+    """What makes JSON of a `kind`: only nouns and objects have times and payloads to convert."""
     kinds = (kind, *get_args(kind))
-    bodies = any(isinstance(one, type) and issubclass(one, Body) for one in kinds)
-    return plain if bodies else lambda value: value
+    nouns = any(
+        get_origin(one) is dict or (isinstance(one, type) and issubclass(one, Noun))
+        for one in kinds
+    )
+    return plain if nouns else lambda value: value
 
 
 def of(kind: type[T], *sources: object, **more: Any) -> T:
@@ -43,11 +47,13 @@ def each(kind: type[T], sources: Iterable[object]) -> list[T]:
 
 def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        return {
+        fields = {
             name: plain(inner)
             for field, name in _names(type(value))
             if (inner := getattr(value, field)) is not msgspec.UNSET
         }
+        aliases = ALIASES.get(type(value))
+        return fields if aliases is None else fields | plain(aliases(value))
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.contract.groups import Group
+from penstock.contract.noun import Noun, TimeRange
+from penstock.contract.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.protocol.analytics import Point
-from penstock.protocol.answers import Body, GroupLag, Range
 from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.admin.status import DatabaseSize, OldestTransaction, TableSize
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.groups import group_answer
-from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route
 
 
@@ -25,7 +25,7 @@ class MinutesQuery(TimesQuery, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
-class Latency(Body):
+class Latency(Noun):
     """Milliseconds from push to ack, with a relative error of at most `latencyError`."""
 
     count: int
@@ -34,7 +34,7 @@ class Latency(Body):
     p99: float | None
 
 
-class Minute(Body, kw_only=True):
+class Minute(Noun, kw_only=True):
     """Figures of a queue, a topic or a consumer group in one interval."""
 
     time: datetime
@@ -53,7 +53,7 @@ class Minute(Body, kw_only=True):
     latency: Latency | None
 
 
-class Minutes(Range):
+class Minutes(TimeRange):
     interval: str
     latency_error: float
     points: list[Minute]
@@ -67,7 +67,7 @@ class RolledUp(msgspec.Struct):
     series: dict[str, list[int | None]]
 
 
-class OperationsPoint(Body):
+class OperationsPoint(Noun):
     timestamp: datetime
     pushed: int
     done: int
@@ -75,17 +75,17 @@ class OperationsPoint(Body):
     dead: int
 
 
-class QueueOperations(Body):
-    time_range: Range
+class QueueOperations(Noun):
+    time_range: TimeRange
     series: list[OperationsPoint]
 
 
-class QueueLag(Body):
+class QueueLag(Noun):
     timestamp: datetime
-    groups: list[GroupLag]
+    groups: list[Group]
 
 
-class Postgres(Body):
+class Postgres(Noun):
     database: DatabaseSize
     oldest_transaction: OldestTransaction | None
     tables: list[TableSize]
@@ -147,13 +147,13 @@ class AnalyticsApi:
             OperationsPoint(point.bucket, point.pushed, point.completed, point.failed, point.dead)
             for point in points
         ]
-        return QueueOperations(Range(since, until), series)
+        return QueueOperations(TimeRange(since, until), series)
 
     @route("GET", "/api/v1/analytics/queue-lag")
     async def queue_lag(self, args: RangeQuery) -> QueueLag:
         """Lag of every consumer group."""
         groups = await self._queues.groups.listing(None, args.queue or None)
-        return QueueLag(datetime.now(UTC), [group_answer(GroupLag, group) for group in groups])
+        return QueueLag(datetime.now(UTC), groups)
 
     @route("GET", "/api/v1/analytics/postgres-stats")
     async def postgres(self) -> Postgres:

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
+from penstock.contract.noun import Noun, TimeRange
+from penstock.contract.queries import RangeQuery
 from penstock.errors import InvalidRequest
-from penstock.protocol.answers import Body, Range
 from penstock.queues.admin.status import Removal
 from penstock.queues.background.consumer_reports import ConsumerReport
 from penstock.queues.background.presence import (
@@ -23,7 +24,6 @@ from penstock.queues.consumers import ALIVE_SECONDS
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.queries import RangeQuery
 from penstock.wire.http.routes import route
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
@@ -53,7 +53,7 @@ class NotifyBody(msgspec.Struct):
     texts: ClassVar = {"queue": "queue is required", "partition": "partition must be a string"}
 
 
-class Replica(Body):
+class Replica(Noun):
     hostname: str
     worker_id: int
 
@@ -95,10 +95,10 @@ class LoadPoint(Replica):
     waiting_pops: float
 
 
-class Series(Body):
+class Series(Noun):
     """What answers about a range of time begin with."""
 
-    time_range: Range
+    time_range: TimeRange
     bucket_minutes: int
 
 
@@ -119,7 +119,7 @@ class Parked(Series):
     replicas: list[Replica]
 
 
-class RemovalCounts(Body):
+class RemovalCounts(Noun):
     """Messages that were deleted, by reason."""
 
     retention_msgs: int = 0
@@ -140,7 +140,7 @@ class RemovalPoint(RemovalCounts, kw_only=True):
     bucket: datetime
 
 
-class RemovalRow(Body):
+class RemovalRow(Noun):
     key: str | None  # namespace, task or queue
     queues: int
     totals: RemovalCounts
@@ -152,24 +152,24 @@ class Removals(Series):
     rows: list[RemovalRow] | msgspec.UnsetType = msgspec.UNSET  # when groupBy is given
 
 
-class ServerHealth(Body):
+class ServerHealth(Noun):
     servers_alive: int
     beat_seconds: float
     dead_after_seconds: float
     servers: list[ServerSeen]
 
 
-class QueueConfigCache(Body):
+class QueueConfigCache(Noun):
     queues: int
     changes: int
 
 
-class ConsumerPresence(Body):
+class ConsumerPresence(Noun):
     waiting_pops: int
     queues: dict[str, int]
 
 
-class SharedState(Body):
+class SharedState(Noun):
     enabled: bool
     running: bool
     server_id: str
@@ -179,7 +179,7 @@ class SharedState(Body):
     consumer_presence: ConsumerPresence
 
 
-class InterInstance(Body):
+class InterInstance(Noun):
     enabled: bool
     transport: str
     server_id: str
@@ -188,7 +188,7 @@ class InterInstance(Body):
     received: int
 
 
-class Notified(Body):
+class Notified(Noun):
     status: str = "ok"
 
 
@@ -226,7 +226,7 @@ class ClusterApi:
         ]
         points = [of(LoadPoint, point, worker_id=point.worker) for point in series]
         now = datetime.now(UTC)
-        return Machines(Range(since, until), minutes, now, workers, points)
+        return Machines(TimeRange(since, until), minutes, now, workers, points)
 
     @route("GET", "/api/v1/analytics/queue-parked-replicas")
     async def parked(self, args: RangeQuery) -> Parked:
@@ -240,7 +240,7 @@ class ClusterApi:
             for point in series
         ]
         replicas = sorted({(point.hostname, point.worker) for point in series})
-        return Parked(Range(since, until), minutes, points, [Replica(*one) for one in replicas])
+        return Parked(TimeRange(since, until), minutes, points, [Replica(*one) for one in replicas])
 
     @route("GET", "/api/v1/analytics/retention")
     async def retention(self, args: RetentionQuery) -> Removals:
@@ -260,7 +260,7 @@ class ClusterApi:
                 names, counts = groups.setdefault(key, (set(), RemovalCounts()))
                 names.add(row.queue)
                 counts.add(row)
-        body = Removals(Range(since, until), minutes, list(series.values()), totals)
+        body = Removals(TimeRange(since, until), minutes, list(series.values()), totals)
         if args.group_by:
             ordered = sorted(groups.items(), key=lambda item: (-item[1][1].total_msgs, item[0]))
             body.rows = [RemovalRow(key, len(names), counts) for key, (names, counts) in ordered]

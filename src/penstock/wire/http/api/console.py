@@ -15,7 +15,8 @@ from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
-from penstock.monitor.watched import Group, Queue
+from penstock.monitor.search import FoundThing, Search
+from penstock.monitor.watched import WatchedGroup, WatchedQueue
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
 from penstock.wire.auth import Role
@@ -91,9 +92,17 @@ class QueuePage(msgspec.Struct):
 
 
 class QueueWithGroups(QueueRow, rename="camel"):
-    groups: list[Group]  # type: ignore[assignment]
+    groups: list[WatchedGroup]  # type: ignore[assignment]
     options: QueueOptions
     created_at: float  # milliseconds since 1970
+
+
+class FindQuery(msgspec.Struct):
+    q: str = ""
+
+
+class FoundThings(msgspec.Struct):
+    found: list[FoundThing]
 
 
 class LogLine(msgspec.Struct):
@@ -136,6 +145,7 @@ class ConsoleApi:
         self._authentication = authentication
         logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
+        self._search = Search(broker, self._sampler)
         self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
 
     @route("GET", "/api/v1/me")
@@ -204,6 +214,14 @@ class ConsoleApi:
             created_at=epoch_millis(info.created_at),
         )
 
+    @route("GET", "/api/v1/search")
+    async def search(self, args: FindQuery) -> FoundThings:
+        """Find queues, groups, topics, routes, schedules and pipelines by a part of their name, and
+        messages by their transaction id.
+        """
+        await self._sampler.fresh(recent=True)
+        return FoundThings(await self._search.find(args.q))
+
     @route("GET", "/api/v1/config", role=Role.ADMIN)
     def config(self) -> ConfigKeys:
         """The effective configuration and the source of each value; secrets are hidden."""
@@ -226,6 +244,6 @@ def console_routes() -> list[Route]:
     return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
 
 
-def _row(queue: Queue, sampler: Sampler) -> QueueRow:
+def _row(queue: WatchedQueue, sampler: Sampler) -> QueueRow:
     history = sampler.line_of(queue.figures.name)
     return of(QueueRow, queue.figures, queue, groups=len(queue.groups), history=history)

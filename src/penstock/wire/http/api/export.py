@@ -11,17 +11,18 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
+from penstock.contract.operation import Audited
+from penstock.contract.queries import Limit
+from penstock.contract.routes import RoutePushed
 from penstock.errors import InvalidRequest
 from penstock.export.deadletters import as_text
 from penstock.export.manager import Exports
 from penstock.export.status import Inspection, RouteStatus
-from penstock.protocol.answers import RoutePushed
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.queries import Limit
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 ANSWER_BYTES = 8 << 20
 ROUTES = "/api/v1/routes"

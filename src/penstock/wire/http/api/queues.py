@@ -21,6 +21,7 @@ from penstock.wire.http.api.stored import StoredApi
 from penstock.wire.http.api.streams import StreamsApi
 from penstock.wire.http.api.transactions import TransactionsApi
 from penstock.wire.http.routes import Api
+from penstock.wire.queen.groups import QueenGroupsApi
 
 
 def queue_apis(broker: Broker) -> list[Api]:
@@ -33,6 +34,7 @@ def queue_apis(broker: Broker) -> list[Api]:
         ResourcesApi(queues),
         StatusApi(queues, presence),
         GroupsApi(queues),
+        QueenGroupsApi(queues),
         ConsumersApi(presence),
         DeadLettersApi(queues),
         StoredApi(queues),

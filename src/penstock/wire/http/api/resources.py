@@ -9,15 +9,11 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from penstock.contract.noun import Noun, Pagination
+from penstock.contract.operation import Audited
+from penstock.contract.queries import Limit, Paged
+from penstock.contract.queues import Configured, PartitionCounts, PartitionTimes, QueueNames
 from penstock.errors import InvalidRequest, NotFound
-from penstock.protocol.answers import (
-    Body,
-    Configured,
-    Pagination,
-    PartitionCounts,
-    PartitionTimes,
-    QueueNames,
-)
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.status import NOT_JSON
 from penstock.queues.admin.status import QueueFilter, QueueStatus, QueueStatusPage, QueueTotals
@@ -25,10 +21,9 @@ from penstock.queues.engine import Queues
 from penstock.queues.options import BY_NAME, OPTIONS, parse
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import each, of, plain
-from penstock.wire.http.api.queries import Limit, Paged
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
 
@@ -107,7 +102,7 @@ class QueueSummary(QueueNames):
     messages: SummaryCounts
 
 
-class QueueList(Body):
+class QueueList(Noun):
     queues: list[QueueSummary]
     next: str | None  # the cursor of the page behind; null: there is none
 
@@ -126,7 +121,7 @@ class DepthQuery(msgspec.Struct, frozen=True):
     limit: Limit = 10_000
 
 
-class Depth(Body):
+class Depth(Noun):
     """Messages that a group has not finished with."""
 
     pending: int  # all of them
@@ -146,13 +141,13 @@ class QueueDepth(Depth, kw_only=True):
     partitions: list[PartitionDepth]
 
 
-class QueueDeleted(Body):
+class QueueDeleted(Noun):
     deleted: bool
     queue: str
     existed: bool
 
 
-class Cleared(Body):
+class Cleared(Noun):
     success: bool
     queue: str
     partition: str | None
@@ -164,17 +159,17 @@ class Partition(PartitionTimes):
     messages: int  # stored now
 
 
-class PartitionPage(Body):
+class PartitionPage(Noun):
     partitions: list[Partition]
     pagination: Pagination
 
 
-class SumCounts(Body):
+class SumCounts(Noun):
     total: int = 0
     pending: int = 0
 
 
-class Sums(Body, kw_only=True):
+class Sums(Noun, kw_only=True):
     """Of the queues of a namespace or a task."""
 
     queues: int = 0
@@ -186,7 +181,7 @@ class Namespace(Sums):
     namespace: str
 
 
-class Namespaces(Body):
+class Namespaces(Noun):
     namespaces: list[Namespace]
 
 
@@ -194,7 +189,7 @@ class Task(Sums):
     task: str
 
 
-class Tasks(Body):
+class Tasks(Noun):
     tasks: list[Task]
 
 

@@ -4,11 +4,12 @@ from datetime import datetime
 
 import msgspec
 
-from penstock.protocol.answers import Body
+from penstock.contract.noun import Noun
+from penstock.contract.operation import Audited
+from penstock.contract.queries import Limit
 from penstock.queues.admin.scheduled import Scheduled, Waiting
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.queries import Limit
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 ONE = "/api/v1/scheduled/{queue}/{partition}/{transaction}"
 
@@ -20,7 +21,7 @@ class ScheduledQuery(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
-class ScheduledMessage(Body):
+class ScheduledMessage(Noun):
     transaction_id: str
     queue: str
     partition: str
@@ -34,12 +35,12 @@ class ScheduledMessage(Body):
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class ScheduledPage(Body):
+class ScheduledPage(Noun):
     messages: list[ScheduledMessage]
     next: str | None
 
 
-class Cancelled(Body):
+class Cancelled(Noun):
     success: bool
     queue: str
     partition: str

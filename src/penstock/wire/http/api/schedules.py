@@ -5,20 +5,22 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from penstock.contract.noun import Noun
+from penstock.contract.operation import Audited
+from penstock.contract.schedules import ScheduleRun
 from penstock.protocol import headers
-from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.queues.background.schedules import Definition, Schedule, Schedules
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import each, of
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 BASE = "/api/v1/schedules"
 ONE = f"{BASE}/{{name}}"
 CHANGED = ("cron", "timezone", "queue", "partition", "catchUp", "paused")  # not the payload
 
 
-class DefinitionBody(Body):
+class DefinitionBody(Noun):
     cron: str
     queue: str
     timezone: str = "UTC"
@@ -44,7 +46,7 @@ class ScheduleAnswer(DefinitionBody, kw_only=True):
     last_runs: list[ScheduleRun]
 
 
-class Listing(Body):
+class Listing(Noun):
     schedules: list[ScheduleAnswer]
 
 

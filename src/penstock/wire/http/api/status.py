@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 
-from penstock.protocol.answers import Body, PaginationOf, PartitionCounts, QueueNames, Range
+from penstock.contract.noun import Noun, Pagination, TimeRange
+from penstock.contract.queries import BUCKETS, Limit, Paged, RangeQuery
+from penstock.contract.queues import PartitionCounts, QueueNames
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.admin.dead_letters import ErrorCount, Which
 from penstock.queues.admin.messages import MessageFilter
@@ -18,7 +20,6 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of, plain
 from penstock.wire.http.api.cluster import Worker, worker_answer
-from penstock.wire.http.api.queries import BUCKETS, Limit, Paged, RangeQuery
 from penstock.wire.http.api.resources import (
     PageQuery,
     QueueCounts,
@@ -47,13 +48,13 @@ class MessagesQuery(Paged, frozen=True):
     )
 
 
-class QueuePage(Body):
+class QueuePage(Noun):
     queues: list[QueueSummary]
-    pagination: PaginationOf
+    pagination: Pagination
     next: str | None  # the cursor of the page behind; null: there is none
 
 
-class QueueConfig(Body):
+class QueueConfig(Noun):
     """Some options of a queue, named as Queen MQ names them; `options` has all."""
 
     lease_time: int
@@ -70,7 +71,7 @@ class ConfiguredQueue(QueueNames):
     config: QueueConfig
 
 
-class Consumed(Body):
+class Consumed(Noun):
     total_consumed: int
     batches_consumed: int
 
@@ -85,31 +86,31 @@ class Totals(QueueCounts):
     messages: QueueCounts
 
 
-class QueueDetails(Body):
+class QueueDetails(Noun):
     queue: ConfiguredQueue
     partitions: list[PartitionStatus]
     partition_count: int
     totals: Totals
 
 
-class Throughput(Body):
+class Throughput(Noun):
     ingested_per_second: float
     processed_per_second: float
 
 
-class Spread(Body):
+class Spread(Noun):
     avg: float = 0
     median: float = 0
     min: float = 0
     max: float = 0
 
 
-class Lag(Body):
+class Lag(Noun):
     time: Spread  # seconds
     offset: Spread  # messages
 
 
-class Overview(Body):
+class Overview(Noun):
     queues: int
     partitions: int
     namespaces: int
@@ -121,7 +122,7 @@ class Overview(Body):
     stats_age: int  # always 0: counters are exact
 
 
-class ThroughputPoint(Body):
+class ThroughputPoint(Noun):
     timestamp: datetime
     ingested: int
     processed: int
@@ -131,13 +132,13 @@ class ThroughputPoint(Body):
     processed_per_second: float
 
 
-class Operations(Body):
+class Operations(Noun):
     push: int
     pop: int
     ack: int
 
 
-class BatchSizes(Body):
+class BatchSizes(Noun):
     """Messages per request."""
 
     push: float
@@ -150,27 +151,27 @@ class StatusCounts(QueueCounts):
     batch_efficiency: BatchSizes
 
 
-class LeaseCounts(Body):
+class LeaseCounts(Noun):
     active: int
     partitions_with_leases: int
     total_batch_size: int
     total_acked: int
 
 
-class DeadLetterCounts(Body):
+class DeadLetterCounts(Noun):
     total_messages: int
     affected_partitions: int
     top_errors: list[ErrorCount]
 
 
-class ErrorCounts(Body):
+class ErrorCounts(Noun):
     db_errors: int
     ack_failed: int
     dlq_messages: int
 
 
-class StatusAnswer(Body):
-    time_range: Range
+class StatusAnswer(Noun):
+    time_range: TimeRange
     bucket_minutes: int
     point_count: int
     throughput: list[ThroughputPoint]
@@ -184,17 +185,17 @@ class StatusAnswer(Body):
     stats_age: int  # always 0: counters are exact
 
 
-class PushedPoint(Body):
+class PushedPoint(Noun):
     timestamp: datetime
     messages: int
 
 
-class Pushed(Range):
+class Pushed(TimeRange):
     interval: str
     data_points: list[PushedPoint]
 
 
-class Refreshed(Body):
+class Refreshed(Noun):
     folded: int | None  # rows of the counters' log
     skipped: bool  # another broker is at it
 
@@ -212,7 +213,7 @@ class StatusApi:
         """List queues, in pages."""
         page = await self._status.page(args.wanted, args.limit, args.offset)
         total = await self._status.count(args.wanted)
-        pagination = PaginationOf(args.limit, args.offset, total)
+        pagination = Pagination(args.limit, args.offset, total)
         answer = QueuePage(await summaries(page), pagination, next_cursor(page))
         return await asyncio.to_thread(lambda: json_response(plain(answer)))
 
@@ -267,8 +268,8 @@ class StatusApi:
             messages=of(QueueCounts, sums.messages),
             throughput=Throughput(sums.pushed_per_second, sums.completed_per_second),
             lag=Lag(
-                _spread([int(group.backlog.seconds or 0) for group in groups]),
-                _spread([group.figures.waiting for group in groups]),
+                _spread([group.lag_seconds for group in groups]),
+                _spread([group.waiting for group in groups]),
             ),
             timestamp=datetime.now(UTC),
             stats_age=0,
@@ -291,7 +292,7 @@ class StatusApi:
         requests = _operations(worker.figures.requests for worker in workers)
         messages = _operations(worker.figures.messages for worker in workers)
         return StatusAnswer(
-            time_range=Range(since, until),
+            time_range=TimeRange(since, until),
             bucket_minutes=minutes,
             point_count=len(points),
             throughput=[

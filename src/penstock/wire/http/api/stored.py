@@ -5,16 +5,17 @@ from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
+from penstock.contract.noun import Noun, Pagination
+from penstock.contract.operation import Audited
+from penstock.contract.queries import Limit, Offset, Paged, TimesQuery, check_offset
 from penstock.errors import InvalidRequest
-from penstock.protocol.answers import Body, Pagination
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.messages import MessageDetail, MessageFilter, MessageGroup, StoredMessage
 from penstock.queues.admin.traces import Trace, TraceName
 from penstock.queues.engine import Queues
 from penstock.wire.http.answers import of, plain
-from penstock.wire.http.api.queries import Limit, Offset, Paged, TimesQuery, check_offset
 from penstock.wire.http.messages import Response, json_response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 ONE = "/api/v1/messages/{partition}/{transaction}"
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class TraceBody(msgspec.Struct, rename="camel"):
     texts: ClassVar = {"transactionId": _IDS, "partitionId": _IDS}
 
 
-class Mode(Body):
+class Mode(Noun):
     """How the queue is read: without a group, by groups (a bus), both (hybrid) or not at all."""
 
     has_queue_mode: bool
@@ -84,12 +85,12 @@ class DetailMode(Mode):
     consumed_by_groups: int
 
 
-class BusStatus(Body):
+class BusStatus(Noun):
     consumed_by: int
     total_groups: int
 
 
-class NewestMessage(Body, kw_only=True):
+class NewestMessage(Noun, kw_only=True):
     id: str
     transaction_id: str
     partition_id: str
@@ -119,14 +120,14 @@ class ListedMessage(MessageFields, kw_only=True):
     queue_priority: int
 
 
-class MessagePage(Body):
+class MessagePage(Noun):
     messages: list[ListedMessage]
     mode: Mode
     next: str | None
     behind_seconds: float | msgspec.UnsetType = msgspec.UNSET  # of a standby that was read
 
 
-class MessageConfig(Body):
+class MessageConfig(Noun):
     """Options of the message's queue."""
 
     lease_time: int
@@ -148,7 +149,7 @@ class Message(MessageFields, kw_only=True):
     consumer_groups: list[MessageGroup]
 
 
-class Changed(Body):
+class Changed(Noun):
     success: bool
     partition_id: str
     transaction_id: str
@@ -167,12 +168,12 @@ class Buried(Changed):
     dlq: bool
 
 
-class TraceAdded(Body):
+class TraceAdded(Noun):
     success: bool
     trace_id: str
 
 
-class TraceEntry(Body, rename=None, kw_only=True):
+class TraceEntry(Noun, rename=None, kw_only=True):
     """A trace event of a message. Fields of the message are present in lists that span messages."""
 
     id: str
@@ -189,7 +190,7 @@ class TraceEntry(Body, rename=None, kw_only=True):
     message_payload: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class TraceList(Body):
+class TraceList(Noun):
     traces: list[TraceEntry]
 
 
@@ -198,7 +199,7 @@ class TracePage(TraceList):
     pagination: Pagination
 
 
-class TraceNames(Body, rename=None):
+class TraceNames(Noun, rename=None):
     trace_names: list[TraceName]
     total: int
     pagination: Pagination

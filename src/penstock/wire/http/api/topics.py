@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from penstock.contract.operation import Audited
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
@@ -24,7 +25,7 @@ from penstock.wire.http.api.listing import ListQuery, Row, page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
