@@ -9,7 +9,7 @@ from typing import Any
 from penstock.config import schema
 from penstock.database import Database
 from penstock.metrics import Metrics
-from penstock.queues import Ack, Acked, Item, Message, Popped, PopRequest, Queues
+from penstock.queues import Ack, Acked, Delivered, Item, Popped, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
 from tests.support.wait import DATABASE_TIMEOUT
 
@@ -55,7 +55,7 @@ def values(popped: Popped) -> list[Any]:
 
 async def answer(
     queues: Queues,
-    messages: list[Message],
+    messages: list[Delivered],
     status: str = "completed",
     error: str | None = None,
     lease: bool = True,

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues, calls, taking
+from penstock.queues import Ack, Delivered, Item, Popped, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -297,7 +297,7 @@ async def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_somet
     async with running(database_url, poll_interval=15.0) as queues:
         await queues.admin.configure("q", QueueOptions(ordering="none", retry_delay=0))
 
-        async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Message]]:
+        async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Delivered]]:
             waiting = [
                 asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)
             ]

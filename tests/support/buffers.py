@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, prepare
+from penstock.queues.push import answer_of, name_items
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, PopRequest, Pushed, Status
 from tests.support import guard
@@ -76,10 +77,12 @@ class Store:
                 callback(healthy)
 
     async def push(self, items: list[Item]) -> list[Pushed]:
-        return await self.append(self.prepare(items))
+        name_items(items, ())
+        return await self.append(items)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        return prepare(items)
+    @property
+    def catalog(self) -> Any:
+        return SimpleNamespace(partitions=())
 
     async def append(self, items: list[Item]) -> list[Pushed]:
         await asyncio.sleep(0)

@@ -56,7 +56,7 @@ from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of
+from penstock.queues.push import answer_of, name_items
 from penstock.queues.types import Item, Pushed
 
 log = logging.getLogger("penstock.buffer")
@@ -178,7 +178,7 @@ class Buffer:
         """
         if not items:
             return []
-        self._queues.prepare(items)
+        name_items(items, self._queues.catalog.partitions)
         qos0 = buffer_ms is not None or buffer_max is not None
         if qos0 and self._settings.enabled:
             return await self._push_qos0(items, buffer_ms, buffer_max)

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
-from penstock.queues.types import Message
+from penstock.queues.types import Delivered
 
 # As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
 _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
@@ -34,7 +34,7 @@ class Envelope(msgspec.Struct, rename="camel"):
 _decode = msgspec.json.Decoder(Envelope).decode
 
 
-def wrap(message: Message) -> bytes:
+def wrap(message: Delivered) -> bytes:
     return b'{"transactionId":%b,"partition":%b,"createdAt":%b,"headers":%b,"payload":%b}' % (
         _text(message.transaction_id),
         _text(message.partition),
@@ -44,7 +44,7 @@ def wrap(message: Message) -> bytes:
     )
 
 
-def with_headers(message: Message) -> bytes:
+def with_headers(message: Delivered) -> bytes:
     """The payload alone where that says it all, else the envelope: around headers, and around a
     payload that could be mistaken for one.
     """

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.contract.routes import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
@@ -20,7 +21,6 @@ from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
-from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
 from penstock.io.tasks import cancelled, supervised

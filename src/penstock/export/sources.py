@@ -39,7 +39,7 @@ from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
 from penstock.io.tasks import supervised
-from penstock.queues.types import Message
+from penstock.queues.types import Delivered
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
@@ -322,7 +322,7 @@ class QueueSource(Source):
             text = "route %s: %d unused leases on queue %s are released"
             log.warning(text, self._spec.name, released, self._name)
 
-    async def _move(self, popped: list[Message]) -> None:
+    async def _move(self, popped: list[Delivered]) -> None:
         """Into the send queue, then acknowledged."""
         if self._spec.source.envelope:
             records = [wrap(message) for message in popped]
@@ -359,7 +359,7 @@ class QueueSource(Source):
                 self.problem = None
                 return
 
-    async def _renew(self, popped: list[Message]) -> None:
+    async def _renew(self, popped: list[Delivered]) -> None:
         delay = RENEW_AFTER_SECONDS
         while True:
             await self._context.clock.sleep(delay)

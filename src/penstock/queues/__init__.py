@@ -4,9 +4,9 @@ from penstock.queues.engine import Queues
 from penstock.queues.types import (
     Ack,
     Acked,
+    Delivered,
     Extended,
     Item,
-    Message,
     Popped,
     PopRequest,
     Pushed,
@@ -16,9 +16,9 @@ from penstock.queues.types import (
 __all__ = [
     "Ack",
     "Acked",
+    "Delivered",
     "Extended",
     "Item",
-    "Message",
     "PopRequest",
     "Popped",
     "Pushed",

@@ -20,8 +20,11 @@ consumer's loop is one request and one commit per batch. They stay so whatever b
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
+
+from msgspec import UNSET, Raw
 
 from penstock.database.batching import SLICE
 from penstock.errors import InvalidRequest
@@ -34,7 +37,7 @@ from penstock.queues.consumers import Consumers
 from penstock.queues.context import QueueContext
 from penstock.queues.settling import check_ack
 from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
-from penstock.queues.types import Ack, Acked, Item, Message, Popped, PopRequest
+from penstock.queues.types import Ack, Acked, Delivered, Item, Popped, PopRequest
 from penstock.queues.waiting import WaitingPop
 
 AUTOPILOT_BATCH = 100
@@ -43,6 +46,7 @@ MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
 OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
 MAX_HAND_OFFS = 64  # pops that one push takes for
+MESSAGE_COLUMNS = ("transactions", "traces", "times", "producers", "keys", "payloads", "headers")
 LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
 LOOK_SOON = ("discovering", "locked")
 
@@ -243,15 +247,16 @@ class Deliverer:
         take, auto_ack = taken.take, wanted.auto_ack
         queue, group = take.target.queue, take.target.group
         lease_id = "" if auto_ack else take.lease_id
-        messages: list[Message] = []
+        messages: list[Delivered] = []
         try:
             if auto_ack:
                 await self.deliveries.complete(take)
             for row in taken.rows:
-                for begin in range(0, len(row["seqs"]), SLICE):
-                    if begin:
+                delivered = self._delivered(row, group, lease_id)
+                while some := list(islice(delivered, SLICE)):
+                    messages += some
+                    if len(some) == SLICE:
                         await asyncio.sleep(0)
-                    messages += self._messages(take, lease_id, row, begin, begin + SLICE)
         except BaseException:
             self.deliveries.give_back(taken)
             raise
@@ -266,44 +271,32 @@ class Deliverer:
         claimed = len({row["partition_id"] for row in taken.rows})
         return Popped(group, queue, lease_id, messages, claimed, "", list(acked))
 
-    def _messages(self, take: Take, lease_id: str, row: Row, begin: int, end: int) -> list[Message]:
-        """Some of the messages of a row."""
-        partition, name = row["partition_id"], row["partition"]
-        nothing = (None,) * len(row["seqs"])
-        columns = (
-            (row[name] or nothing)[begin:end]
-            for name in (
-                "seqs", "transactions", "traces", "times", "producers", "keys", "payloads",
-                "headers",
-            )
-        )  # fmt: skip
-        partition_id, uuid = (
-            self._catalog.partition_uuid(partition),
-            self._catalog.message_uuids(partition),
-        )
-        queue, group, keys = take.target.queue, take.target.group, self._keys
-        return [
-            Message(
-                uuid(seq),
+    def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
+        """The messages of a row."""
+        partition, name, keys = row["partition_id"], row["partition"], self._keys
+        partition_id = self._catalog.partition_uuid(partition)
+        ids = self._catalog.message_uuids(partition, row["seqs"])
+        nothing = (None,) * len(ids)
+        columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
+        for id_, transaction, trace, at, producer, key, payload, headers in zip(
+            ids, *columns, strict=True
+        ):
+            if key is not None:
+                payload = keys.open(partition, key, payload)
+                headers = headers and keys.open_headers(partition, key, headers)
+            yield Delivered(
+                id_,
                 transaction,
                 None if trace is None else str(trace),
-                payload if key is None else keys.open(partition, key, payload),
+                Raw(payload),
                 producer,
                 at,
-                queue,
                 name,
                 partition_id,
                 lease_id,
                 group,
-                seq,
-                headers
-                if key is None or headers is None
-                else keys.open_headers(partition, key, headers),
+                UNSET if headers is None else Raw(headers),
             )
-            for seq, transaction, trace, at, producer, key, payload, headers in zip(
-                *columns, strict=True
-            )
-        ]
 
 
 class HandOff:

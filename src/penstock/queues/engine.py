@@ -11,6 +11,7 @@ All state is in the database: any number of brokers may do this on the same one.
 See docs/reference/queues.md for the promises.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -40,7 +41,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.crypto import Keys
 from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Pusher
 from penstock.queues.settling import check_ack, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.taking import Deliveries, TakenBatch
@@ -100,14 +101,14 @@ class Queues:
         )
         self.scheduled = Scheduled(context)
         self.admin = Admin(context, self.scheduled)
-        self.schedules = Schedules(context, self._pusher)
+        self.schedules = Schedules(context, self._transactions)
         self.groups = Groups(context, self.figures, self.consumers)
         self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
         self.status = Status(context, self.figures)
         self.analytics = Analytics(database)
-        self.sinks = Sinks(context, self._pusher)
+        self.sinks = Sinks(context, self._transactions)
         self.upkeep = Upkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",
@@ -144,15 +145,11 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[Pushed]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(self.prepare(copies(items)))
+        return await self.append(self._pusher.named(items)) if items else []
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        """The items, validated and each with a transaction id; they get their ids in place."""
-        return prepare(items, self.catalog.partitions)
-
-    async def append(self, items: list[Item]) -> list[Pushed]:
-        """`push` of items that `prepare` has named."""
-        return await self._pusher.push(items)
+    def append(self, items: list[Item]) -> "asyncio.Future[list[Pushed]]":
+        """`push` of items that `name_items` has checked and named."""
+        return self._pusher.batcher.submit(items)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""

@@ -7,7 +7,7 @@ attempt and unique in their partition, so what was stored shows up as a duplicat
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import accumulate, chain
@@ -58,9 +58,11 @@ class Pusher:
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        """Store items that `prepare` has named; done when they are durable."""
-        return await self.batcher.submit(items) if items else []
+    def named(self, items: list[Item]) -> list[Item]:
+        """The items with their names. Those without an id are copied: they may be used again."""
+        items = [item if item.transaction_id else copy(item) for item in items]
+        name_items(items, self._catalog.partitions)
+        return items
 
     async def _append(
         self, requests: list[list[Item]], again: bool
@@ -270,29 +272,33 @@ class AppendBatch:
     async def fill(self, appended: Appended) -> None:
         """Take over what `append` returned; what is stale stays without an answer."""
         stale = list(self.stale)
-        n = 0
+        n = rested = 0
         for log, partition in self._ordered:
             partition_id = self._catalog.partition_uuid(partition)
-            uuid = self._catalog.message_uuids(partition)
-            for index in self._logs[log].values():
-                item = self._items[index]
-                if appended.statuses is None:
+            indexes = self._logs[log].values()
+            if appended.statuses is None:
+                ids = self._catalog.message_uuids(partition, appended.seqs[n : n + len(indexes)])
+                for index, message_id in zip(indexes, ids, strict=True):
+                    item = self._items[index]
                     self.answers[index] = Pushed(
                         index,
                         "queued",
-                        uuid(appended.seqs[n]),
+                        message_id,
                         item.transaction_id or "",
                         partition_id,
                         item.trace_id,
                         item.queue,
                     )
-                elif appended.statuses[n] == "stale":
-                    stale.append(index)
-                else:
-                    self.answers[index] = self._answer(index, n, appended, partition_id, uuid)
-                n += 1
-                if not n % SLICE:
-                    await asyncio.sleep(0)
+            else:
+                for place, index in enumerate(indexes, n):
+                    if appended.statuses[place] == "stale":
+                        stale.append(index)
+                    else:
+                        self.answers[index] = self._answer(index, place, appended, partition)
+            n += len(indexes)
+            if n - rested >= SLICE:
+                rested = n
+                await asyncio.sleep(0)
         for index, first in self._repeats:
             answer = self.answers[first]
             if answer is None:
@@ -308,17 +314,16 @@ class AppendBatch:
             self.answers[index] = answer
         self.stale = stale
 
-    def _answer(
-        self, index: int, n: int, appended: Appended, partition_id: str, uuid: Callable[[int], str]
-    ) -> Pushed:
+    def _answer(self, index: int, n: int, appended: Appended, partition: int) -> Pushed:
         """The answer of an item in a call that did not just queue everything."""
         item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
         status = cast(Status, appended.statuses[n])
         if status == "duplicate" and self._again and item.fresh:
             status = "queued"  # nobody else can have made an id that is fresh: it was us
-        message_id = None if seq is None else uuid(seq)
+        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
         due_at = None if appended.due_ats is None else appended.due_ats[n]
+        partition_id = self._catalog.partition_uuid(partition)
         return answer_of(item, index, status, message_id, partition_id, due_at)
 
 
@@ -347,9 +352,9 @@ def answer_of(
     )
 
 
-def prepare(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
-    """The items, validated and each with a transaction id; the first bad one refuses all. Names of
-    `checked` partitions are fine. The items get their ids in index: they are ours from now on.
+def name_items(items: list[Item], checked: Collection[Log]) -> None:
+    """Check items and give each a transaction id, in place; the first bad one refuses all. The
+    names of `checked` partitions are fine.
     """
     nameless: list[Item] = []
     for item in items:
@@ -365,12 +370,10 @@ def prepare(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
     if nameless:
         for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
             item.transaction_id, item.fresh = identifier, True
-    return items
 
 
-def copies(items: list[Item]) -> list[Item]:
-    """The items for a caller that may use them again: those without an id are copied."""
-    return [item if item.transaction_id else copy(item) for item in items]
+def logs_of(items: Iterable[Item]) -> set[Log]:
+    return {(item.queue, item.partition) for item in items}
 
 
 def _result(answers: list[Pushed | PenstockError], begin: int) -> list[Pushed] | PenstockError:

@@ -21,6 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
+from penstock.queues.push import logs_of
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import Snapshot, Transactions
@@ -137,7 +138,7 @@ class Streams:
             lease = uuid_of(ack.lease_id)
             if lease is None:
                 raise Conflict(NO_LEASE)
-        items = self._transactions.prepare(cycle.items)
+        items = self._transactions.named(cycle.items)
 
         async def work(
             connection: Any, snapshot: Snapshot
@@ -157,7 +158,7 @@ class Streams:
             await self._change(connection, cycle, (number, partition), lease)
             return pushed, acks, acked
 
-        pushed, acks, acked = await self._transactions.attempt(items, work)
+        pushed, acks, acked = await self._transactions.attempt(logs_of(items), work)
         self._transactions.announce(pushed, acks, acked)
         return Committed(
             pushed,

@@ -193,7 +193,7 @@ class Deliveries:
             begin = end
         return results
 
-    def announce(self, acks: list[Ack], answers: list[Acked]) -> None:
+    def announce(self, acks: Sequence[Ack], answers: Sequence[Acked]) -> None:
         """Count, and wake pops that may take what became free."""
         freed: dict[tuple[str, str], set[str]] = {}
         counted: dict[tuple[str, str], int] = {}
@@ -237,8 +237,9 @@ class Deliveries:
         cost = FULL_LOOK_SHARE * (time.monotonic() - began)
         if cost > FULL_LOOK_SECONDS:
             for group, since in zip(sent.groups, sent.since, strict=True):
-                if since is None:
-                    self._hint(group).full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
+                hint = self._hints.get(group)
+                if since is None and hint is not None:
+                    hint.full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
         deliveries: dict[int, TakenBatch] = {}
         begin = 0
         for end, row in enumerate(rows, 1):
@@ -250,43 +251,37 @@ class Deliveries:
             begin = end
             if take.target.partition is None and row["due_at"] is not None:
                 floor, since = row["due_at"] - SLACK, sent.since[row["request"] - 1]
-                hint = self._hint(take.target.group_id)
-                hint.since = floor if since is None else max(floor, since)
+                hint = self._hints.get(take.target.group_id)
+                if hint is not None:
+                    hint.since = floor if since is None else max(floor, since)
             if row["version"] is not None and len(row["seqs"]) <= SLICE:
-                self._remember(take, row)
+                target, partition = take.target, row["partition_id"]
+                lease = RememberedLease(
+                    target.queue,
+                    target.group,
+                    target.group_id,
+                    partition,
+                    row["partition"],
+                    self._catalog.partition_uuid(partition),
+                    row["version"],
+                    take.lease,
+                    row["seqs"][-1],
+                    row["transactions"],
+                    row["times"],
+                )
+                self.memory.add(take.lease_id, lease)
         return deliveries
-
-    def _remember(self, take: Take, row: Row) -> None:
-        target, partition = take.target, row["partition_id"]
-        lease = RememberedLease(
-            target.queue,
-            target.group,
-            target.group_id,
-            partition,
-            row["partition"],
-            self._catalog.partition_uuid(partition),
-            row["version"],
-            take.lease,
-            row["seqs"][-1],
-            row["transactions"],
-            row["times"],
-        )
-        self.memory.add(take.lease_id, lease)
 
     def _since(self, group: int, now: float) -> datetime | None:
         """From when on to look at the cursors of a group; None: at all of them."""
-        hint = self._hint(group)
-        if now < hint.full_look_at:
-            return hint.since
-        hint.full_look_at = now + FULL_LOOK_SECONDS
-        return None
-
-    def _hint(self, group: int) -> DueHint:
         hint = self._hints.get(group)
         if hint is None:
             hint = DueHint()
             remember(self._hints, group, hint)
-        return hint
+        if now < hint.full_look_at:
+            return hint.since
+        hint.full_look_at = now + FULL_LOOK_SECONDS
+        return None
 
     # Leases that no client has
 

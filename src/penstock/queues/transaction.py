@@ -5,15 +5,15 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from penstock.database import UNDONE
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import Catalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Log, Pusher, logs_of
 from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
 from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
@@ -76,7 +76,7 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = self.prepare([one for one in operations if isinstance(one, Item)])
+        items = self.named([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
             check_ack(ack)
@@ -97,7 +97,7 @@ class Transactions:
             return pushed, await self.settle(connection, acks)
 
         try:
-            pushed, acked = await self.attempt(items, work)
+            pushed, acked = await self.attempt(logs_of(items), work)
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.announce(pushed, acks, acked)
@@ -108,29 +108,28 @@ class Transactions:
         ]
         return TransactionResult(name, True, None, results)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
+    def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id."""
-        return prepare(copies(items))
+        return self._pusher.named(items)
 
-    async def attempt(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
-        """Run `work(connection, snapshot)` in a database transaction, again from the start when the
-        database undid it or what we knew of the items' queues was stale. `work` calls `lock` before
-        anything else, and raises to undo what it did.
+    async def attempt(self, logs: set[Log], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
+        """Run `work(connection, snapshot)`, which pushes to these queues and partitions, in a
+        database transaction. Run it again from the start when the database undid it or what we knew
+        of the queues was stale. `work` raises to undo what it did; if it locks more than one row it
+        calls `lock` before anything else.
         """
         for turn in range(MAX_ATTEMPTS):
             try:
                 async with self._room:
-                    return await self._apply(items, work)
+                    return await self._apply(logs, work)
             except UNDONE:
                 await asyncio.sleep(0.02 * turn)
             except Stale:
                 self._catalog.forget()
         raise Unavailable("the database is too busy, or these queues keep changing; try again")
 
-    async def _apply(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
-        snapshot = await snapshot_of(
-            self._catalog, {(item.queue, item.partition) for item in items}
-        )
+    async def _apply(self, logs: set[Log], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
+        snapshot = await snapshot_of(self._catalog, logs)
         xid: Any = None
         done: list[T] = []  # one when all is done but the commit
         try:
@@ -154,15 +153,20 @@ class Transactions:
         )
 
     async def store(self, connection: Any, snapshot: Snapshot, items: list[Item]) -> list[Pushed]:
-        """Push the items, which have their ids. Raises when one of them cannot be stored."""
-        pushed: list[Pushed] = []
-        for answer in await self._pusher.store(items, snapshot, connection.fetch):
-            if not isinstance(answer, Pushed):
-                raise answer
+        """`append`. Raises when a queue is full."""
+        pushed = await self.append(connection, snapshot, items)
+        for answer in pushed:
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
-            pushed.append(answer)
         return pushed
+
+    async def append(self, connection: Any, snapshot: Snapshot, items: list[Item]) -> list[Pushed]:
+        """Push the items, which have their ids. Raises when one of them cannot be stored."""
+        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        for answer in answers:
+            if not isinstance(answer, Pushed):
+                raise answer
+        return cast("list[Pushed]", answers)
 
     async def settle(self, connection: Any, acks: list[Ack]) -> list[Acked]:
         """Record the outcomes. Raises when one of them is refused."""
@@ -175,7 +179,9 @@ class Transactions:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
         return acked
 
-    def announce(self, pushed: list[Pushed], acks: list[Ack], acked: list[Acked]) -> None:
+    def announce(
+        self, pushed: list[Pushed], acks: Sequence[Ack] = (), acked: Sequence[Acked] = ()
+    ) -> None:
         """Count what was committed, and wake the pops that it is for."""
         self._pusher.announce(pushed)
         self._deliveries.announce(acks, acked)

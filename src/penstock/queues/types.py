@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
+from penstock.protocol.message_ids import sequence_of
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.queue_options import QueueOptions
 
@@ -71,20 +73,34 @@ class PopRequest(msgspec.Struct):
     consumer: Any = None  # the connection that pops (`penstock.queues.consumers.Consumer`)
 
 
-class Message(msgspec.Struct, gc=False):
+class Delivered(msgspec.Struct, rename="camel", gc=False):
+    """A message that a pop took; it encodes itself as part of the pop's answer."""
+
     id: str
     transaction_id: str
     trace_id: str | None
-    payload: bytes
-    producer: str | None
+    data: msgspec.Raw
+    producer: str | None = msgspec.field(name="producerSub")
     created_at: datetime
-    queue: str
     partition: str
     partition_id: str
     lease_id: str  # "" under auto-ack
-    group: str
-    seq: int
-    headers: bytes | None = None  # JSON text
+    group: str = msgspec.field(name="consumerGroup")
+    header_text: msgspec.Raw | msgspec.UnsetType = msgspec.field(name="headers", default=UNSET)
+
+    @property
+    def payload(self) -> bytes:
+        return bytes(self.data)
+
+    @property
+    def headers(self) -> bytes | None:
+        """JSON text."""
+        return None if self.header_text is UNSET else bytes(self.header_text)
+
+    @property
+    def seq(self) -> int:
+        """The message's number in its partition."""
+        return sequence_of(self.id)
 
 
 class Popped(msgspec.Struct):
@@ -94,7 +110,7 @@ class Popped(msgspec.Struct):
     group: str
     queue: str | None = None
     lease_id: str = ""
-    messages: list[Message] = []
+    messages: list[Delivered] = []
     partitions_claimed: int = 0
     reason: str = ""
     acked: "list[Acked]" = []  # of the acknowledgements that came with the request

@@ -19,11 +19,12 @@ import asyncpg
 import msgspec
 
 from penstock import __version__
+from penstock.contract.consumers import ConsumerHealth
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics, resident_bytes
-from penstock.queues.background.consumer_reports import ConsumerReport, ConsumerReports, merged
+from penstock.queues.background.consumer_reports import ConsumerReports, merged
 from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
 from penstock.queues.waiting import WaitingPops
 
@@ -92,7 +93,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     waiting_pops: int = 0
     parked: dict[str, int] = {}  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
-    reports: list[ConsumerReport] = []  # of consumers that say how they are
+    reports: list[ConsumerHealth] = []  # of consumers that say how they are
     requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
     messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
     db_errors: int = 0
@@ -232,7 +233,7 @@ class Presence:
         decode = msgspec.json.Decoder(ProcessFigures).decode
         return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
 
-    async def consumers(self) -> list[ConsumerReport]:
+    async def consumers(self) -> list[ConsumerHealth]:
         """The consumers that report to any process, as they were last seen."""
         others = [member for member in await self.members() if member.id != self.member]
         reports = [report for member in others for report in member.figures.reports]

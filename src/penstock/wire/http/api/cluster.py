@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.noun import Noun, TimeRange
 from penstock.contract.queries import RangeQuery
 from penstock.errors import InvalidRequest
 from penstock.queues.admin.status import Removal
-from penstock.queues.background.consumer_reports import ConsumerReport
 from penstock.queues.background.presence import (
     BEAT_SECONDS,
     Member,
@@ -85,7 +85,7 @@ class Worker(ServerSeen):
 class WorkerDetails(Worker):
     parked: dict[str, int]  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]]  # queue, group, connections that pop
-    reports: list[ConsumerReport]
+    reports: list[ConsumerHealth]
 
 
 class LoadPoint(Replica):
