@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Delivered, Item, Popped, PopRequest, Queues, calls, taking
+from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -63,7 +63,7 @@ async def test_acknowledging_and_taking_the_next_is_one_call(queues: Queues) -> 
     assert ([one.success for one in unknown.acked], unknown.reason) == ([True], "unknown")
 
 
-def acks_of(popped: Popped) -> list[Ack]:
+def acks_of(popped: PopOutcome) -> list[Ack]:
     return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
 
 

@@ -26,7 +26,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Catalog:
+class QueueCatalog:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.partitions: dict[tuple[str, str], int] = {}

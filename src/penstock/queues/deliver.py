@@ -33,11 +33,11 @@ from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
 from penstock.queues.calls import Row, TakeArguments
 from penstock.queues.catalog import check_group, check_name, remember
-from penstock.queues.consumers import Consumers
+from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.settling import check_ack
 from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
-from penstock.queues.types import Ack, Acked, Delivered, Item, Popped, PopRequest
+from penstock.queues.types import Ack, AckOutcome, Delivered, Item, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
 AUTOPILOT_BATCH = 100
@@ -53,7 +53,11 @@ LOOK_SOON = ("discovering", "locked")
 
 class Deliverer:
     def __init__(
-        self, context: QueueContext, deliveries: Deliveries, consumers: Consumers, popped: Counter
+        self,
+        context: QueueContext,
+        deliveries: Deliveries,
+        consumers: ConsumerConnections,
+        popped: Counter,
     ) -> None:
         self._catalog, self._waiting = context.catalog, context.waiting
         self._calls, self._keys = context.calls, context.keys
@@ -77,7 +81,7 @@ class Deliverer:
         self._reopened.set()
         self._waiting.wake_all()
 
-    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
         """Look until there is something or the time is over. Cancelling it returns what was taken
         for it.
         """
@@ -95,8 +99,8 @@ class Deliverer:
 
     async def _look_until(
         self, deadline: float, pop: WaitingPop[TakenBatch], wanted: PopRequest, acks: Sequence[Ack]
-    ) -> Popped:
-        acked: Sequence[Acked] = ()
+    ) -> PopOutcome:
+        acked: Sequence[AckOutcome] = ()
         reason = "empty"
         while not self.closed:
             pop.look()
@@ -136,7 +140,7 @@ class Deliverer:
                 return await self._answer(wanted, handed, acked)
         if acks:
             acked = await self.deliveries.settle(list(acks))
-        return Popped(wanted.group, wanted.queue, reason=reason, acked=list(acked))
+        return PopOutcome(wanted.group, wanted.queue, reason=reason, acked=list(acked))
 
     def _register(self, pop: WaitingPop[TakenBatch], wanted: PopRequest, takes: list[Take]) -> None:
         """Have it woken for what it wants. A push may take for pops from any one partition of one
@@ -241,8 +245,8 @@ class Deliverer:
     # Messages
 
     async def _answer(
-        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[Acked]
-    ) -> Popped:
+        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[AckOutcome]
+    ) -> PopOutcome:
         """The messages as the client gets them; what fails before gives them back."""
         take, auto_ack = taken.take, wanted.auto_ack
         queue, group = take.target.queue, take.target.group
@@ -269,7 +273,7 @@ class Deliverer:
         if count >= take.batch and self._catalog.shares(queue):  # and there may be more
             self._waiting.available(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
-        return Popped(group, queue, lease_id, messages, claimed, "", list(acked))
+        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked))
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
         """The messages of a row."""

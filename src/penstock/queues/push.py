@@ -19,13 +19,13 @@ import msgspec
 from penstock.database.batching import SLICE, Batcher
 from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.queues.calls import AppendArguments, Appended, Fetch
-from penstock.queues.catalog import Catalog, check_name, check_text
+from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
+from penstock.queues.catalog import QueueCatalog, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import Keys, Sealed
+from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.deliver import HandOff
 from penstock.queues.taking import Deliveries
-from penstock.queues.types import Item, Pushed, Status
+from penstock.queues.types import Item, PushOutcome, Status
 
 T = TypeVar("T")
 Log = tuple[str, str]  # queue, partition
@@ -54,7 +54,7 @@ class Pusher:
         self._deliveries = deliveries
         self._pushed = pushed
         self._delayed = delayed  # messages for these moments were stored
-        self.batcher: Batcher[list[Item], list[Pushed]] = Batcher(
+        self.batcher: Batcher[list[Item], list[PushOutcome]] = Batcher(
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
@@ -66,7 +66,7 @@ class Pusher:
 
     async def _append(
         self, requests: list[list[Item]], again: bool
-    ) -> list[list[Pushed] | PenstockError]:
+    ) -> list[list[PushOutcome] | PenstockError]:
         """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         if again or not self._waiting.pops:
@@ -79,7 +79,7 @@ class Pusher:
                 self.announce(answers, hand_off.served)
             finally:
                 hand_off.close()
-        results: list[list[Pushed] | PenstockError] = []
+        results: list[list[PushOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
             results.append(_result(answers[begin : begin + len(request)], begin))
@@ -87,25 +87,25 @@ class Pusher:
         return results
 
     async def store(
-        self, items: list[Item], catalog: Catalog, fetch: Fetch
-    ) -> list[Pushed | PenstockError]:
+        self, items: list[Item], catalog: QueueCatalog, fetch: Fetch
+    ) -> list[PushOutcome | PenstockError]:
         """Append items in a transaction, with what was looked up before it."""
         return await self._store(items, catalog, fetch=fetch)
 
     async def _store(
         self,
         items: list[Item],
-        catalog: Catalog,
+        catalog: QueueCatalog,
         *,
         again: bool = False,
         hand_off: HandOff | None = None,
         fetch: Fetch | None = None,
-    ) -> list[Pushed | PenstockError]:
+    ) -> list[PushOutcome | PenstockError]:
         batch = AppendBatch(items, catalog, self._context.keys, again)
         for _ in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
-                appended = Appended([], None, None)
+                appended = AppendedRow([], None, None)
             elif hand_off and hand_off.waits:
                 appended = await self._append_and_hand_off(arguments, hand_off)
             else:
@@ -121,7 +121,9 @@ class Pusher:
             batch.answers[index] = error
         return batch.answers
 
-    async def _append_and_hand_off(self, arguments: AppendArguments, hand_off: HandOff) -> Appended:
+    async def _append_and_hand_off(
+        self, arguments: AppendArguments, hand_off: HandOff
+    ) -> AppendedRow:
         sent, began = self._database.healthy, time.monotonic()
         pops = hand_off.arguments()
         try:
@@ -137,7 +139,7 @@ class Pusher:
 
     def announce(
         self,
-        answers: Sequence[Pushed | PenstockError],
+        answers: Sequence[PushOutcome | PenstockError],
         served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Count what was queued and wake pops that wait for it, but for those of a queue and group
@@ -146,7 +148,7 @@ class Pusher:
         logs: dict[tuple[str, str], int] = {}
         dues: list[datetime] = []
         for answer in answers:
-            if not isinstance(answer, Pushed):
+            if not isinstance(answer, PushOutcome):
                 continue
             if answer.status == "queued":
                 key = answer.queue, str(answer.partition_id)
@@ -168,9 +170,11 @@ class Pusher:
 class AppendBatch:
     """The items of a call, and their answers. It is sent again as long as some are stale."""
 
-    def __init__(self, items: list[Item], catalog: Catalog, keys: Keys, again: bool) -> None:
-        self.answers: list[Pushed | PenstockError] = cast(
-            "list[Pushed | PenstockError]", [None] * len(items)
+    def __init__(
+        self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
+    ) -> None:
+        self.answers: list[PushOutcome | PenstockError] = cast(
+            "list[PushOutcome | PenstockError]", [None] * len(items)
         )
         self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
         self._items = items
@@ -269,7 +273,7 @@ class AppendBatch:
                 self._logs[log] = {}
         return encrypted
 
-    async def fill(self, appended: Appended) -> None:
+    async def fill(self, appended: AppendedRow) -> None:
         """Take over what `append` returned; what is stale stays without an answer."""
         stale = list(self.stale)
         n = rested = 0
@@ -280,7 +284,7 @@ class AppendBatch:
                 ids = self._catalog.message_uuids(partition, appended.seqs[n : n + len(indexes)])
                 for index, message_id in zip(indexes, ids, strict=True):
                     item = self._items[index]
-                    self.answers[index] = Pushed(
+                    self.answers[index] = PushOutcome(
                         index,
                         "queued",
                         message_id,
@@ -303,7 +307,7 @@ class AppendBatch:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
-            elif isinstance(answer, Pushed) and answer.status != "full":
+            elif isinstance(answer, PushOutcome) and answer.status != "full":
                 answer = msgspec.structs.replace(
                     answer,
                     index=index,
@@ -314,7 +318,7 @@ class AppendBatch:
             self.answers[index] = answer
         self.stale = stale
 
-    def _answer(self, index: int, n: int, appended: Appended, partition: int) -> Pushed:
+    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> PushOutcome:
         """The answer of an item in a call that did not just queue everything."""
         item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
@@ -334,13 +338,13 @@ def answer_of(
     message_id: str | None = None,
     partition_id: str = "",
     due_at: datetime | None = None,
-) -> Pushed:
+) -> PushOutcome:
     """What became of an item."""
     if status == "queued" and due_at is not None:
         status = "scheduled"
     if status == "duplicate":
-        return Pushed(index, status, message_id, item.transaction_id or "", queue=item.queue)
-    return Pushed(
+        return PushOutcome(index, status, message_id, item.transaction_id or "", queue=item.queue)
+    return PushOutcome(
         index,
         status,
         message_id,
@@ -376,10 +380,12 @@ def logs_of(items: Iterable[Item]) -> set[Log]:
     return {(item.queue, item.partition) for item in items}
 
 
-def _result(answers: list[Pushed | PenstockError], begin: int) -> list[Pushed] | PenstockError:
+def _result(
+    answers: list[PushOutcome | PenstockError], begin: int
+) -> list[PushOutcome] | PenstockError:
     """What the request gets whose answers begin there: an answer per item, or the first refusal."""
     for answer in answers:
-        if not isinstance(answer, Pushed):
+        if not isinstance(answer, PushOutcome):
             return answer
         answer.index -= begin
     return answers  # type: ignore[return-value]

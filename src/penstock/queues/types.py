@@ -35,7 +35,7 @@ class Item(msgspec.Struct, gc=False):
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
-class Pushed(msgspec.Struct, gc=False):
+class PushOutcome(msgspec.Struct, gc=False):
     """What became of an item; it encodes itself as the answer of a push. `scheduled`: it waits for
     its time, `deliver_at`. `full`: the queue is at its `maxSize`, the item was not stored.
     `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine).
@@ -103,7 +103,7 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
         return sequence_of(self.id)
 
 
-class Popped(msgspec.Struct):
+class PopOutcome(msgspec.Struct):
     """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due),
     unknown (no such queue or partition)."""
 
@@ -113,7 +113,7 @@ class Popped(msgspec.Struct):
     messages: list[Delivered] = []
     partitions_claimed: int = 0
     reason: str = ""
-    acked: "list[Acked]" = []  # of the acknowledgements that came with the request
+    acked: "list[AckOutcome]" = []  # of the acknowledgements that came with the request
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -126,7 +126,7 @@ class Ack(msgspec.Struct, gc=False):
     worker: str | None = None  # who answers, where that is known
 
 
-class Acked(msgspec.Struct, gc=False):
+class AckOutcome(msgspec.Struct, gc=False):
     transaction_id: str
     success: bool
     # "Message not found", "Invalid or expired lease", "Unknown status: ..."
@@ -150,7 +150,7 @@ class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[Pushed | Acked] = []  # in the order of the operations
+    results: list[PushOutcome | AckOutcome] = []  # in the order of the operations
 
 
 class QueueInfo(msgspec.Struct):

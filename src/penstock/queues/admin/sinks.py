@@ -16,8 +16,8 @@ from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.push import logs_of
-from penstock.queues.transaction import Snapshot, Transactions
-from penstock.queues.types import Item, Pushed
+from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.types import Item, PushOutcome
 
 
 class Sinks:
@@ -56,7 +56,7 @@ class Sinks:
         items = self._transactions.named(items)
         key = astuple(place)
 
-        async def work(connection: Any, snapshot: Snapshot) -> tuple[int, list[Pushed]]:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[PushOutcome]]:
             rows = await connection.fetchval(
                 """SELECT rows FROM sink_tasks
                     WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4 FOR UPDATE""",
@@ -82,8 +82,8 @@ class Sinks:
         return rows
 
     async def _store_fitting(
-        self, connection: Any, snapshot: Snapshot, items: list[Item]
-    ) -> list[Pushed]:
+        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
+    ) -> list[PushOutcome]:
         """Store all items, or as many of the first ones as fit after halving their number."""
         while items:
             attempt = connection.transaction()

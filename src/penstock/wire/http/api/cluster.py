@@ -14,7 +14,7 @@ from penstock.errors import InvalidRequest
 from penstock.queues.admin.status import Removal
 from penstock.queues.background.presence import (
     BEAT_SECONDS,
-    Member,
+    BrokerPresence,
     OperationCounts,
     PoolFigures,
     Presence,
@@ -319,6 +319,6 @@ def _frame(args: RangeQuery) -> tuple[datetime, datetime, int]:
     return since, until, width_of(since, until)
 
 
-def worker_answer(kind: type[W], one: Member) -> W:
+def worker_answer(kind: type[W], one: BrokerPresence) -> W:
     """A process with its figures, in one object."""
     return of(kind, one, one.figures, worker_id=one.worker)

@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Acked, Delivered, Extended, Popped, PopRequest
+from penstock.queues.types import Ack, AckOutcome, Delivered, Extended, PopOutcome, PopRequest
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
@@ -244,7 +244,7 @@ class DeliveriesApi:
         self._limit.check(len(items))
         return [_ack(item, group, who) async for part in slices(items) for item in part]
 
-    def _headers(self, popped: Popped) -> Headers:
+    def _headers(self, popped: PopOutcome) -> Headers:
         """How long the lease lasts, for clients that keep it alive; or what does not exist."""
         lease_time = self._queues.catalog.lease_time(popped.queue) if popped.queue else None
         if popped.reason == "unknown":
@@ -319,7 +319,7 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
     )
 
 
-def ack_answers(results: Sequence[Acked], first: int = 0) -> list[AckAnswer]:
+def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[AckAnswer]:
     return [
         AckAnswer(
             index,
