@@ -586,7 +586,7 @@ def test_an_admin_client_manages_topics_and_groups(served: Served, topic: str):
     (configs,) = done(admin.describe_configs([resource]))
     assert configs["retention.ms"].value == "3600000"
     assert served.topics.partition(topic, 2).limits.retention_age == 3600
-    with pytest.raises(confluent_kafka.KafkaException, match="topics.max_record"):
+    with pytest.raises(confluent_kafka.KafkaException, match=r"topics\.max_record"):
         alter("max.message.bytes", str(65 << 20))
     with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
         Confluent().produce(served.kafka_address, topic, [(None, b"x" * 2000)])
