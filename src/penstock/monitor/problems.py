@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.broker import Broker
-from penstock.export.status import RouteStatus
+from penstock.contract.routes import RouteStatus
 from penstock.monitor.disk import DiskSpace
 from penstock.monitor.watched import WatchedQueue
 

@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 
 from penstock.broker import Broker
+from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
-from penstock.export.status import RouteStatus
 from penstock.io.tasks import slices, supervised
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
 from penstock.monitor.disk import DiskWatch

@@ -149,7 +149,7 @@ export const pipelines = {
         key: (p) => p.name,
         href: (p) => linkTo(p.name),
         caption: "Pipelines",
-        empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml"),
+        empty: teach("No pipeline has reported yet.", "penstock pipeline run pipeline.yaml"),
       })}
       ${rolledUp(data.rollup)}
       ${
