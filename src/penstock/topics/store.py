@@ -24,7 +24,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.errors import (
     Conflict,
     Damaged,
@@ -84,7 +84,7 @@ class TopicStore:
     def __init__(
         self,
         directory: Path,
-        settings: Topics,
+        settings: TopicsSettings,
         *,
         fs: Fs = DISK,
         pool: Executor,

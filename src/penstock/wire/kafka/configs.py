@@ -7,7 +7,7 @@ topic's own and can be changed.
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.config.schema import Topics as Settings
+from penstock.config.schema import TopicsSettings as Settings
 from penstock.errors import InvalidRequest
 from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role
