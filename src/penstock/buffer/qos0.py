@@ -2,10 +2,10 @@
 
 An event is in its file before the answer (kill -9 loses nothing) and durable at most
 `flush_interval` after it (a power cut may lose that much): in the database if the batch was
-committed by then, else by an fsync of the file. A batch is committed when the first of its requests has waited `bufferMs`
-or the smallest `bufferMax` of its requests is reached; a file holds one batch. While one batch is
-being committed the next one grows, so a slow database makes batches larger, up to
-`events_per_file`; then pushes wait for it.
+committed by then, else by an fsync of the file. A batch is committed when the first of its requests
+has waited `bufferMs` or the smallest `bufferMax` of its requests is reached; a file holds one
+batch. While one batch is being committed the next one grows, so a slow database makes batches
+larger, up to `events_per_file`; then pushes wait for it.
 
 This path is for a database that is up. When it goes down, what waits here moves to the failover
 file in order (the copies left in the QoS 0 file are recognised by their transaction ids), and later
