@@ -33,7 +33,7 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
-from penstock.export.sendqueue import SendQueueSettings as Queue
+from penstock.export.sendqueue import SendQueue as Queue
 from penstock.export.sendqueue.blocks import Block
 from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
