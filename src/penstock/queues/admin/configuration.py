@@ -1,10 +1,8 @@
 """Configure, delete and clear queues; list their partitions."""
 
-from datetime import datetime
 from typing import Any
 
-import msgspec
-
+from penstock.contract.queues import Configured, PartitionInfo
 from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
@@ -20,23 +18,6 @@ ROWS_PER_STEP = 5000
 
 PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
-
-
-class Configured(msgspec.Struct):
-    """A queue as it was configured, and the id of its default partition."""
-
-    queue: QueueInfo
-    partition_id: str
-
-
-class PartitionInfo(msgspec.Struct):
-    id: str
-    name: str
-    queue: str
-    created_at: datetime
-    messages: int  # stored now
-    oldest_message: datetime | None
-    newest_message: datetime | None
 
 
 class Admin:
@@ -74,7 +55,15 @@ class Admin:
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
-        return Configured(info, self._catalog.partition_uuid(partition))
+        return Configured(
+            configured=True,
+            queue_id=info.uuid,
+            partition_id=self._catalog.partition_uuid(partition),
+            queue=info.name,
+            namespace=info.namespace,
+            task=info.task,
+            options=info.options,
+        )
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
         """Change those options of a queue that exists whose fields are named in `only`."""
