@@ -170,7 +170,7 @@ async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> 
 
 
 async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.queues.background.schedules.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.queues.background.schedules.REFUSED_SECONDS", 0.05)
 
     async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure("small", QueueOptions(max_size=1))

@@ -8,7 +8,9 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 class RouteSource(Struct, omit_defaults=True):
     topic: str | None = None
     queue: str | None = None
-    group: str | None = None  # of the queue
+    kafka: str | None = None  # topic of another cluster
+    group: str | None = None  # of the queue, or of that cluster
+    partition: int | None = None  # of the topic
 
 
 class Accounting(Struct, rename="camel"):

@@ -7,7 +7,7 @@ from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.scheduled import DelayedMessages
 from penstock.queues.catalog import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.options import OPTIONS, columns_of, options_of
@@ -20,8 +20,8 @@ PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
 
 
-class Admin:
-    def __init__(self, context: QueueContext, scheduled: Scheduled) -> None:
+class QueueAdmin:
+    def __init__(self, context: QueueContext, scheduled: DelayedMessages) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
         self._scheduled = scheduled

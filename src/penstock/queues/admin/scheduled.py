@@ -18,7 +18,7 @@ START = (datetime(1, 1, 1, tzinfo=UTC), 0)
 ROWS_PER_STEP = 5000
 
 
-class Scheduled:
+class DelayedMessages:
     def __init__(self, context: QueueContext) -> None:
         self._database, self._catalog, self._keys = context.database, context.catalog, context.keys
 

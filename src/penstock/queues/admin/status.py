@@ -159,7 +159,7 @@ class PostgresStatus(msgspec.Struct):
     tables: list[TableSize]
 
 
-class Status:
+class QueueStatusReader:
     def __init__(self, context: QueueContext, figures: Figures) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._figures = figures

@@ -25,7 +25,7 @@ from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics, resident_bytes
 from penstock.queues.background.consumer_reports import ConsumerReports, merged
-from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
+from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, ConsumerConnections
 from penstock.queues.waiting import WaitingPops
 
 log = logging.getLogger("penstock.queues")
@@ -100,7 +100,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     pool: PoolFigures = msgspec.field(default_factory=PoolFigures)
 
 
-class Member(msgspec.Struct):
+class BrokerPresence(msgspec.Struct):
     """A process that is alive."""
 
     id: str
@@ -141,7 +141,7 @@ class Presence:
         self,
         database: Database,
         waiting: WaitingPops[Any],
-        consumers: Consumers,
+        consumers: ConsumerConnections,
         metrics: Metrics,
         server: str = "penstock",
         worker: int = 0,
@@ -228,10 +228,10 @@ class Presence:
     def _total(self, name: str) -> int:
         return int(sum(self._metrics.values_of(name).values()))
 
-    async def members(self) -> list[Member]:
+    async def members(self) -> list[BrokerPresence]:
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
-        return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
+        return [struct_of(BrokerPresence, row, figures=decode(row["figures"])) for row in rows]
 
     async def consumers(self) -> list[ConsumerHealth]:
         """The consumers that report to any process, as they were last seen."""

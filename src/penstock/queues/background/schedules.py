@@ -19,7 +19,6 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,23 +27,21 @@ import msgspec
 
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleRun
 from penstock.database import struct_of
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.protocol import headers
 from penstock.queues.background.cron import Cron, due_until
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
-from penstock.queues.transaction import Snapshot, Stale, snapshot_of
-from penstock.queues.types import Item, Pushed
+from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.types import Item, PushOutcome
 
 log = logging.getLogger("penstock.queues")
 
-RETRY_SECONDS = 5.0  # after a push that was refused
+REFUSED_SECONDS = 5.0  # after a push that was refused
 FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
-DOWN_SECONDS = 0.5
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
-MAX_ATTEMPTS = 4  # of a push whose queue changed meanwhile
 MAX_FIRINGS = 100  # before a change is refused, since more and more is due
 SCHEDULES_PER_LOOK = 100
 KEPT_RUNS, SHOWN_RUNS = 10, 5
@@ -72,15 +69,15 @@ PUT = """INSERT INTO schedules AS s (name, cron, timezone, queue, partition, pay
 
 
 class Fired(msgspec.Struct):
-    pushed: list[Pushed]
+    pushed: list[PushOutcome]
     runs: list[ScheduleRun]
 
 
-class Schedules:
-    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
+class Scheduler:
+    def __init__(self, context: QueueContext, transactions: Transactions) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
-        self._pusher = pusher
+        self._transactions = transactions
         self._changed = asyncio.Event()  # a due time may have become earlier
         self._task: asyncio.Task[None] | None = None
 
@@ -174,7 +171,7 @@ class Schedules:
     async def run(self, name: str) -> ScheduleRun:
         """Push its message now. What is due stays due."""
 
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
             row = _one(await connection.fetch(LOCKED, name), name)
             fired = await self._push(connection, snapshot, row, [row["now"]])
             for run in fired.runs:
@@ -198,7 +195,7 @@ class Schedules:
                 return (await self._database.fetch(NEXT))[0]["s"]  # type: ignore[no-any-return]
 
     async def _fire_one(self, name: str) -> None:
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
             row = await connection.fetchrow(DUE_LOCKED, name)
             if row is None:
                 return Fired([], [])  # another broker does it, or has done it
@@ -222,23 +219,16 @@ class Schedules:
             pass  # deleted meanwhile
 
     async def _transact(
-        self, name: str, work: Callable[[Snapshot, Any], Awaitable[Fired]]
+        self, name: str, work: Callable[[Any, CatalogSnapshot], Awaitable[Fired]]
     ) -> Fired:
-        """`work` in a transaction, with what it must not look up on another connection."""
-        for _ in range(MAX_ATTEMPTS):
-            row = _one(await self._database.read(READ, name), name)
-            try:
-                snapshot = await snapshot_of(self._catalog, {(row["queue"], row["partition"])})
-                fired = await self._database.transact(partial(work, snapshot))
-            except Stale:
-                self._catalog.forget()
-                continue
-            self._pusher.announce(fired.pushed)
-            return fired
-        raise Unavailable(f"the queue of schedule '{name}' keeps changing; try again")
+        """Run `work` in a transaction that may push to the schedule's queue."""
+        row = _one(await self._database.read(READ, name), name)
+        fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
+        self._transactions.announce(fired.pushed)
+        return fired
 
     async def _push(
-        self, connection: Any, snapshot: Snapshot, row: Any, times: list[datetime]
+        self, connection: Any, snapshot: CatalogSnapshot, row: Any, times: list[datetime]
     ) -> Fired:
         """Push a message per due time, all or none."""
         template = self._keys.open_item(_item(row))
@@ -248,10 +238,8 @@ class Schedules:
         fired = Fired([], [])
         if not items:
             return fired
-        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        answers = await self._transactions.append(connection, snapshot, items)
         for at, answer in zip(times, answers, strict=True):
-            if not isinstance(answer, Pushed):
-                raise answer
             if answer.status == "full":
                 raise Full(f"queue '{answer.queue}' is full")
             result: Any = "duplicate" if answer.status == "duplicate" else "queued"
@@ -275,10 +263,10 @@ class Schedules:
             await connection.execute(
                 "UPDATE schedules SET runs = $2, "
                 "look_at = clock_timestamp() + make_interval(secs => $3) WHERE name = $1",
-                *(name, _encode([run, *before]), RETRY_SECONDS),
+                *(name, _encode([run, *before]), REFUSED_SECONDS),
             )
 
-        log.warning("schedule '%s' is tried again in %.0f s: %s", name, RETRY_SECONDS, error)
+        log.warning("schedule '%s' is tried again in %.0f s: %s", name, REFUSED_SECONDS, error)
         await self._database.transact(work)
 
     async def _run(self) -> None:
@@ -287,10 +275,10 @@ class Schedules:
             try:
                 pause = await self.fire()
             except Unavailable:
-                pause = DOWN_SECONDS
+                pause = BACKGROUND_SECONDS
             except asyncpg.PostgresError as error:
-                log.warning("schedules are looked at again in %.0f s: %s", RETRY_SECONDS, error)
-                pause = RETRY_SECONDS
+                log.warning("schedules are looked at again in %.0f s: %s", REFUSED_SECONDS, error)
+                pause = REFUSED_SECONDS
             pause = FALLBACK_SECONDS if pause is None else min(max(pause, 0.0), FALLBACK_SECONDS)
             try:
                 async with asyncio.timeout(pause + random.uniform(0, SPREAD_SECONDS)):

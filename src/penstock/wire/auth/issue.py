@@ -1,4 +1,4 @@
-"""Tokens made here, for those who have the key: by `penstock token create`.
+"""Tokens made here, for those who have the key: by `penstock token`.
 
 What is made is verified by the `Verifier` of the same settings before it is handed out, so a token
 for the wrong key, audience or claim is an error here and not a 401 at the broker.

@@ -8,7 +8,7 @@ import msgspec
 from penstock.contract.queries import RangeQuery
 from penstock.errors import InvalidRequest
 from penstock.queues.admin.status import Removal
-from penstock.queues.background.presence import BEAT_SECONDS, Member, Presence
+from penstock.queues.background.presence import BEAT_SECONDS, BrokerPresence, Presence
 from penstock.queues.consumers import ALIVE_SECONDS
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
@@ -211,7 +211,7 @@ def _removed(rows: list[Removal]) -> Json:
     return {**by_reason, "totalMsgs": sum(by_reason.values()), "eventCount": steps}
 
 
-def _server(one: Member) -> Json:
+def _server(one: BrokerPresence) -> Json:
     return {
         "hostname": one.hostname,
         "workerId": one.worker,
@@ -222,7 +222,7 @@ def _server(one: Member) -> Json:
     }
 
 
-def worker(one: Member) -> Json:
+def worker(one: BrokerPresence) -> Json:
     """A process that is alive, with its figures."""
     figures = plain(one.figures)
     brief = {name: figures[name] for name in figures if name not in LONG_FIGURES}

@@ -3,14 +3,14 @@
 from penstock.contract import operations
 from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.contract.queries import ScheduledQuery
-from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.scheduled import DelayedMessages
 from penstock.wire.http.routes import serves
 
 
 class ScheduledApi:
     tag = "messages"
 
-    def __init__(self, scheduled: Scheduled) -> None:
+    def __init__(self, scheduled: DelayedMessages) -> None:
         self._scheduled = scheduled
 
     @serves(operations.LIST_SCHEDULED)

@@ -2,14 +2,14 @@
 
 from penstock.contract import operations
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
-from penstock.queues.background.schedules import Schedules
+from penstock.queues.background.schedules import Scheduler
 from penstock.wire.http.routes import serves
 
 
 class SchedulesApi:
     tag = "schedules"
 
-    def __init__(self, schedules: Schedules) -> None:
+    def __init__(self, schedules: Scheduler) -> None:
         self._schedules = schedules
 
     @serves(operations.LIST_SCHEDULES)
