@@ -159,7 +159,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_
         renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
         shutil.copy(renewal[0], made.cert)  # the key has not come yet
         assert not certificate.reload_if_changed()
-        assert "is not the one of the certificate" in caplog.text
+        assert "does not belong to the certificate" in caplog.text
         assert (await shown_to(served, made)) == "localhost"
         made.cert.unlink()
         assert not certificate.reload_if_changed()
@@ -253,7 +253,7 @@ def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
     other = made.authority.issue(made.directory, "other", "other")
     (made.directory / "text.pem").write_text("hello")
     for tls, said in (
-        (Tls(certificate=made.cert, private_key=other[1]), "is not the one of the certificate"),
+        (Tls(certificate=made.cert, private_key=other[1]), "does not belong to the certificate"),
         (Tls(certificate=made.directory / "none.pem"), "none.pem: No such file"),
         (Tls(certificate=made.directory / "text.pem"), "cannot use the certificate"),
         (Tls(certificate=made.cert), "cannot use the certificate"),
