@@ -105,7 +105,8 @@ const PARTITIONS = [
 ];
 
 /** The group whose partitions are shown: the one that was chosen, else the one with the largest lag. */
-const chosenGroup = (data, query) => query.group ?? data.groups.toSorted((a, b) => b.waiting - a.waiting)[0]?.name ?? "";
+const chosenGroup = (data, query) =>
+  query.group ?? data.groups.toSorted((a, b) => b.waiting - a.waiting)[0]?.name ?? "";
 
 function partitions(data, context) {
   const { query } = context;
