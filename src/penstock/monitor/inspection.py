@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.queues import QueuePartition
 from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
@@ -64,18 +65,6 @@ RANGES = {  # seconds, seconds of a point
 _PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-class Partition(msgspec.Struct, rename="camel"):
-    name: str
-    id: str
-    stored: int
-    lag: int
-    oldest: float | None  # seconds that the oldest message waits which the group has not consumed
-    newest: float | None  # seconds since the last push
-    leased: int
-    lease: str | None  # the last one, while messages are leased
-    lease_ends_at: float | None
-
-
 class Event(msgspec.Struct, rename="camel"):
     """An event in the history of a message."""
 
@@ -96,7 +85,7 @@ class Hit(msgspec.Struct, rename="camel"):
     partition_id: str
     transaction_id: str
     created_at: float
-    producer_sub: str | None
+    producer: str | None
     size: int
     preview: str | None  # the beginning of the payload; null: it is large, or cannot be decrypted
 
@@ -155,14 +144,15 @@ class Inspection:
 
     async def partitions(
         self, queue: str, group: str, words: str, limit: int, offset: int
-    ) -> tuple[list[Partition], int]:
+    ) -> tuple[list[QueuePartition], int]:
         rows = await self._database.browse(
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
         partitions = [
             struct_of(
-                Partition,
+                QueuePartition,
                 row,
+                waiting=row["lag"],
                 id=self._catalog.partition_uuid(row["id"]),
                 oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
                 newest=_age(row["newest"], row["now"]),
@@ -243,7 +233,6 @@ class Inspection:
             row,
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
             created_at=epoch_millis(row["created_at"]),
-            producer_sub=row["producer"],
             preview=None if payload is None else preview_of(payload),
         )
 

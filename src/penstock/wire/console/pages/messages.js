@@ -15,8 +15,8 @@ const at = (value) => (typeof value === "number" ? value : Date.parse(value));
 const STATES = {
   dead_letter: ["dead letter", "bad"],
   failed: ["failed", "bad"],
-  processing: ["leased", "warn"],
-  pending: ["waiting", ""],
+  leased: ["leased", "warn"],
+  waiting: ["waiting", ""],
   completed: ["delivered", "good"],
 };
 const state = (status) => {
@@ -48,9 +48,9 @@ const COLUMNS = [
   {
     name: "status",
     title: "Status",
-    cell: (m) => (m.status ? state(m.status) : html`<small>${size(m.size)}</small>`),
+    cell: (m) => (m.state ? state(m.state) : html`<small>${size(m.size)}</small>`),
   },
-  { name: "producer", title: "By", cell: (m) => m.producerSub ?? "" },
+  { name: "producer", title: "By", cell: (m) => m.producer ?? "" },
 ];
 
 /** The rows of a queue's messages tab: a search when one is asked for, else the newest, each with a preview. */
@@ -127,8 +127,8 @@ const facts = (data) =>
     ["partition id", html`<code>${data.partitionId}</code>`],
     ["pushed", moment(at(data.createdAt))],
     data.traceId && ["trace id", html`<code>${data.traceId}</code>`],
-    ["status", state(data.status)],
-    ["encrypted", data.isEncrypted ? "yes" : "no"],
+    ["status", state(data.state)],
+    ["encrypted", data.encrypted ? "yes" : "no"],
     ...Object.entries(data.headers ?? {}).map(([name, value]) => [html`header <code>${name}</code>`, value]),
   ]);
 
@@ -152,8 +152,8 @@ export const message = {
   },
   view(data, context) {
     const mode = context.query.mode ?? "json";
-    const again = data.status === "dead_letter" ? "Requeue" : "Deliver again";
-    const by = data.producerSub ? `, pushed by ${data.producerSub}` : "";
+    const again = data.state === "dead_letter" ? "Requeue" : "Deliver again";
+    const by = data.producer ? `, pushed by ${data.producer}` : "";
     return html`<h1>${data.queue} / ${data.partition} <small>${size(data.body.length)}${by}</small></h1>
       <div class="tools">
         ${button(context, "read_write", "copy-message", "Push a copy")}
