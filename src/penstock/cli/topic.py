@@ -97,8 +97,13 @@ def create(
         Format | None, option("Format on disk; default: as the broker is configured.")
     ] = None,
     partitions: Annotated[
-        int, option("Number of partitions; more than one need --format kafka.", min=1)
+        int,
+        option("Number of partitions; more than one need --format kafka or --shared.", min=1),
     ] = 1,
+    shared: Annotated[
+        bool,
+        option("Keep it in PostgreSQL and object storage: every broker on the database serves it."),
+    ] = False,
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
@@ -107,10 +112,12 @@ def create(
     `penstock topic create orders payments`
 
     `penstock topic create events --format kafka --partitions 8`
+
+    `penstock topic create orders --shared`
     """
     with broker.connect() as client:
         for topic in topics:
-            client.topic(topic).create(format=format, partitions=partitions)
+            client.topic(topic).create(format=format, partitions=partitions, shared=shared)
 
 
 @commands.command("list")

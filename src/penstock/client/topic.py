@@ -114,10 +114,17 @@ class Topic:
         self._broker = broker
         self.name = name
 
-    async def create(self, *, format: str | None = None, partitions: int = 1) -> None:
+    async def create(
+        self, *, format: str | None = None, partitions: int = 1, shared: bool = False
+    ) -> None:
         """Create the topic, in the broker's default format unless `format` ("aiq" or "kafka") names
-        one. Does nothing if it exists.
+        one. A `shared` topic belongs to no broker: every one on the same database serves it. Does
+        nothing if it exists.
         """
+        if shared:
+            if format not in (None, "kafka"):
+                raise InvalidRequest("a shared topic has the format 'kafka'")
+            format = "shared"
         if format is None and partitions == 1:
             await self._broker.ask(Command.CREATE_TOPIC, frames.name(self.name))
             return

@@ -111,6 +111,15 @@ class SharedCalls:
     async def ends(self, log_ids: Sequence[int]) -> list[Row]:
         return await self._database.read(ENDS, log_ids)
 
+    async def size(self, log_id: int) -> int:
+        """Bytes of a log, in the database and in objects."""
+        [row] = await self._database.browse(
+            "SELECT coalesce(sum(size), 0)::bigint AS size FROM shared_batches WHERE log_id = $1",
+            log_id,
+        )
+        found: int = row["size"]
+        return found
+
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
         """Create the partitions that are not there."""
         await self._database.read(CREATE, topic, partitions, incarnation)
@@ -123,6 +132,14 @@ class SharedCalls:
         await self._database.read(
             "UPDATE shared_logs SET policy = $2 WHERE topic = $1", topic, policy
         )
+
+    async def drop_before(self, log_id: int, offset: int, grace: float) -> int:
+        """Delete batches that end before this offset, as many as one step takes; how many."""
+        [row] = await self._database.read(
+            "SELECT shared_drop($1, $2, $3) AS dropped", log_id, offset, grace
+        )
+        dropped: int = row["dropped"]
+        return dropped
 
     async def gaps(self, log_id: int) -> list[Row]:
         return await self._database.browse(

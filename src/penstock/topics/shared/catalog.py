@@ -23,7 +23,7 @@ import asyncpg
 
 from penstock.config.schema import Topics
 from penstock.database import Database
-from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, in_pool, supervised
 from penstock.log.context import Instruments
 from penstock.metrics import Metrics
@@ -34,7 +34,9 @@ from penstock.topics.shared.appends import Flusher
 from penstock.topics.shared.calls import AppendAnswer, SharedCalls
 from penstock.topics.shared.chunks import ChunkCache
 from penstock.topics.shared.context import SharedContext
+from penstock.topics.shared.groups import SharedGroups
 from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.nodes import SharedNodes
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -57,6 +59,8 @@ class SharedTopics:
         store: ObjectStore | None = None,
     ) -> None:
         self._database = database
+        self.groups = SharedGroups(database, settings.lease_time)
+        self.nodes = SharedNodes(database, metrics)
         self.calls = SharedCalls(database)
         self.settings = settings
         self.store = store
@@ -89,11 +93,13 @@ class SharedTopics:
             recent=ChunkCache(settings.shared_cache),
             older=ChunkCache(min(OLDER_BYTES, settings.shared_cache)),
             max_record=settings.max_record,
+            grace=settings.tier_grace,
             instruments=instruments,
             now=lambda: int((time.time() + self._ahead) * 1e6),
             announce=self._announce,
             on_gone=self._look.set,
             fetch=self._fetch,
+            set_policy=self.set_policy,
         )
         metrics.gauge(
             "penstock_shared_topics",
@@ -123,7 +129,13 @@ class SharedTopics:
             async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
                 await self._looked.wait()
 
+    @property
+    def timeline(self) -> int:
+        """The server's, which is the leader epoch that Kafka's clients see."""
+        return self._timeline or 0
+
     async def stop(self) -> None:
+        await self.nodes.stop()
         for shared in self._logs.values():
             shared.appends.close()
         await self.context.flusher.drain()
@@ -373,7 +385,3 @@ class SharedTopics:
         if self.store is None:
             raise Unavailable(f"{name} is in object storage, and this broker has no topics.tier")
         return await in_pool(self._readers, self.store.read_range, name, position, size)
-
-
-def refuse_conflict(topic: str) -> Conflict:
-    return Conflict(f"topic {topic!r} exists on this broker: it is not shared")

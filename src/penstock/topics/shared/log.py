@@ -11,6 +11,7 @@ that, but never before it; an offset behind the end is refused only after the da
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -313,6 +314,22 @@ class SharedLog:
     def _missing(self, offset: int) -> NotLoaded:
         return NotLoaded(lambda: self._load(offset))
 
+    async def refresh_if_possible(self) -> None:
+        """Ask for the bounds; without a database those that are known have to do."""
+        with suppress(Unavailable):
+            await self.refresh()
+
+    async def end_of_timeline(self, timeline: int) -> int:
+        """The offset after the last record of this timeline, or of one before it."""
+        gaps = await self._context.calls.gaps(self.log_id)
+        ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
+        return min(ends, default=self.next_offset)
+
+    async def measure(self) -> None:
+        """Ask the database for the bounds and for the size, which nothing else needs."""
+        await self.refresh()
+        self.size_bytes = await self._context.calls.size(self.log_id)
+
     async def refresh(self) -> None:
         """Ask the database for the bounds."""
         await self._load(self.next_offset)
@@ -388,6 +405,18 @@ class SharedLog:
     async def _load_recent(self, offset: int) -> int:
         await self._load(offset, recent=True)
         return self.next_offset
+
+    # Maintenance
+
+    async def set_policy(self, policy: str) -> None:
+        """Set the policy of the whole topic."""
+        await self._context.set_policy(self.topic, policy)
+
+    async def drop_before(self, offset: int) -> None:
+        """Delete the batches that end before this offset."""
+        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
+            pass
+        await self.refresh()
 
     # Ending
 

@@ -11,15 +11,15 @@ from penstock.config.schema import Topics as Settings
 from penstock.errors import InvalidRequest
 from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.store import LOCAL, PLACEMENTS, SHARED, AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
-from penstock.wire.kafka.node import NODE_ID
+from penstock.wire.kafka.node import Node
 
 POLICY = "cleanup.policy"
+PLACEMENT = "penstock.placement"  # local or shared, of a topic that is created
 TOPIC, BROKER = 2, 4  # types of resources
 TOPIC_SOURCE, STATIC_SOURCE = 1, 4  # where a value comes from: the topic, or the broker's settings
 STRING, INT, LONG = 2, 3, 5  # types of values
@@ -50,20 +50,24 @@ def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None
         if name == POLICY:
             if value not in (DELETE, COMPACT):
                 raise InvalidConfig(f"{POLICY} is {DELETE} or {COMPACT}, not {value}")
+        elif name == PLACEMENT:
+            if value not in PLACEMENTS:
+                raise InvalidConfig(f"{PLACEMENT} is {' or '.join(PLACEMENTS)}, not {value}")
         elif name not in same:
             raise InvalidConfig(f"there is no configuration {name}")
         elif value != same[name][0]:
             raise InvalidConfig(f"{name} is {same[name][0]} for all topics of this broker")
 
 
-async def set_configs(topics: TopicStore, topic: Topic, configs: Mapping[str, str | None]) -> None:
+async def set_configs(topics: TopicStore, topic: AnyLog, configs: Mapping[str, str | None]) -> None:
     policy = configs.get(POLICY)
     for number in range(topics.partitions(topic.topic)) if policy else ():
         await topics.partition(topic.topic, number).set_policy(str(policy))
 
 
 class ConfigRequests:
-    def __init__(self, topics: TopicStore, access: Access) -> None:
+    def __init__(self, topics: TopicStore, access: Access, node: Node) -> None:
+        self._node = node
         self._topics = topics
         self._access = access
 
@@ -92,13 +96,17 @@ class ConfigRequests:
             }
             for name, (value, kind) in broker_configs(self._topics.settings).items()
         ]
-        if asked.resource_type == BROKER and asked.resource_name in ("", str(NODE_ID)):
+        if asked.resource_type == BROKER and asked.resource_name in ("", str(self._node.id)):
             return common
         topic = self._require_topic(asked)
-        own = {"name": POLICY, "value": topic.policy or DELETE, "config_source": TOPIC_SOURCE}
-        return [{**own, "config_type": STRING}, *common]
+        placement = SHARED if self._topics.is_shared(topic.name) else LOCAL
+        own = [
+            {"name": name, "value": value, "config_source": TOPIC_SOURCE, "config_type": STRING}
+            for name, value in ((POLICY, topic.policy or DELETE), (PLACEMENT, placement))
+        ]
+        return [*own, *common]
 
-    def _require_topic(self, asked: Any) -> Topic:
+    def _require_topic(self, asked: Any) -> AnyLog:
         if asked.resource_type != TOPIC:
             raise InvalidRequest(f"resources of type {asked.resource_type} have no configuration")
         return self._topics.partition(asked.resource_name, 0)
