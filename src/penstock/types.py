@@ -12,16 +12,11 @@ from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
     BrokerStatus,
-    ConsumerHealth,
     Counts,
     PartitionSummary,
     QueueDescription,
     QueueSettings,
     QueueSummary,
-    RouteStatus,
-    Schedule,
-    ScheduledMessage,
-    ScheduledMessages,
     TransactionStep,
 )
 from penstock.client.routes import Routes
@@ -37,11 +32,13 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.contract.queues import Configured
-from penstock.contract.routes import RoutePushed
-from penstock.contract.schedules import ScheduleRun
+from penstock.contract.routes import RoutePushed, RouteStatus
+from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 
 __all__ = [

@@ -99,7 +99,7 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     assert done.returncode == 2
     assert "did you mean http_server" in done.stderr
     assert "expected one of debug, info, warning, error" in done.stderr
-    checked = run("config", "check", str(file))
+    checked = run("config", "--check", str(file))
     assert checked.returncode == 2
     assert "log_level = 'loud'" in checked.stderr
 
@@ -156,7 +156,7 @@ def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path,
 
 
 def test_config_show_names_each_values_origin():
-    done = run("config", "show", env={**os.environ, "PENSTOCK_HTTP_SERVER_PORT": "7777"})
+    done = run("config", env={**os.environ, "PENSTOCK_HTTP_SERVER_PORT": "7777"})
     assert "http_server.port\t7777\tenvironment PENSTOCK_HTTP_SERVER_PORT" in done.stdout
     assert "tcp_server.port\t12345\tdefault" in done.stdout
 

@@ -60,7 +60,12 @@ async def test_every_protocol_appends_and_reads_through_either_broker(
         answer = await http.post(f"/topics/{topic}/produce", json={"payloads": ["3", "4"]})
         assert answer.json()["first_offset"] == 3, answer.text
         async with connect(there.websocket) as socket:
-            request = {"command": "produce_request", "topic": topic, "message_payload": "5", "req_id": 1}
+            request = {
+                "command": "produce_request",
+                "topic": topic,
+                "message_payload": "5",
+                "req_id": 1,
+            }
             await socket.send(json.dumps(request))
             assert json.loads(await socket.recv())["offset"] == 5
         producer = confluent_kafka.Producer(
@@ -173,4 +178,3 @@ async def test_a_local_topic_stands_in_the_way_of_a_shared_one(
         assert wrong.status_code == 400
         layout = await http.post(f"{brokers[0].url}/topics/{topic}-2?placement=shared&format=aiq")
         assert layout.status_code == 400
-

@@ -153,5 +153,5 @@ def test_a_certificate_that_cannot_be_used_ends_the_start_with_a_reason(tmp_path
         timeout=60,
     )
     assert done.returncode == 2
-    assert "is not the one of the certificate" in done.stdout + done.stderr
+    assert "does not belong to the certificate" in done.stdout + done.stderr
     assert not (tmp_path / "data" / ".penstock" / "postgres").exists()

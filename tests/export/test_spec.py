@@ -171,7 +171,7 @@ def test_a_wrong_flag_is_said(words: list[str], text: str):
                 "destination": {"type": "topic", "topic": "t"},
                 "source": {"topic": "a", "queue": "b"},
             },
-            "not both",
+            "one of topic, queue and kafka",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
         ),
         (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
-        (web() | {"source": {"group": "g"}}, "names no topic, queue, otlp or remote_write"),
+        (web() | {"source": {"group": "g"}}, "names no topic, queue, kafka, otlp or remote_write"),
         (
             {"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}},
             "would feed itself",

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, Message, Queues
+from penstock.queues import Delivered, Item, Queues
 from penstock.queues.streams import Cycle, CycleAck
 from tests.queues.support import expire_leases, pop, push, running, values
 
@@ -21,7 +21,9 @@ async def registered(queues: Queues, config_hash: str = "v1", **options: Any) ->
     return done.query_id
 
 
-def cycle(query: str, message: Message, state: dict[str, Any] | None = None, **more: Any) -> Cycle:
+def cycle(
+    query: str, message: Delivered, state: dict[str, Any] | None = None, **more: Any
+) -> Cycle:
     """A cycle that acknowledges up to this message."""
     texts = {
         key: None if value is None else json.dumps(value).encode()
@@ -38,7 +40,9 @@ def cycle(query: str, message: Message, state: dict[str, Any] | None = None, **m
     )
 
 
-async def state_of(queues: Queues, query: str, message: Message, **filters: Any) -> dict[str, Any]:
+async def state_of(
+    queues: Queues, query: str, message: Delivered, **filters: Any
+) -> dict[str, Any]:
     rows = await queues.streams.state(
         query, message.partition_id, filters.pop("keys", []), **filters
     )

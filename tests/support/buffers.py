@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,9 +26,9 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, prepare
+from penstock.queues.push import answer_of, name_items
 from penstock.queues.schema import SCHEMA
-from penstock.queues.types import Item, PopRequest, Pushed, Status
+from penstock.queues.types import Item, PopRequest, PushOutcome, Status
 from tests.support import guard
 from tests.support.wait import DATABASE_TIMEOUT, eventually
 
@@ -75,13 +76,15 @@ class Store:
             for callback in list(self._callbacks):
                 callback(healthy)
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        return await self.append(self.prepare(items))
+    async def push(self, items: list[Item]) -> list[PushOutcome]:
+        name_items(items, ())
+        return await self.append(items)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        return prepare(items)
+    @property
+    def catalog(self) -> Any:
+        return SimpleNamespace(partitions=())
 
-    async def append(self, items: list[Item]) -> list[Pushed]:
+    async def append(self, items: list[Item]) -> list[PushOutcome]:
         await asyncio.sleep(0)
         if self.before:
             await self.before(items)
@@ -111,7 +114,7 @@ class Store:
     def opened(self, items: list[Item]) -> list[Item]:
         return items
 
-    def _store(self, item: Item) -> Pushed:
+    def _store(self, item: Item) -> PushOutcome:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)
         known = (

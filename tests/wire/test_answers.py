@@ -14,7 +14,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import results, routes
+from penstock.client import results
 from penstock.contract import operations as contract
 from penstock.contract.operation import Operation
 from penstock.types import Configured
@@ -30,10 +30,6 @@ DECODED: dict[str, Any] = {
         for one in vars(contract).values()
         if isinstance(one, Operation) and one.answer is not NoneType
     },
-    "GET /api/v1/scheduled": results.ScheduledMessages,
-    "GET /api/v1/routes": routes._All,
-    "GET /api/v1/routes/{name}": results.RouteStatus,
-    "GET /api/v1/schedules/{name}": results.Schedule,
     "GET /health": results.BrokerStatus,
 }
 TOOL = Path(__file__).parents[2] / "tools/api-examples"
@@ -139,9 +135,3 @@ def test_the_client_understands_every_answer(session, operation):
     _, played = session
     text = json.dumps(played[operation]["answer"]).encode()
     msgspec.json.decode(text, type=DECODED[operation])
-
-
-def test_the_client_understands_a_route_that_could_not_start():
-    failed = {"name": "lake", "state": "failed", "lastError": "no such table"}
-    status = msgspec.convert(failed, results.RouteStatus)
-    assert (status.state, status.last_error, status.queue) == ("failed", "no such table", None)

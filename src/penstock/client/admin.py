@@ -6,27 +6,22 @@ from typing import Any, TypedDict, Unpack
 from penstock.client.brokers import Brokers
 from penstock.client.queues import iso_time
 from penstock.client.results import (
-    ConsumerHealth,
     QueueDescription,
     QueueSummary,
-    ScheduledMessages,
 )
 from penstock.contract import operations
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessages
 from penstock.contract.noun import Noun
 
-SCHEDULED = "/api/v1/scheduled"
 QUEUES_PER_PAGE = 1000
 
 
 class _Queues(Noun):
     queues: list[QueueSummary]
     next: str | None = None  # the cursor of the page behind
-
-
-class _Consumers(Noun):
-    consumers: list[ConsumerHealth]
 
 
 class _Deleted(Noun):
@@ -92,9 +87,7 @@ class Admin:
         self, queue: str | None = None, *, group: str | None = None
     ) -> list[ConsumerHealth]:
         """Return the running consumers of all clients: messages in flight, counts, last error."""
-        answer = await self._brokers.json(
-            _Consumers, "GET", "/api/v1/consumers", queue=queue, group=group
-        )
+        answer = await self._brokers.call(operations.LIST_CONSUMERS, queue=queue, group=group)
         return answer.consumers
 
     async def seek(
@@ -166,8 +159,8 @@ class Admin:
     ) -> ScheduledMessages:
         """Return a page of delayed messages, next due first."""
         where: dict[str, Any] = {"queue": queue, "partition": partition}
-        return await self._brokers.json(
-            ScheduledMessages, "GET", SCHEDULED, **where, limit=limit, cursor=cursor
+        return await self._brokers.call(
+            operations.LIST_SCHEDULED, **where, limit=limit, cursor=cursor
         )
 
 

@@ -176,13 +176,23 @@ class Brokers:
         check(answer)
         return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
 
-    async def call(self, operation: Operation[T], *names: str, body: Any = None, **query: Any) -> T:
+    async def call(
+        self,
+        operation: Operation[T],
+        *names: str,
+        body: Any = None,
+        timeout: float | None = None,
+        retry_for: float | None = None,
+        **query: Any,
+    ) -> T:
         """Do an operation of the contract. `names` are the parameters of its path, in order."""
         answer = await self.ask(
             operation.method,
             resource(operation.at(*names), **query),
             b"" if body is None else msgspec.json.encode(body),
             again=operation.repeatable,
+            timeout=timeout,
+            retry_for=retry_for,
         )
         check(answer)
         return understood(

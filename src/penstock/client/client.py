@@ -20,9 +20,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-import msgspec
-
-from penstock.client.admin import SCHEDULED, Admin
+from penstock.client.admin import Admin
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
@@ -38,6 +36,7 @@ from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicBroker, TopicFinder
+from penstock.contract import operations
 from penstock.contract.queues import Configured
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.io.tasks import supervised
@@ -162,7 +161,7 @@ class Client(QueueClient, FormerMethods):
         """Cancel a delayed message. Returns False if there is none with this transaction id."""
         names = (queue, partition, transaction_id)
         try:
-            await self._brokers.json(msgspec.Raw, "DELETE", SCHEDULED, *names)
+            await self._brokers.call(operations.CANCEL_SCHEDULED, *names)
         except NotFound:
             return False
         return True

@@ -4,13 +4,12 @@ Field names are the HTTP API's in snake case. A broker that is newer may send mo
 """
 
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import msgspec
 
 from penstock.contract.noun import Noun
 from penstock.contract.queues import PartitionCounts, PartitionTimes, QueueNames
-from penstock.contract.schedules import ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 
 
@@ -72,33 +71,6 @@ class QueueDescription(Noun, kw_only=True):
     totals: Counts
 
 
-class RouteQueue(Noun, kw_only=True):
-    """The send queue of a route: records not delivered yet."""
-
-    batches: int
-    records: int
-    bytes: int
-    oldest_age_seconds: float = 0.0
-    drain_eta_seconds: float = 0.0
-
-
-class RouteStatus(Noun, kw_only=True):
-    """The status of an export route. If the route could not start, only `state` and `last_error`
-    are set.
-    """
-
-    name: str
-    state: str
-    # {"topic": ...}, {"queue": ..., "group": ...}, "push", "otlp" or "remote_write"
-    source: dict[str, str] | str = "push"
-    destination: str = ""
-    paused: str | None = None
-    lag: int | None = None
-    queue: RouteQueue | None = None
-    dead_letters: int = 0
-    last_error: str | None = None
-
-
 class BrokerStatus(msgspec.Struct, kw_only=True):
     """The health of a broker, as reported by `/health`."""
 
@@ -125,66 +97,3 @@ class TransactionStep(Noun, kw_only=True):
     queue_name: str | None = None
     error: str | None = None
     dlq: bool = False
-
-
-class ScheduledMessage(msgspec.Struct, rename="camel", kw_only=True):
-    """A delayed message that is not due yet."""
-
-    transaction_id: str
-    queue: str
-    partition: str
-    partition_id: str
-    deliver_at: datetime
-    pushed_at: datetime
-    trace_id: str | None = None
-    producer_sub: str | None = None
-    is_encrypted: bool = False
-    headers: dict[str, str] = {}
-
-
-class ScheduledMessages(Noun, kw_only=True):
-    """A page of delayed messages, next due first. Pass `next` as `cursor` to get the following
-    page.
-    """
-
-    messages: list[ScheduledMessage]
-    next: str | None = None
-
-
-class Schedule(msgspec.Struct, rename="camel", kw_only=True):
-    """A schedule: a message that is pushed at the times of a cron expression."""
-
-    name: str
-    cron: str
-    timezone: str
-    queue: str
-    partition: str
-    payload: Any = None
-    headers: dict[str, str] | None = None
-    catch_up: str
-    paused: bool
-    created_at: datetime
-    updated_at: datetime
-    next_runs: list[datetime] = []
-    last_runs: list[ScheduleRun] = []
-
-
-class ConsumerHealth(Noun, kw_only=True):
-    """The status of a running consumer, as it last reported."""
-
-    id: str
-    name: str
-    queue: str
-    group: str
-    hostname: str = ""
-    pid: int = 0
-    concurrency: int = 1
-    in_flight: int = 0
-    waiting: int = 0  # messages waiting for their next attempt
-    handled: int = 0
-    failed: int = 0
-    last_error: str | None = None
-    last_error_at: datetime | None = None
-    started_at: datetime | None = None
-    ended: bool = False  # the last report of a consumer that has stopped
-    seen_at: datetime | None = None  # time of the last report, by the broker's clock

@@ -113,7 +113,7 @@ def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, An
 
 
 def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
-    """Rows of `penstock config show`: key, value as one would write it, origin; secrets masked."""
+    """Rows of `penstock config`: key, value as one would write it, origin; secrets masked."""
     for name, annotation, _ in leaves():
         value: Any = loaded.config
         for part in name.split("."):

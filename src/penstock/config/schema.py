@@ -2,7 +2,7 @@
 
 A section is a frozen dataclass; the loader (`load.py`) walks the fields, so a key added here is at
 once a YAML key, an environment variable (`PENSTOCK_<SECTION>_<KEY>`), a `--set section.key=value`
-flag and a row in `penstock config show`. `env` in a field's metadata names further environment
+flag and a row in `penstock config`. `env` in a field's metadata names further environment
 variables that set it (those of the seeds, and `DATABASE_URL`).
 """
 

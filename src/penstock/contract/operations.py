@@ -3,10 +3,25 @@
 Operations of Queen MQ's dialect that Penstock itself does not use are in `penstock.wire.queen`.
 """
 
+from types import NoneType
+
 from penstock.contract import queries
+from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.contract.operation import Audited, Section
+from penstock.contract.routes import (
+    RecordCount,
+    RouteDeadLetters,
+    RouteDefinition,
+    RouteInspection,
+    RouteList,
+    RoutePushed,
+    RouteStatus,
+    WaitingRecords,
+)
+from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
 from penstock.protocol.roles import Role
 
 # fmt: off (a table: path, answer, summary; then what else there is to say)
@@ -73,3 +88,147 @@ PURGE_DEAD_LETTERS = _dead_letters.delete(
     role=Role.ADMIN,
     audit=Audited("deadletters.purge", answer=("deleted",)),
 )
+
+_consumers = Section("groups", "/api/v1/consumers")
+LIST_CONSUMERS = _consumers.get(
+    "",
+    Consumers,
+    "Running consumers, as they report themselves: messages in flight, last error",
+    query=queries.ConsumersQuery,
+)
+REPORT_CONSUMERS = _consumers.post(
+    "",
+    Reported,
+    "Report the status of consumers; the Python client does so every few seconds",
+    body=ConsumersReport,
+    again=True,
+)
+
+_scheduled = Section("messages", "/api/v1/scheduled")
+_SCHEDULED_MESSAGE = "/{queue}/{partition}/{transaction}"
+LIST_SCHEDULED = _scheduled.get(
+    "", ScheduledMessages, "List delayed messages, next due first", query=queries.ScheduledQuery
+)
+GET_SCHEDULED = _scheduled.get(
+    _SCHEDULED_MESSAGE, ScheduledMessage, "A delayed message with its payload"
+)
+CANCEL_SCHEDULED = _scheduled.delete(
+    _SCHEDULED_MESSAGE,
+    NoneType,
+    "Cancel a message before it is due",
+    audit=Audited("message.cancel"),
+)
+
+_schedules = Section("schedules", "/api/v1/schedules")
+LIST_SCHEDULES = _schedules.get(
+    "", ScheduleList, "List all schedules with their last and next runs"
+)
+GET_SCHEDULE = _schedules.get("/{name}", Schedule, "A schedule with its last and next runs")
+PUT_SCHEDULE = _schedules.put(
+    "/{name}",
+    Schedule,
+    "Create or replace a schedule",
+    body=ScheduleDefinition,
+    audit=Audited(
+        "schedule.put", body=("cron", "timezone", "queue", "partition", "catchUp", "paused")
+    ),
+)
+DELETE_SCHEDULE = _schedules.delete(
+    "/{name}",
+    NoneType,
+    "Delete a schedule; messages it has pushed are kept",
+    role=Role.ADMIN,
+    audit=Audited("schedule.delete"),
+)
+PAUSE_SCHEDULE = _schedules.post(
+    "/{name}/pause", Schedule, "Pause a schedule", audit=Audited("schedule.pause"), again=True
+)
+RESUME_SCHEDULE = _schedules.post(
+    "/{name}/resume",
+    Schedule,
+    "Resume a schedule; runs that were due while it was paused are skipped",
+    audit=Audited("schedule.resume"),
+    again=True,
+)
+RUN_SCHEDULE = _schedules.post(
+    "/{name}/run",
+    ScheduleRun,
+    "Push the message of a schedule now; its next runs do not change",
+    audit=Audited("schedule.run", answer=("transactionId", "result")),
+)
+
+_routes = Section("export", "/api/v1/routes")
+LIST_ROUTES = _routes.get("", RouteList, "List all routes with their status")
+CREATE_ROUTE = _routes.post(
+    "",
+    RouteStatus,
+    "Create a route",
+    body=RouteDefinition,
+    status=201,
+    role=Role.ADMIN,
+    audit=Audited("route.create", body=("name",)),
+)
+GET_ROUTE = _routes.get("/{name}", RouteStatus, "A route's status")
+DELETE_ROUTE = _routes.delete(
+    "/{name}",
+    NoneType,
+    "Stop and delete a route",
+    query=queries.ForceQuery,
+    role=Role.ADMIN,
+    audit=Audited("route.delete"),
+    again=False,
+)
+PUSH_TO_ROUTE = _routes.post(
+    "/{name}/push", RoutePushed, "Add records to the route's send queue", status=201
+)
+PAUSE_ROUTE = _routes.post(
+    "/{name}/pause",
+    RouteStatus,
+    "Pause a route: it sends nothing until it is resumed",
+    role=Role.ADMIN,
+    audit=Audited("route.pause"),
+    again=True,
+)
+RESUME_ROUTE = _routes.post(
+    "/{name}/resume",
+    RouteStatus,
+    "Resume a paused or draining route",
+    role=Role.ADMIN,
+    audit=Audited("route.resume"),
+    again=True,
+)
+DRAIN_ROUTE = _routes.post(
+    "/{name}/drain",
+    RouteStatus,
+    "Drain a route: accept no new records, deliver the queued ones",
+    role=Role.ADMIN,
+    audit=Audited("route.drain"),
+    again=True,
+)
+PURGE_ROUTE = _routes.post(
+    "/{name}/purge",
+    RecordCount,
+    "Drop all records in the route's send queue",
+    role=Role.ADMIN,
+    audit=Audited("route.purge", answer=("records",)),
+)
+REPLAY_ROUTE = _routes.post(
+    "/{name}/replay",
+    RecordCount,
+    "Put the route's dead letters back into its send queue",
+    role=Role.ADMIN,
+    audit=Audited("route.replay", answer=("records",)),
+)
+LIST_ROUTE_DEAD_LETTERS = _routes.get(
+    "/{name}/deadletters",
+    RouteDeadLetters,
+    "List the route's dead letters",
+    query=queries.RouteDeadLettersQuery,
+)
+LIST_ROUTE_RECORDS = _routes.get(
+    "/{name}/records",
+    WaitingRecords,
+    "List records in the route's send queue",
+    query=queries.LimitQuery,
+)
+INSPECT_ROUTE = _routes.get("/{name}/inspect", RouteInspection, "Read and verify the route's files")

@@ -99,3 +99,27 @@ class DeadLetterPageQuery(DeadLetterQuery, frozen=True):
 
     def __post_init__(self) -> None:
         check_offset(self.offset, "read on with before=<number of the last one>")
+
+
+class ConsumersQuery(msgspec.Struct, frozen=True):
+    queue: str | None = None
+    group: str | None = None
+
+
+class ScheduledQuery(msgspec.Struct, frozen=True):
+    queue: str | None = None
+    partition: str | None = None
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class ForceQuery(msgspec.Struct, frozen=True):
+    force: bool = False
+
+
+class LimitQuery(msgspec.Struct, frozen=True):
+    limit: Limit = 100
+
+
+class RouteDeadLettersQuery(LimitQuery, frozen=True):
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from penstock.export.status import RouteStatus
+from penstock.contract.routes import RouteStatus
 from penstock.monitor.watched import WatchedQueue
 from penstock.topics.topic import Topic
 

@@ -42,7 +42,7 @@ class Sealed(NamedTuple):
     headers: bytes | None
 
 
-class Keys:
+class EncryptionKeys:
     def __init__(self, settings: Settings) -> None:
         configured = dict(settings.encryption_keys)
         if settings.encryption_key:

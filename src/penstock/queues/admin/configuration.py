@@ -9,7 +9,7 @@ from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.scheduled import DelayedMessages
 from penstock.queues.catalog import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.options import OPTIONS, columns_of, options_of
@@ -22,7 +22,7 @@ PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
 
 
-class Configured(msgspec.Struct):
+class ConfigureOutcome(msgspec.Struct):
     """A queue as it was configured, and the id of its default partition."""
 
     queue: QueueInfo
@@ -39,8 +39,8 @@ class PartitionInfo(msgspec.Struct):
     newest_message: datetime | None
 
 
-class Admin:
-    def __init__(self, context: QueueContext, scheduled: Scheduled) -> None:
+class QueueAdmin:
+    def __init__(self, context: QueueContext, scheduled: DelayedMessages) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
         self._scheduled = scheduled
@@ -51,7 +51,7 @@ class Admin:
         options: QueueOptions = DEFAULTS,
         namespace: str | None = None,
         task: str | None = None,
-    ) -> Configured:
+    ) -> ConfigureOutcome:
         """Create or change a queue. Options that are not given go back to their defaults."""
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
@@ -74,7 +74,7 @@ class Admin:
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
-        return Configured(info, self._catalog.partition_uuid(partition))
+        return ConfigureOutcome(info, self._catalog.partition_uuid(partition))
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
         """Change those options of a queue that exists whose fields are named in `only`."""

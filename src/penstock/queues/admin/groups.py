@@ -16,9 +16,9 @@ from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
 from penstock.database import Database, struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
-from penstock.queues.admin.figures import Backlog, Figures, GroupFigures
+from penstock.queues.admin.figures import Figures, GroupBacklog, GroupFigures
 from penstock.queues.catalog import check_text
-from penstock.queues.consumers import Consumers
+from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 
@@ -34,8 +34,10 @@ LAGGING = query("lagging_partitions")
 PREVIEW = query("seek_preview")
 
 
-class Groups:
-    def __init__(self, context: QueueContext, figures: Figures, consumers: Consumers) -> None:
+class QueueGroups:
+    def __init__(
+        self, context: QueueContext, figures: Figures, consumers: ConsumerConnections
+    ) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._waiting = context.waiting
         self._figures, self._consumers = figures, consumers
@@ -54,7 +56,7 @@ class Groups:
             _status(
                 row,
                 figures[row["id"]],
-                backlogs.get(row["id"], Backlog()),
+                backlogs.get(row["id"], GroupBacklog()),
                 members.get((row["queue"], row["name"]), 0),
             )
             async for some in slices(rows, ROWS_PER_SLICE)
@@ -203,7 +205,7 @@ class Groups:
         return row["moved"], row["last"]
 
 
-def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> Group:
+def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int) -> Group:
     # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
     # mends that).
     blind = (

@@ -34,7 +34,7 @@ OLDEST = query("postgres_oldest")
 TABLES = query("postgres_tables")
 
 
-class Counts(msgspec.Struct):
+class StateCounts(msgspec.Struct):
     """A queue or a partition in eight numbers. Where groups differ they are those of the group that
     speaks for the queue (`QueueFigures.leading`), but `failed`, `dead_letter` and `dropped` are of
     all of them.
@@ -50,7 +50,7 @@ class Counts(msgspec.Struct):
     scheduled: int | None  # for later
 
     @classmethod
-    def of(cls, queue: QueueFigures) -> "Counts":
+    def of(cls, queue: QueueFigures) -> "StateCounts":
         leading = queue.leading
         leased = leading.leased if leading else 0
         return cls(
@@ -79,7 +79,7 @@ class QueueStatus(msgspec.Struct):
 
     info: QueueInfo
     partitions: int
-    counts: Counts
+    counts: StateCounts
     figures: QueueFigures
 
 
@@ -94,9 +94,9 @@ class QueueTotals(msgspec.Struct):
     name: str  # what they have in common
     queues: int = 0
     partitions: int = 0
-    counts: Counts = msgspec.field(default_factory=lambda: _no_counts())
+    counts: StateCounts = msgspec.field(default_factory=lambda: _no_counts())
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: StateCounts) -> None:
         self.counts = total([self.counts, counts])
 
 
@@ -104,7 +104,7 @@ class PartitionStatus(msgspec.Struct):
     id: str
     name: str
     created_at: datetime
-    counts: Counts
+    counts: StateCounts
     batches: int
     last_activity: datetime
     oldest_message: datetime | None
@@ -118,7 +118,7 @@ class Overview(msgspec.Struct):
     partitions: int
     namespaces: int
     tasks: int
-    messages: Counts
+    messages: StateCounts
     pushed_per_second: float
     completed_per_second: float
 
@@ -189,7 +189,7 @@ class PostgresStatus(msgspec.Struct):
     tables: list[TableSize]
 
 
-class Status:
+class QueueStatusReader:
     def __init__(self, context: QueueContext, figures: Figures) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._figures = figures
@@ -205,7 +205,7 @@ class Status:
         partitions = await self._catalog.partition_counts(ids)
         figures = {one.id: one for one in await self._figures.queues(ids)}
         queues = [
-            QueueStatus(info_of(row), partitions.get(row["id"], 0), Counts.of(one), one)
+            QueueStatus(info_of(row), partitions.get(row["id"], 0), StateCounts.of(one), one)
             async for some in slices(rows, ROWS_PER_SLICE)
             for row in some
             if (one := figures.get(row["id"])) is not None  # None: deleted meanwhile
@@ -243,7 +243,7 @@ class Status:
                     row = sums[name] = QueueTotals(name)
                 row.queues += 1
                 row.partitions += partitions.get(one.id, 0)
-                row.add(Counts.of(one))
+                row.add(StateCounts.of(one))
         return sorted(sums.values(), key=lambda row: row.name)
 
     async def partitions(
@@ -261,7 +261,7 @@ class Status:
     def _partition(self, row: Any) -> PartitionStatus:
         waiting = row["stored"] - row["settled"]
         times = filter(None, (row["newest_message"], row["consumed_at"]))
-        counts = Counts(
+        counts = StateCounts(
             total=row["stored"],
             pending=max(0, waiting - row["leased"]),
             processing=row["leased"],
@@ -332,11 +332,11 @@ class Status:
         return folded
 
 
-def total(counts: list[Counts]) -> Counts:
+def total(counts: list[StateCounts]) -> StateCounts:
     """The sum of the counts of several queues."""
-    names = Counts.__struct_fields__
-    return Counts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
+    names = StateCounts.__struct_fields__
+    return StateCounts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
 
 
-def _no_counts() -> Counts:
-    return Counts(*(0 for _ in Counts.__struct_fields__))
+def _no_counts() -> StateCounts:
+    return StateCounts(*(0 for _ in StateCounts.__struct_fields__))

@@ -57,7 +57,7 @@ FORGET_DELIVERIES = """WITH gone AS (
   RETURNING 1) SELECT count(*) FROM gone"""
 
 
-class Upkeep:
+class QueueUpkeep:
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []

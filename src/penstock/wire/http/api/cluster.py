@@ -7,14 +7,14 @@ from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.noun import Noun, TimeRange
 from penstock.contract.queries import RangeQuery
 from penstock.errors import InvalidRequest
 from penstock.queues.admin.status import Removal
-from penstock.queues.background.consumer_reports import ConsumerReport
 from penstock.queues.background.presence import (
     BEAT_SECONDS,
-    Member,
+    BrokerPresence,
     OperationCounts,
     PoolFigures,
     Presence,
@@ -85,7 +85,7 @@ class Worker(ServerSeen):
 class WorkerDetails(Worker):
     parked: dict[str, int]  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]]  # queue, group, connections that pop
-    reports: list[ConsumerReport]
+    reports: list[ConsumerHealth]
 
 
 class LoadPoint(Replica):
@@ -319,6 +319,6 @@ def _frame(args: RangeQuery) -> tuple[datetime, datetime, int]:
     return since, until, width_of(since, until)
 
 
-def worker_answer(kind: type[W], one: Member) -> W:
+def worker_answer(kind: type[W], one: BrokerPresence) -> W:
     """A process with its figures, in one object."""
     return of(kind, one, one.figures, worker_id=one.worker)

@@ -15,6 +15,7 @@ from penstock.config import Loaded, show
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
+from penstock.monitor.search import FoundThing, Search
 from penstock.monitor.watched import WatchedGroup, WatchedQueue
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.times import epoch_millis
@@ -96,6 +97,14 @@ class QueueWithGroups(QueueRow, rename="camel"):
     created_at: float  # milliseconds since 1970
 
 
+class FindQuery(msgspec.Struct):
+    q: str = ""
+
+
+class FoundThings(msgspec.Struct):
+    found: list[FoundThing]
+
+
 class LogLine(msgspec.Struct):
     at: float  # milliseconds since 1970
     level: str
@@ -136,6 +145,7 @@ class ConsoleApi:
         self._authentication = authentication
         logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
+        self._search = Search(broker, self._sampler)
         self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
 
     @route("GET", "/api/v1/me")
@@ -203,6 +213,14 @@ class ConsoleApi:
             options=info.options,
             created_at=epoch_millis(info.created_at),
         )
+
+    @route("GET", "/api/v1/search")
+    async def search(self, args: FindQuery) -> FoundThings:
+        """Find queues, groups, topics, routes, schedules and pipelines by a part of their name, and
+        messages by their transaction id.
+        """
+        await self._sampler.fresh(recent=True)
+        return FoundThings(await self._search.find(args.q))
 
     @route("GET", "/api/v1/config", role=Role.ADMIN)
     def config(self) -> ConfigKeys:

@@ -9,6 +9,7 @@ import msgspec
 from penstock.contract.queries import Offset, TimesQuery
 from penstock.monitor.inspection import (
     BUCKETS,
+    SEARCHED,
     ErrorGroups,
     Event,
     Hits,
@@ -43,6 +44,7 @@ class SearchQuery(TimesQuery, rename="camel", frozen=True):
     transaction_id: str = ""
     partition: str | None = None
     cursor: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=SEARCHED)] = SEARCHED  # messages to look at
 
 
 class ErrorsQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -84,7 +86,13 @@ class InspectApi:
         if args.transaction_id:
             return await self._inspection.by_transaction(queue, args.transaction_id)
         return await self._inspection.search(
-            queue, args.search, args.partition or None, args.since, args.until, args.cursor
+            queue,
+            args.search,
+            args.partition or None,
+            args.since,
+            args.until,
+            args.cursor,
+            args.limit,
         )
 
     @route("GET", "/api/v1/dlq/errors")
