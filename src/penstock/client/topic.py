@@ -124,11 +124,11 @@ class Topic:
         if shared:
             if format not in (None, "kafka"):
                 raise InvalidRequest("a shared topic has the format 'kafka'")
-            format = "shared"
-        if format is None and partitions == 1:
+        elif format is None and partitions == 1:
             await self._broker.ask(Command.CREATE_TOPIC, frames.name(self.name))
             return
-        await self._broker.send(frames.create_partitioned(self.name, format or "", partitions))
+        form = "shared" if shared else format or ""
+        await self._broker.send(frames.create_partitioned(self.name, form, partitions))
         self._broker.forget(self.name)
 
     async def delete(self) -> None:

@@ -147,7 +147,7 @@ class TopicSource(Source):
         assert self._context.topics is not None  # or the route was refused
         return self._context.topics
 
-    def _find(self) -> Topic | None:
+    def _find(self) -> AnyLog | None:
         return self._topics.get(partition_label(self._name, self._spec.source.partition or 0))
 
     def lag(self) -> int | None:
