@@ -27,7 +27,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.config.schema import Topics
+from msgspec.structs import replace
+
+from penstock.config.schema import TopicsSettings
 from penstock.database import Database
 from penstock.errors import (
     Conflict,
@@ -54,7 +56,7 @@ from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
 from penstock.topics.key_compaction import compact_by_key
-from penstock.topics.retention import retain
+from penstock.topics.retention import delete_before, retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.shared.catalog import SharedTopics
 from penstock.topics.shared.log import SharedLog
@@ -93,7 +95,7 @@ class TopicStore:
     def __init__(
         self,
         directory: Path,
-        settings: Topics,
+        settings: TopicsSettings,
         *,
         fs: Fs = DISK,
         pool: Executor,
@@ -394,9 +396,13 @@ class TopicStore:
                     f"topic {name!r} has {self.partitions(name)} partitions: partitions are not "
                     "removed"
                 )
+            first = self._topics[name]
             for found, recovered in await self._context.run(self._make, name, BATCHES, numbers):
                 self._add(found, recovered)
-            return self._topics[name]
+                added = self._topics[found.label]
+                await added.set_policy(first.policy)
+                await added.set_limits(replace(first.limits, start=0))
+            return first
         finally:
             del self._creating[name]
 
@@ -488,6 +494,13 @@ class TopicStore:
             self._fs.remove_tree(trash)
         except StorageError as error:
             log.warning("the next start removes %s: %s", trash.name, error)
+
+    async def delete_before(self, topic: AnyLog, offset: int) -> None:
+        """Delete the records before this offset."""
+        if isinstance(topic, SharedLog):
+            await topic.drop_before(offset)
+        else:
+            await delete_before(topic, offset, self.tier)
 
     def on_delete(self, callback: Callable[[AnyLog], None]) -> None:
         """Call it with each topic that is deleted."""

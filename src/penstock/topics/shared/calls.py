@@ -49,7 +49,7 @@ APPEND = "SELECT * FROM shared_append({})".format(
 _FIRST = """coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id
                        ORDER BY b.last_offset LIMIT 1), l.next_offset)"""
 LOGS = f"""
-  SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.next_offset, l.timeline,
+  SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.limits, l.next_offset, l.timeline,
          {_FIRST} AS first_offset
     FROM shared_logs l WHERE $1::text IS NULL OR l.topic = $1 ORDER BY l.topic, l.partition"""
 # One snapshot of the bounds and of the batches from an offset on, as many as `bytes` take and one.
@@ -128,9 +128,12 @@ class SharedCalls:
         """How many partitions it had."""
         return len(await self._database.read(DELETE, topic))
 
-    async def set_policy(self, topic: str, policy: str) -> None:
+    async def configure(self, topic: str, policy: str | None, limits: str | None) -> None:
+        """Change what is not None, for all partitions."""
         await self._database.read(
-            "UPDATE shared_logs SET policy = $2 WHERE topic = $1", topic, policy
+            """UPDATE shared_logs SET policy = coalesce($2, policy), limits = coalesce($3, limits)
+                WHERE topic = $1""",
+            *(topic, policy, limits),
         )
 
     async def drop_before(self, log_id: int, offset: int, grace: float) -> int:

@@ -20,12 +20,15 @@ from contextlib import suppress
 from typing import Any
 
 import asyncpg
+import msgspec
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.database import Database
 from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, in_pool, supervised
 from penstock.log.context import Instruments
+from penstock.log.layout import COMPACT, DELETE
+from penstock.log.limits import Limits
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -53,7 +56,7 @@ class SharedTopics:
     def __init__(
         self,
         database: Database,
-        settings: Topics,
+        settings: TopicsSettings,
         instruments: Instruments,
         metrics: Metrics,
         store: ObjectStore | None = None,
@@ -99,7 +102,7 @@ class SharedTopics:
             announce=self._announce,
             on_gone=self._look.set,
             fetch=self._fetch,
-            set_policy=self.set_policy,
+            configure=self.configure,
         )
         metrics.gauge(
             "penstock_shared_topics",
@@ -190,12 +193,13 @@ class SharedTopics:
         self._drop(topic)
         self._tell_of_change()
 
-    async def set_policy(self, topic: str, policy: str) -> None:
-        if policy not in ("delete", "compact"):
-            raise InvalidRequest(f"a topic's policy is 'delete' or 'compact', not {policy!r}")
-        await self.calls.set_policy(topic, policy)
-        for number in range(self.partitions(topic)):
-            self._logs[partition_label(topic, number)].policy = policy
+    async def configure(self, topic: str, policy: str | None, limits: Limits | None) -> None:
+        """Change the policy or the limits of a topic."""
+        if policy not in (None, DELETE, COMPACT):
+            raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
+        packed = None if limits is None else msgspec.json.encode(limits).decode()
+        await self.calls.configure(topic, policy, packed)
+        self._take(await self.calls.logs(topic))
         self._tell_of_change()
 
     def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
@@ -215,7 +219,7 @@ class SharedTopics:
         for row in rows:
             known = self._by_id.get(row["id"])
             if known is not None:
-                known.policy = row["policy"]
+                known.take_settings(row)
                 known.first_offset = max(known.first_offset, row["first_offset"])
                 if rewind:
                     known.next_offset = row["next_offset"]

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.errors import InvalidOffset, NotFound, Unavailable
@@ -22,6 +23,7 @@ from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.commit import Appended
+from penstock.log.limits import Limits
 from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
@@ -76,7 +78,6 @@ class SharedLog:
         self.name = partition_label(self.topic, self.partition)
         self.log_id: int = row["id"]
         self.incarnation: str = row["incarnation"].hex
-        self.policy: str = row["policy"]
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
         self.size_bytes = 0
@@ -99,6 +100,12 @@ class SharedLog:
             on_commit=self._committed,
             on_gone=context.on_gone,
         )
+        self.take_settings(row)
+
+    def take_settings(self, row: Any) -> None:
+        self.policy: str = row["policy"]
+        self.limits = msgspec.json.decode(row["limits"], type=Limits)
+        self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
 
@@ -410,7 +417,11 @@ class SharedLog:
 
     async def set_policy(self, policy: str) -> None:
         """Set the policy of the whole topic."""
-        await self._context.set_policy(self.topic, policy)
+        await self._context.configure(self.topic, policy, None)
+
+    async def set_limits(self, limits: Limits) -> None:
+        """Set the limits of the whole topic."""
+        await self._context.configure(self.topic, None, limits)
 
     async def drop_before(self, offset: int) -> None:
         """Delete the batches that end before this offset."""

@@ -3,7 +3,7 @@
 import socket
 from typing import Any
 
-from penstock.config.schema import KafkaServer as Settings
+from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import ConfigError
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.shared.nodes import BEFORE_FIRST, SharedNodes
