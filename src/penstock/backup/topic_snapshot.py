@@ -28,6 +28,7 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
+    LIMITS,
     METADATA,
     POLICY,
     RECORD_HEADER,
@@ -43,7 +44,7 @@ from penstock.log.layout import (
 
 MAX_ATTEMPTS = 50
 READ_BYTES = 1 << 20
-SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE, TIER)
+SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, LIMITS, DAMAGE, TIER)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ class AppendQueue(ABC):
     def __init__(self, name: str, form: SegmentFormat, max_record: int) -> None:
         self._name = name
         self._format = form
-        self._max_record = max_record  # bytes of a payload
+        self.max_record = max_record  # bytes of a payload
         self._pending: list[Entry] = []
         self.pending_bytes = 0  # of the appends in `_pending`
         self._scheduled = False  # `commit` will run at the end of this tick
@@ -155,7 +155,7 @@ class AppendQueue(ABC):
     ) -> None:
         if not count:
             raise InvalidRequest("a batch has at least one record")
-        most = self._max_record
+        most = self.max_record
         if largest > most:
             raise TooLarge(f"a record has at most {most} bytes, this one has {largest}")
         if self.deleted:

@@ -503,8 +503,9 @@ def _pending(topic: Topic) -> list[Segment]:
 
 def _has_changed(topic: Topic, tier: Manifest) -> bool:
     """Whether the manifest does not say any more what the topic is."""
-    return (topic.policy, topic.archived_offset, topic.damage) != (
+    return (topic.policy, topic.archived_offset, topic.limits, topic.damage) != (
         tier.policy,
         tier.archived,
+        tier.limits,
         tier.damage,
     )

@@ -1,13 +1,11 @@
-"""The keys that verify tokens: a shared secret, a public key, or the keys an identity provider
-publishes.
+"""The keys that verify tokens: a shared secret, a public key, or the keys of an identity provider.
 
-A key is usable with exactly one algorithm, the one its kind is for, whatever a token's header says:
-a token signed with HS256 and the text of a public key as the secret finds no key, and neither does
-`none`.
+A key works with exactly one algorithm, the one of its kind, whatever the header of a token says. A
+token that is signed with HS256 and the text of a public key matches no key; neither does `none`.
 
-A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key
-that is not in it, but then at most every `UNKNOWN_KEY_SECONDS`: tokens made up by strangers do not
-turn into requests to the provider. When fetching fails the old keys stay.
+A key set (JWKS) is fetched every `jwks_refresh`, and when a token names an unknown key, but at most
+every `UNKNOWN_KEY_SECONDS`: forged tokens do not become requests to the provider. When a fetch
+fails, the old keys stay.
 """
 
 import asyncio
@@ -36,8 +34,8 @@ from penstock.net import HttpClient
 log = logging.getLogger("penstock.auth")
 
 UNKNOWN_KEY_SECONDS = 10.0  # between two fetches because of unknown keys
-RETRY_SECONDS = 30.0  # until a fetch that failed is tried again
-MIN_SECRET_BYTES = 32  # HS256 asks for as many as its hash has
+RETRY_SECONDS = 30.0  # until a failed fetch is repeated
+MIN_SECRET_BYTES = 32  # the size of HS256's hash
 MIN_RSA_BITS = 2048
 MAX_SET_BYTES = 1 << 20
 
@@ -50,9 +48,7 @@ class TokenKey:
 
 
 class TokenKeys:
-    """Those configured and those fetched. `changed` is called when a fetch brought other keys than
-    before.
-    """
+    """Configured and fetched keys. `changed` is called when a fetch brings other keys."""
 
     def __init__(
         self,
@@ -65,10 +61,10 @@ class TokenKeys:
         self._changed = changed
         self._fixed = _configured(settings)
         self._fetched: list[TokenKey] = []
-        self._raw = b""  # what `_fetched` was read from
-        self._fetching: asyncio.Task[None] | None = None  # the fetch under way
+        self._raw = b""  # the document of `_fetched`
+        self._fetching: asyncio.Task[None] | None = None  # the fetch in flight
         self._refreshing: asyncio.Task[None] | None = None
-        self._last = -UNKNOWN_KEY_SECONDS  # when a fetch began last
+        self._last = -UNKNOWN_KEY_SECONDS  # when the last fetch began
         self._ever = False  # a fetch has succeeded
         if not self._fixed and not settings.jwks_url:
             raise ConfigError(
@@ -81,7 +77,7 @@ class TokenKeys:
         return {key.algorithm for key in self._all()}
 
     def find(self, algorithm: str, key_id: str | None) -> list[TokenKey]:
-        """The keys a token with this header may be signed with."""
+        """Return the keys that may have signed a token with this header."""
         fitting = [key for key in self._all() if key.algorithm == algorithm]
         if key_id is None:
             return fitting
@@ -90,7 +86,7 @@ class TokenKeys:
         ]
 
     def may_learn(self) -> bool:
-        """Whether asking the provider now could bring a key we do not have."""
+        """Return True if a fetch now could bring an unknown key."""
         if not self._settings.jwks_url:
             return False
         return self._fetching is not None or time.monotonic() - self._last >= UNKNOWN_KEY_SECONDS
@@ -107,7 +103,7 @@ class TokenKeys:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def refresh(self) -> None:
-        """Fetch now, or wait for the fetch that is under way."""
+        """Fetch now, or wait for the fetch in flight."""
         if self._fetching is None:
             self._last = time.monotonic()
             self._fetching = asyncio.create_task(self._fetch())
@@ -176,7 +172,7 @@ def _wanted(algorithm: str, configured: str) -> bool:
 
 
 def _public_key(text: str) -> TokenKey:
-    """From PEM text (with real or written-out line ends), or from the file it names."""
+    """Load a key from PEM text (with real or escaped line ends), or from a file."""
     try:
         pem = (
             text.replace("\\n", "\n")
@@ -201,11 +197,11 @@ def _key_for(material: Any, key_id: str | None) -> TokenKey:
         return TokenKey("EdDSA", material, key_id)
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
         return TokenKey("ES256", material, key_id)
-    raise ValueError("only RSA, Ed25519 and P-256 keys are known")
+    raise ValueError("only RSA, Ed25519 and P-256 keys are supported")
 
 
 def key_set(raw: bytes, algorithm: str = "auto") -> list[TokenKey]:
-    """The keys of a JWKS document that can verify signatures; others in it are passed over."""
+    """Return the keys of a JWKS document that can verify signatures; ignore others."""
     document = json.loads(raw)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -217,7 +213,7 @@ def key_set(raw: bytes, algorithm: str = "auto") -> list[TokenKey]:
                 continue
             key = _key_for(jwt.PyJWK(entry).key, entry.get("kid"))
         except (jwt.PyJWTError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
-            log.info("a key of the set is passed over: %s", error)
+            log.info("ignored a key of the set: %s", error)
             continue
         if entry.get("alg", key.algorithm) == key.algorithm and _wanted(key.algorithm, algorithm):
             keys.append(key)
