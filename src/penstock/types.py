@@ -12,11 +12,7 @@ from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
     BrokerStatus,
-    Counts,
-    PartitionSummary,
-    QueueDescription,
     QueueSettings,
-    QueueSummary,
     TransactionStep,
 )
 from penstock.client.routes import Routes
@@ -36,7 +32,7 @@ from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessage, ScheduledMessages
-from penstock.contract.queues import Configured
+from penstock.contract.queues import Configured, Queue, QueueDetails, QueueGroup, QueuePartition
 from penstock.contract.routes import RoutePushed, RouteStatus
 from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
@@ -50,21 +46,21 @@ __all__ = [
     "Configured",
     "ConsumerHealth",
     "ConsumerOptions",
-    "Counts",
     "DeadLetterFilter",
     "DeadLetterMessage",
     "DeadLetters",
     "Delivery",
     "Group",
     "GroupPosition",
-    "PartitionSummary",
     "ProducerOptions",
     "PushOptions",
     "Pushed",
-    "QueueDescription",
+    "Queue",
+    "QueueDetails",
+    "QueueGroup",
     "QueueOptions",
+    "QueuePartition",
     "QueueSettings",
-    "QueueSummary",
     "ReaderOptions",
     "Received",
     "RoutePushed",

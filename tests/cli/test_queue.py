@@ -90,7 +90,7 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     described = shell.run("describe", queue).stdout
     assert "leaseTime\t30\n" in described
     assert "retryLimit\t7\n" in described
-    assert "\npartition\tlag\tstored\t" in described
+    assert "\npartition\twaiting\tstored\t" in described
     assert "--yes" in shell.run("delete", queue, code=2).output
     assert shell.lines("delete", queue, "--keep", "--yes")[0]["deleted"] == 2
     shell.run("delete", queue, "--yes")

@@ -459,10 +459,10 @@ class QueueMachine(RuleBasedStateMachine):
             ends = one.completed + one.dead_letters + one.dropped + one.waiting + one.skipped
             assert ends == pushed, one
         partitions = [p.counts for p in self.run(self.queues.status.partitions(status))]
-        for name in ("total", "pending", "processing", "completed", "dead_letter"):
+        for name in ("stored", "waiting", "leased", "completed", "dead_letters"):
             assert sum(getattr(p, name) for p in partitions) == getattr(status.counts, name), name
         page = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))
-        assert page.total == status.counts.dead_letter
+        assert page.total == status.counts.dead_letters
         assert sorted(
             (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.messages
         ) == sorted(

@@ -158,7 +158,7 @@ async def test_a_lease_stays_with_the_messages_that_a_cycle_leaves(database_url:
         messages = (await pop(queues, "in", group=GROUP)).messages
         await queues.streams.commit(cycle(query, messages[0], release=False))
         await queues.streams.commit(cycle(query, messages[2]))  # goes on under the same lease
-        assert (await queues.status.queue("in")).counts.dead_letter == 0
+        assert (await queues.status.queue("in")).counts.dead_letters == 0
 
 
 async def test_a_query_that_takes_nothing_has_its_messages_again(database_url: str) -> None:

@@ -209,18 +209,18 @@ FIGURES = (
     Column("delivered/s", "deliveredRate", rate),
     Column("oldest", lambda row: row["oldest"] or None, duration),
     Column("groups", lambda row: _number(row["groups"]), count),
-    Column("dead", "deadLetters", count),
+    Column("dead letters", "deadLetters", count),
     Column("stored", format=count, optional=True),
     Column("namespace", optional=True),
     Column("task", optional=True),
 )
 GROUP_FIGURES = (
-    Column("lag", format=count),
+    Column("waiting", format=count),
     Column("lag time", lambda row: row["lagSeconds"] or None, duration),
     Column("leased", format=count),
-    Column("delivered", "acked", count),
+    Column("completed", format=count),
     Column("failed", format=count),
-    Column("dead", format=count),
+    Column("dead letters", "deadLetters", count),
     Column("dropped", format=count),
     Column("per s", "rate", rate),
 )
@@ -228,7 +228,7 @@ GROUP_FIGURES = (
 
 PARTITIONS = (
     Column("partition", "name"),
-    Column("lag", format=count),
+    Column("waiting", format=count),
     Column("stored", format=count),
     Column("leased", format=count),
     Column("oldest", format=duration, optional=True),
@@ -276,7 +276,7 @@ def describe(queue: Name, /, *, api: WatchApi = WatchApi()) -> View:
     Example: `penstock queue describe orders`
     """
     about = api.get(QUEUES, queue)
-    slowest = max(about["groups"], key=lambda one: one["lag"], default={"name": ""})
+    slowest = max(about["groups"], key=lambda one: one["waiting"], default={"name": ""})
     partitions = api.get(QUEUES, queue, "partitions", group=slowest["name"])
     about.pop("history", None)
     facts = (

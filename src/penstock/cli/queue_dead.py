@@ -75,13 +75,13 @@ def dlq_list(
     rows, total = page["messages"], page["total"]
     return table(
         rows,
-        Column("id", "dlqId"),
+        Column("id", "number"),
         Column("queue"),
         Column("partition"),
-        Column("group", lambda row: group_title(row["consumerGroup"])),
+        Column("group", lambda row: group_title(row["group"])),
         Column("attempts", format=count),
         Column("failed at", "failedAt", when),
-        Column("error", "errorMessage", prose=True),
+        Column("error", prose=True),
         empty="no dead letters",
         note=f"{total:,} in all" if total > len(rows) else "",
     )

@@ -27,15 +27,15 @@ def groups(address: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
     queue, _, group = address.partition("@")
     if not group:
         return table(
-            [row for row in api.get(GROUPS) if queue in ("", row["queueName"])],
+            [row for row in api.get(GROUPS) if queue in ("", row["queue"])],
             Column("group", lambda row: group_title(row["name"])),
-            Column("queue", "queueName"),
-            Column("lag", "totalLag", count),
-            Column("lag time", "maxTimeLag", duration),
+            Column("queue"),
+            Column("waiting", format=count),
+            Column("lag time", "lagSeconds", duration),
             Column("members", "members", count),
             Column("state"),
-            Column("dead", "deadLetters", count),
-            Column("partitions behind", "partitionsWithLag", count, optional=True),
+            Column("dead letters", "deadLetters", count),
+            Column("partitions behind", "laggingPartitions", count, optional=True),
             empty="no groups; a pop makes one: penstock queue pop orders@billing",
         )
     rows = [
@@ -48,10 +48,10 @@ def groups(address: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
         rows,
         Column("queue"),
         Column("partition"),
-        Column("lag", "offsetLag", count),
-        Column("lag time", "timeLagSeconds", duration),
-        Column("consumed", "totalConsumed", count),
-        Column("leased", "leaseActive"),
+        Column("waiting", format=count),
+        Column("lag time", "lagSeconds", duration),
+        Column("consumed", format=count),
+        Column("leased", lambda row: row["leaseId"] is not None),
     )
 
 

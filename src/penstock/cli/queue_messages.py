@@ -30,12 +30,12 @@ def messages(
 
     Examples:
 
-    `penstock queue messages orders --partition c-1 --status pending`
+    `penstock queue messages orders --partition c-1 --status waiting`
 
     `penstock queue messages reminders --scheduled`
 
     :param partition: Only messages of this partition.
-    :param status: Only messages in this state: pending, processing, completed or dead_letter.
+    :param status: Only messages in this state: waiting, leased, completed or dead_letter.
     :param since: Only messages pushed at or after this time, such as 2026-01-31T12:00Z.
     :param until: Only messages pushed before this time.
     :param scheduled: List delayed messages instead, next due first.
@@ -56,9 +56,9 @@ def messages(
         page["messages"],
         Column("pushed", "createdAt", when),
         Column("partition"),
-        Column("status"),
+        Column("state"),
         Column("transactionId"),
-        Column("producer", "producerSub", optional=True),
+        Column("producer", optional=True),
         Column("partitionId", optional=True),
         empty="no messages that match",
         note="there are more: --limit, --from, --to" if page["next"] else "",

@@ -5,27 +5,14 @@ from typing import Any, TypedDict, Unpack
 
 from penstock.client.brokers import Brokers
 from penstock.client.queues import iso_time
-from penstock.client.results import (
-    QueueDescription,
-    QueueSummary,
-)
 from penstock.contract import operations
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessages
-from penstock.contract.noun import Noun
+from penstock.contract.queues import Queue, QueueDetails, QueuePartition
 
-QUEUES_PER_PAGE = 1000
-
-
-class _Queues(Noun):
-    queues: list[QueueSummary]
-    next: str | None = None  # the cursor of the page behind
-
-
-class _Deleted(Noun):
-    deleted: int = 0
+QUEUES_PER_PAGE = 10_000
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -43,35 +30,42 @@ class Admin:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
-    async def queues(self) -> list[QueueSummary]:
-        """Return all queues with their message counts, the newest first."""
-        queues: list[QueueSummary] = []
-        query: dict[str, Any] = {"limit": QUEUES_PER_PAGE}
+    async def queues(self) -> list[Queue]:
+        """Return all queues with their counts and rates, by name."""
+        queues: list[Queue] = []
         while True:
-            target = "/api/v1/resources/queues"
-            page = await self._brokers.json(_Queues, "GET", target, **query)
+            page = await self._brokers.call(
+                operations.LIST_QUEUES,
+                limit=QUEUES_PER_PAGE,
+                offset=len(queues),
+                recent="true" if queues else None,
+            )
             queues += page.queues
-            if page.next is None:
+            if not page.queues or len(queues) >= page.total:
                 return queues
-            query["cursor"] = page.next
 
-    async def describe(self, queue: str) -> QueueDescription:
-        """Return the options, partitions and message counts of a queue."""
-        return await self._brokers.json(QueueDescription, "GET", "/api/v1/status/queues", queue)
+    async def describe(self, queue: str) -> QueueDetails:
+        """Return the options, consumer groups and counts of a queue."""
+        return await self._brokers.call(operations.GET_QUEUE, queue)
+
+    async def partitions(
+        self, queue: str, *, group: str = "", limit: int = 50, offset: int = 0
+    ) -> list[QueuePartition]:
+        """Return partitions of a queue as a consumer group sees them, largest lag first."""
+        answer = await self._brokers.call(
+            operations.LIST_QUEUE_PARTITIONS, queue, group=group, limit=limit, offset=offset
+        )
+        return answer.partitions
 
     async def delete_queue(self, queue: str) -> bool:
         """Delete a queue with all its messages. Returns False if it did not exist."""
-        target = "/api/v1/resources/queues"
-        answer = await self._brokers.json(dict[str, Any], "DELETE", target, queue)
-        return bool(answer["existed"])
+        return (await self._brokers.call(operations.DELETE_QUEUE, queue)).existed
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
         """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
         were deleted.
         """
-        answer = await self._brokers.json(
-            _Deleted, "DELETE", "/api/v1/queues", queue, "clear", partition=partition
-        )
+        answer = await self._brokers.call(operations.CLEAR_QUEUE, queue, partition=partition)
         return answer.deleted
 
     async def groups(self) -> list[Group]:

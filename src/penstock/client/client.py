@@ -151,9 +151,7 @@ class Client(QueueClient, FormerMethods):
             "task": task,
             "options": {_camel(name): value for name, value in options.items()},
         }
-        return await self._brokers.json(
-            Configured, "POST", "/api/v1/configure", body=body, again=True
-        )
+        return await self._brokers.call(operations.CONFIGURE_QUEUE, body=body)
 
     async def cancel(
         self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION

@@ -3,21 +3,11 @@
 Field names are the HTTP API's in snake case. A broker that is newer may send more: it is ignored.
 """
 
-from datetime import datetime
 from typing import TypedDict
 
 import msgspec
 
 from penstock.contract.noun import Noun
-from penstock.contract.queues import PartitionCounts, PartitionTimes, QueueNames
-from penstock.protocol.queue_options import QueueOptions
-
-
-class Counts(PartitionCounts):
-    """The messages of a queue or a partition, by state."""
-
-    dropped: int = 0
-    scheduled: int = 0
 
 
 class QueueSettings(TypedDict, total=False):
@@ -40,35 +30,6 @@ class QueueSettings(TypedDict, total=False):
     encryption_enabled: bool
     record_deliveries: bool
     ordering: str
-
-
-class QueueSummary(QueueNames):
-    """A queue, as listed by `Client.queues`."""
-
-    partitions: int
-    messages: Counts
-
-
-class QueueAbout(QueueNames):
-    """The names and options of a queue."""
-
-    options: QueueOptions
-
-
-class PartitionSummary(PartitionTimes):
-    """A partition of a queue."""
-
-    messages: Counts
-    last_activity: datetime | None = None
-
-
-class QueueDescription(Noun, kw_only=True):
-    """A queue with its options, partitions and counts."""
-
-    queue: QueueAbout
-    partitions: list[PartitionSummary]
-    partition_count: int
-    totals: Counts
 
 
 class BrokerStatus(msgspec.Struct, kw_only=True):

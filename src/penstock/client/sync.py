@@ -205,6 +205,7 @@ class SyncAdmin(Facade[Admin]):
 
     queues = blocking(Admin.queues)
     describe = blocking(Admin.describe)
+    partitions = blocking(Admin.partitions)
     delete_queue = blocking(Admin.delete_queue)
     clear = blocking(Admin.clear)
     groups = blocking(Admin.groups)

@@ -9,8 +9,29 @@ from penstock.contract import queries
 from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
-from penstock.contract.messages import ScheduledMessage, ScheduledMessages
+from penstock.contract.messages import (
+    BuryBody,
+    MessageBuried,
+    MessageDeleted,
+    MessageRetried,
+    MessageWithPayload,
+    ScheduledMessage,
+    ScheduledMessages,
+    StoredMessages,
+    TraceAdded,
+    TraceBody,
+)
 from penstock.contract.operation import Audited, Section
+from penstock.contract.queues import (
+    Configure,
+    Configured,
+    OptionsOfQueue,
+    QueueCleared,
+    QueueDeleted,
+    QueueDetails,
+    QueuePage,
+    QueuePartitions,
+)
 from penstock.contract.routes import (
     RecordCount,
     RouteDeadLetters,
@@ -22,9 +43,92 @@ from penstock.contract.routes import (
     WaitingRecords,
 )
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
+from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.roles import Role
 
 # fmt: off (a table: path, answer, summary; then what else there is to say)
+
+CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
+    "/configure",
+    Configured,
+    "Create a queue or replace its options",
+    body=Configure,
+    decode=False,
+    again=True,
+    audit=Audited("queue.configure", body=("queue", "namespace", "task", "options")),
+)
+_queues = Section("queues", "/api/v1/queues")
+LIST_QUEUES = _queues.get(
+    "", QueuePage, "List queues with their counts and rates", query=queries.QueueListQuery
+)
+GET_QUEUE = _queues.get(
+    "/{queue}",
+    QueueDetails,
+    "A queue with its options and consumer groups",
+    query=queries.RecentQuery,
+)
+LIST_QUEUE_PARTITIONS = _queues.get(
+    "/{queue}/partitions",
+    QueuePartitions,
+    "List a queue's partitions with their lag for a group, largest lag first",
+    query=queries.QueuePartitionsQuery,
+)
+GET_QUEUE_OPTIONS = _queues.get(
+    "/{queue}/options", OptionsOfQueue, "The options of a queue and their meanings"
+)
+CHANGE_QUEUE_OPTIONS = _queues.patch(
+    "/{queue}/options",
+    OptionsOfQueue,
+    "Change some options of a queue and keep the others",
+    body=QueueOptions,
+    decode=False,
+    audit=Audited("queue.configure", body=QueueOptions.__struct_encode_fields__),
+)
+DELETE_QUEUE = _queues.delete(
+    "/{queue}",
+    QueueDeleted,
+    "Delete a queue with all its messages",
+    role=Role.ADMIN,
+    audit=Audited("queue.delete", answer=("existed",)),
+)
+CLEAR_QUEUE = _queues.delete(
+    "/{queue}/clear",
+    QueueCleared,
+    "Delete the messages of a queue or a partition and keep the queue",
+    query=queries.ClearQuery,
+    role=Role.ADMIN,
+    audit=Audited("queue.clear", answer=("deleted",)),
+)
+
+_messages = Section("messages", "/api/v1/messages")
+_MESSAGE = "/{partition}/{transaction}"
+LIST_MESSAGES = _messages.get(
+    "", StoredMessages, "List messages, newest first", query=queries.MessagesQuery
+)
+GET_MESSAGE = _messages.get(
+    _MESSAGE, MessageWithPayload, "A message with its payload and its state in each group"
+)
+DELETE_MESSAGE = _messages.delete(
+    _MESSAGE, MessageDeleted, "Delete a message", audit=Audited("message.delete")
+)
+RETRY_MESSAGE = _messages.post(
+    f"{_MESSAGE}/retry",
+    MessageRetried,
+    "Deliver a message again",
+    query=queries.GroupQuery,
+    audit=Audited("message.retry"),
+)
+BURY_MESSAGE = _messages.post(
+    f"{_MESSAGE}/dlq",
+    MessageBuried,
+    "Move a message to a group's dead letters",
+    query=queries.GroupQuery,
+    body=BuryBody | None,
+    audit=Audited("message.bury", body=("consumerGroup", "error")),
+)
+ADD_TRACE = Section("messages", "/api/v1/traces").post(
+    "", TraceAdded, "Attach a trace event to a message", body=TraceBody
+)
 
 _groups = Section("groups", "/api/v1/consumer-groups")
 _GROUP_DELETED = Audited("group.delete", answer=("partitions",))

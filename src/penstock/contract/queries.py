@@ -123,3 +123,52 @@ class LimitQuery(msgspec.Struct, frozen=True):
 
 class RouteDeadLettersQuery(LimitQuery, frozen=True):
     offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class ClearQuery(msgspec.Struct, frozen=True):
+    partition: str | None = None
+
+
+class MessagesQuery(TimesQuery, frozen=True):
+    queue: str | None = None
+    partition: str | None = None
+    ns: str | None = None
+    task: str | None = None
+    status: (
+        Literal["waiting", "leased", "pending", "processing", "completed", "dead_letter", ""] | None
+    ) = None
+    limit: Limit = 200
+    cursor: str | None = None
+    offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        farther = "read on with cursor=<next of the page before>, or narrow it with from and to"
+        check_offset(self.offset, farther)
+
+
+class GroupQuery(msgspec.Struct, rename="camel", frozen=True):
+    consumer_group: str | None = None
+
+
+class ListQuery(msgspec.Struct):
+    """The query of a list that the broker filters, sorts and cuts."""
+
+    filter: str = ""  # part of the name
+    sort: str = ""  # a field; with `-` before it the largest first
+    limit: int = 50
+    offset: int = 0
+
+
+class QueueListQuery(ListQuery):
+    recent: bool = False
+
+
+class RecentQuery(msgspec.Struct):
+    recent: bool = False
+
+
+class QueuePartitionsQuery(msgspec.Struct, frozen=True):
+    group: str = ""  # "": consumers without a group
+    filter: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
+    offset: Offset = 0

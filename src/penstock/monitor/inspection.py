@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.queues import QueuePartition
 from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
@@ -62,18 +63,6 @@ RANGES = {  # seconds, seconds of a point
     "7d": (7 * 86_400, 7200),
 }
 _PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-
-
-class Partition(msgspec.Struct, rename="camel"):
-    name: str
-    id: str
-    stored: int
-    lag: int
-    oldest: float | None  # seconds that the oldest message waits which the group has not consumed
-    newest: float | None  # seconds since the last push
-    leased: int
-    lease: str | None  # the last one, while messages are leased
-    lease_ends_at: float | None
 
 
 class Event(msgspec.Struct, rename="camel"):
@@ -155,14 +144,15 @@ class Inspection:
 
     async def partitions(
         self, queue: str, group: str, words: str, limit: int, offset: int
-    ) -> tuple[list[Partition], int]:
+    ) -> tuple[list[QueuePartition], int]:
         rows = await self._database.browse(
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
         partitions = [
             struct_of(
-                Partition,
+                QueuePartition,
                 row,
+                waiting=row["lag"],
                 id=self._catalog.partition_uuid(row["id"]),
                 oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
                 newest=_age(row["newest"], row["now"]),

@@ -22,10 +22,10 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
             {
                 "part": "queues",
                 "accepted": sum(queue.figures.pushed for queue, _ in pairs),
-                "delivered": sum(group.acked for _, group in pairs),
-                "dead": sum(group.dead for _, group in pairs),
+                "delivered": sum(group.completed for _, group in pairs),
+                "dead": sum(group.dead_letters for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
-                "waiting": sum(group.lag for _, group in pairs),
+                "waiting": sum(group.waiting for _, group in pairs),
                 "skipped": sum(group.skipped for _, group in pairs),
                 "agrees": None if any(group.skipped for _, group in pairs) else True,
             }

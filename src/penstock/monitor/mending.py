@@ -34,14 +34,14 @@ class Mending:
 
     async def payload(self, partition_id: str, transaction_id: str) -> bytes:
         """The payload of a stored message, byte by byte."""
-        return (await self._queues.messages.detail(partition_id, transaction_id)).payload
+        return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
 
     async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> PushOutcome:
         """Push the same payload and headers to the end of the message's partition."""
         message = await self._queues.messages.detail(partition_id, transaction_id)
         return await self._push(
             Item(
-                message.queue.name,
+                message.queue,
                 message.payload,
                 message.partition,
                 producer=who,

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from penstock.broker import Broker
+from penstock.contract.queues import QueueGroup
 from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
 from penstock.io.tasks import slices, supervised
@@ -32,7 +33,7 @@ from penstock.monitor.disk import DiskWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
-from penstock.monitor.watched import WatchedGroup, WatchedQueue
+from penstock.monitor.watched import WatchedQueue
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
@@ -298,15 +299,15 @@ class Sampler:
         unread = self._ages.get(queue.id) if queue.stored else 0.0
         return WatchedQueue(queue, groups, None if groups else unread)
 
-    def _group(self, queue: str, group: GroupFigures) -> WatchedGroup:
-        return WatchedGroup(
+    def _group(self, queue: str, group: GroupFigures) -> QueueGroup:
+        return QueueGroup(
             name="" if group.name == QUEUE_MODE else group.name,
-            lag=group.waiting,
+            waiting=group.waiting,
             lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
             leased=group.leased,
-            acked=group.completed,
+            completed=group.completed,
             failed=group.failed,
-            dead=group.dead_letters,
+            dead_letters=group.dead_letters,
             dropped=group.dropped,
             skipped=group.skipped,
             consumers=None
@@ -368,12 +369,12 @@ class Sampler:
 
     def _worst(self) -> list[dict[str, Any]]:
         pairs = ((queue, group) for queue in self.queues.values() for group in queue.groups)
-        worst = nlargest(WORST_GROUPS, pairs, key=lambda pair: pair[1].lag)
+        worst = nlargest(WORST_GROUPS, pairs, key=lambda pair: pair[1].waiting)
         return [
             {
                 "queue": queue.figures.name,
                 "group": group.name,
-                "lag": group.lag,
+                "lag": group.waiting,
                 "seconds": group.lag_seconds,
             }
             for queue, group in worst
@@ -390,9 +391,9 @@ def _per_second(minute: Any) -> dict[str, float | None]:
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
     """Messages per second since; what was deleted and made anew counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
-    acked = {group.name: group.acked for group in before.groups}
+    done = {group.name: group.completed for group in before.groups}
     for group in queue.groups:
-        group.rate = max(0, group.acked - acked.get(group.name, group.acked)) / seconds
+        group.rate = max(0, group.completed - done.get(group.name, group.completed)) / seconds
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.errors import (
     Conflict,
     Damaged,
@@ -86,7 +86,7 @@ class TopicStore:
     def __init__(
         self,
         directory: Path,
-        settings: Topics,
+        settings: TopicsSettings,
         *,
         fs: Fs = DISK,
         pool: Executor,

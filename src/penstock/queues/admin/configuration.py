@@ -1,10 +1,8 @@
 """Configure, delete and clear queues; list their partitions."""
 
-from datetime import datetime
 from typing import Any
 
-import msgspec
-
+from penstock.contract.queues import Configured, PartitionInfo
 from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
@@ -22,23 +20,6 @@ PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
 
 
-class ConfigureOutcome(msgspec.Struct):
-    """A queue as it was configured, and the id of its default partition."""
-
-    queue: QueueInfo
-    partition_id: str
-
-
-class PartitionInfo(msgspec.Struct):
-    id: str
-    name: str
-    queue: str
-    created_at: datetime
-    messages: int  # stored now
-    oldest_message: datetime | None
-    newest_message: datetime | None
-
-
 class QueueAdmin:
     def __init__(self, context: QueueContext, scheduled: DelayedMessages) -> None:
         self._database, self._catalog = context.database, context.catalog
@@ -51,7 +32,7 @@ class QueueAdmin:
         options: QueueOptions = DEFAULTS,
         namespace: str | None = None,
         task: str | None = None,
-    ) -> ConfigureOutcome:
+    ) -> Configured:
         """Create or change a queue. Options that are not given go back to their defaults."""
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
@@ -74,7 +55,15 @@ class QueueAdmin:
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
-        return ConfigureOutcome(info, self._catalog.partition_uuid(partition))
+        return Configured(
+            configured=True,
+            queue_id=info.uuid,
+            partition_id=self._catalog.partition_uuid(partition),
+            queue=info.name,
+            namespace=info.namespace,
+            task=info.task,
+            options=info.options,
+        )
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
         """Change those options of a queue that exists whose fields are named in `only`."""

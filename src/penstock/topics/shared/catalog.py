@@ -21,7 +21,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.database import Database
 from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, in_pool, supervised
@@ -51,7 +51,7 @@ class SharedTopics:
     def __init__(
         self,
         database: Database,
-        settings: Topics,
+        settings: TopicsSettings,
         instruments: Instruments,
         metrics: Metrics,
         store: ObjectStore | None = None,

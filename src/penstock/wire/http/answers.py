@@ -21,13 +21,35 @@ _MISSING = object()
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:
-    """What makes JSON of a `kind`: only nouns and objects have times and payloads to convert."""
+    """What makes JSON of a `kind`. Times and payloads of nouns and objects are converted, and
+    Queen's names added; msgspec writes everything else as it is.
+    """
     kinds = (kind, *get_args(kind))
-    nouns = any(
-        get_origin(one) is dict or (isinstance(one, type) and issubclass(one, Noun))
-        for one in kinds
+    if any(get_origin(one) is dict for one in kinds):
+        return plain
+    nouns = any(isinstance(one, type) and issubclass(one, Noun) for one in kinds)
+    return plain if nouns and _is_converted(msgspec.inspect.type_info(kind), set()) else _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_converted(about: Any, seen: set[type]) -> bool:
+    """Whether a type has parts that `plain` changes."""
+    if isinstance(about, msgspec.inspect.StructType):
+        if about.cls in seen:
+            return False
+        seen.add(about.cls)
+        return about.cls in ALIASES or any(_is_converted(one.type, seen) for one in about.fields)
+    if isinstance(about, msgspec.inspect.UnionType):
+        return any(_is_converted(one, seen) for one in about.types)
+    if isinstance(about, msgspec.inspect.ListType):
+        return _is_converted(about.item_type, seen)
+    return isinstance(
+        about,
+        msgspec.inspect.AnyType | msgspec.inspect.DateTimeType | msgspec.inspect.DictType,
     )
-    return plain if nouns else lambda value: value
 
 
 def of(kind: type[T], *sources: object, **more: Any) -> T:

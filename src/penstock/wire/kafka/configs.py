@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.config.schema import Topics as Settings
+from penstock.config.schema import TopicsSettings as Settings
 from penstock.errors import InvalidRequest
 from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role

@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.config.schema import KafkaServer as Settings
+from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.roles import Role

@@ -11,7 +11,18 @@ import msgspec
 
 from penstock.contract.dead_letters import DeadLetterMessage, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
+from penstock.contract.messages import (
+    MessageBuried,
+    MessageDeleted,
+    MessageRetried,
+    MessageWithPayload,
+    StoredMessage,
+    StoredMessages,
+    TraceAdded,
+)
 from penstock.contract.noun import Noun
+from penstock.contract.queues import QueueCleared
+from penstock.protocol.names import QUEUE_MODE
 
 
 def group(one: Group) -> dict[str, Any]:
@@ -74,6 +85,63 @@ def _dead_letter(one: DeadLetterMessage) -> dict[str, Any]:
     }
 
 
+_STATUS = {"waiting": "pending", "leased": "processing"}
+
+
+def _mode(queue_mode: bool, groups: int) -> dict[str, Any]:
+    """How queues are read: without a group, by groups (a bus), both (hybrid) or not at all."""
+    bus = "hybrid" if groups else "queue"
+    kind = bus if queue_mode else "bus" if groups else "none"
+    return {"hasQueueMode": queue_mode, "busGroupsCount": groups, "type": kind}
+
+
+def _stored(one: StoredMessage) -> dict[str, Any]:
+    return {
+        "status": _STATUS.get(one.state, one.state),
+        "queueStatus": _STATUS.get(one.queue_state, one.queue_state),
+        "queuePath": f"{one.queue}/{one.partition}",
+        "busStatus": {"consumedBy": one.groups_done, "totalGroups": one.groups},
+        "producerSub": one.producer,
+        "queuePriority": one.priority,
+    }
+
+
+def _stored_page(one: StoredMessages) -> dict[str, Any]:
+    return {"mode": _mode(one.queue_mode, one.groups)}
+
+
+def _message(one: MessageWithPayload) -> dict[str, Any]:
+    names = [group.name for group in one.groups]
+    buses = len([name for name in names if name != QUEUE_MODE])
+    consumed = sum(group.consumed for group in one.groups)
+    options = one.options
+    return {
+        "status": _STATUS.get(one.state, one.state),
+        "queuePath": f"{one.queue}/{one.partition}",
+        "producerSub": one.producer,
+        "isEncrypted": one.encrypted,
+        "errorMessage": one.error,
+        "retryCount": one.attempts,
+        "queueConfig": {
+            "leaseTime": options.lease_time,
+            "retryLimit": options.retry_limit,
+            "retryDelay": options.retry_delay,
+            "ttl": options.ttl,
+            "priority": options.priority,
+        },
+        "mode": _mode(buses < len(names), buses) | {"consumedByGroups": consumed},
+        "consumerGroups": one.groups,
+    }
+
+
+def _deleted(_: MessageDeleted) -> dict[str, Any]:
+    return {"success": True, "message": "Message deleted successfully"}
+
+
+def _buried(one: MessageBuried) -> dict[str, Any]:
+    return {"success": one.moved, "dlq": one.moved}
+
+
 def _success(_: Noun) -> dict[str, Any]:
     return {"success": True}
 
@@ -84,6 +152,14 @@ ALIASES: dict[type[msgspec.Struct], Callable[[Any], dict[str, Any]]] = {
     GroupDeleted: _group_deleted,
     Seek: _seek,
     DeadLetterMessage: _dead_letter,
+    StoredMessage: _stored,
+    StoredMessages: _stored_page,
+    MessageWithPayload: _message,
+    MessageDeleted: _deleted,
+    MessageRetried: _success,
+    MessageBuried: _buried,
+    QueueCleared: _success,
     Requeued: _success,
     Purged: _success,
+    TraceAdded: _success,
 }

@@ -133,7 +133,7 @@ def test_headers_travel_with_their_message_and_nobody_else_sees_the_field(api, q
     assert [m["headers"] for m in messages if "headers" in m] == [tenant, {"a": "b"}, {"c": "d"}]
     assert [m["data"] for m in messages if "headers" not in m] == [2, 3]
     listed = api.get("messages", queue=queue)["messages"]
-    assert [m.get("headers") for m in listed] == [{"c": "d"}, {"a": "b"}, None, None, tenant]
+    assert [m["headers"] for m in listed] == [{"c": "d"}, {"a": "b"}, {}, {}, tenant]
     path = f"messages/{messages[0]['partitionId']}/{messages[0]['transactionId']}"
     assert api.get(path)["headers"] == tenant
 

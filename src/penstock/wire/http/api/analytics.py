@@ -7,12 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from penstock.contract.groups import Group
 from penstock.contract.noun import Noun, TimeRange
-from penstock.contract.queries import BUCKETS, RangeQuery, TimesQuery
+from penstock.contract.queries import BUCKETS, TimesQuery
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
-from penstock.queues.admin.status import DatabaseSize, OldestTransaction, TableSize
 from penstock.queues.engine import Queues
 from penstock.wire.http.routes import route
 
@@ -67,30 +65,6 @@ class RolledUp(msgspec.Struct):
     series: dict[str, list[int | None]]
 
 
-class OperationsPoint(Noun):
-    timestamp: datetime
-    pushed: int
-    done: int
-    failed: int
-    dead: int
-
-
-class QueueOperations(Noun):
-    time_range: TimeRange
-    series: list[OperationsPoint]
-
-
-class QueueLag(Noun):
-    timestamp: datetime
-    groups: list[Group]
-
-
-class Postgres(Noun):
-    database: DatabaseSize
-    oldest_transaction: OldestTransaction | None
-    tables: list[TableSize]
-
-
 class AnalyticsApi:
     tag = "analytics"
 
@@ -136,32 +110,6 @@ class AnalyticsApi:
                 "produced": totals.produced,
             },
         )
-
-    @route("GET", "/api/v1/analytics/queue-ops")
-    async def queue_ops(self, args: RangeQuery) -> QueueOperations:
-        """Messages pushed, completed, failed and dead-lettered over time."""
-        since, until = args.range(timedelta(hours=1))
-        width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
-        points = await self._status.history(since, until, width, args.queue or None)
-        series = [
-            OperationsPoint(point.bucket, point.pushed, point.completed, point.failed, point.dead)
-            for point in points
-        ]
-        return QueueOperations(TimeRange(since, until), series)
-
-    @route("GET", "/api/v1/analytics/queue-lag")
-    async def queue_lag(self, args: RangeQuery) -> QueueLag:
-        """Lag of every consumer group."""
-        groups = await self._queues.groups.listing(None, args.queue or None)
-        return QueueLag(datetime.now(UTC), groups)
-
-    @route("GET", "/api/v1/analytics/postgres-stats")
-    async def postgres(self) -> Postgres:
-        """PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which
-        blocks vacuum.
-        """
-        status = await self._status.postgres()
-        return Postgres(status.database, status.oldest_transaction, status.tables)
 
 
 def _minute(point: Point) -> Minute:

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.contract.queries import Offset, TimesQuery
+from penstock.contract import operations
+from penstock.contract.queries import QueuePartitionsQuery, TimesQuery
+from penstock.contract.queues import QueuePartitions
 from penstock.monitor.inspection import (
     BUCKETS,
     SEARCHED,
@@ -14,25 +16,12 @@ from penstock.monitor.inspection import (
     Event,
     Hits,
     Inspection,
-    Partition,
     Series,
     bucket_seconds,
 )
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
-from penstock.wire.http.routes import route
-
-
-class PartitionsQuery(msgspec.Struct, frozen=True):
-    group: str = ""  # "" is queue mode
-    filter: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
-    offset: Offset = 0
-
-
-class PartitionsAnswer(msgspec.Struct):
-    partitions: list[Partition]
-    total: int  # of those that were looked at
+from penstock.wire.http.routes import route, serves
 
 
 class Lifeline(msgspec.Struct):
@@ -65,13 +54,12 @@ class InspectApi:
         self._inspection = Inspection(queues)
         self._dead = queues.dead
 
-    @route("GET", "/api/v1/queues/{queue}/partitions")
-    async def partitions(self, queue: str, args: PartitionsQuery) -> PartitionsAnswer:
-        """List a queue's partitions with their lag for a group, largest lag first."""
+    @serves(operations.LIST_QUEUE_PARTITIONS)
+    async def partitions(self, queue: str, args: QueuePartitionsQuery) -> QueuePartitions:
         partitions, total = await self._inspection.partitions(
             queue, args.group, args.filter, args.limit, args.offset
         )
-        return PartitionsAnswer(partitions, total)
+        return QueuePartitions(partitions, total)
 
     @route("GET", "/api/v1/messages/{partition}/{transaction}/lifeline")
     async def lifeline(self, partition: str, transaction: str) -> Lifeline:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.contract.operation import Audited
+from penstock.contract.queries import ListQuery
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
@@ -21,7 +22,7 @@ from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds, messages_of
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, Row, page_of
+from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
@@ -91,9 +92,10 @@ class TopicsQuery(ListQuery):
     details: bool = False
 
 
-class TopicRow(Row, rename="camel"):
+class TopicRow(Struct, rename="camel"):
     """A topic in a list."""
 
+    name: str
     records: int
     bytes: int
     first_offset: int
