@@ -144,35 +144,33 @@ def validate(
     file: File,
     offline: Annotated[bool, option("Do not contact the broker or the database.")] = False,
     no_spark: Annotated[
-        bool, option("Only the quick check: names of columns, views, options and topics.")
+        bool, option("Only the quick check: the file, options, functions, topics and queues.")
     ] = False,
     token: Token = "",
 ) -> None:
-    """Check a pipeline file: columns, views, schemas, functions and topics, and then with Spark,
-    which reports what a run would report. Without Java, only the quick check runs.
+    """Check a pipeline file: options, functions, topics and queues, and then with Spark, which
+    reports what a run would report of SQL, columns and types. Without Java, only the first runs.
 
     Example: `penstock pipeline validate orders.yaml`
     """
     with reporting():
         from penstock.pipeline.session import find_java
-        from penstock.pipeline.validation import check, resolve_routes
+        from penstock.pipeline.validation import check
 
-        pipeline = load_file(file, token)
-        columns = check(pipeline, ask_broker=not offline)
+        columns: list[str] = []
+        pipeline = check(load_file(file, token), ask_broker=not offline)
         # To plan a batch is to ask the broker for it.
         by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
         if by_spark:
-            from penstock.pipeline.query_builder import verify
+            from penstock.pipeline.query_builder import build
 
-            if not offline:
-                pipeline = resolve_routes(pipeline)
-            columns = verify(Spark("local[1]").session("validate")(), pipeline)
+            columns = build(Spark("local[1]").session("validate")(), pipeline).columns
     typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
         asked = no_spark or (offline and find_java())
         why = "as asked for" if asked else "Java 17 or newer was not found"
         say(
-            f"checked without Spark ({why}): types, functions and what streams can do were not "
+            f"checked without Spark ({why}): SQL, columns, types and what streams can do were not "
             "looked at"
         )
 
@@ -198,7 +196,7 @@ def run_file(
 
         pipeline = load_file(file, token)
         if not no_check:
-            check(pipeline)
+            pipeline = check(pipeline)
         heartbeat = Heartbeat(pipeline.url, pipeline.name, pipeline.token)
         runner = Runner(pipeline, spark.master, [ShowReports(), heartbeat])
         stop_by_signal(runner.stop, "batch")
