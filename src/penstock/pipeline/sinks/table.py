@@ -71,6 +71,7 @@ class TableSink:
         schema = delta_schema(to_arrow_schema(rows.schema, timezone="UTC"))
         table = self._table(pa.schema([one for one in schema if one.name != DELETED]))
         if self._has(table, app, number):
+            batch.count()  # steps with state store it when their rows are read
             return
         if self._sink.key:
             self._merge(table, app, number, rows)
