@@ -70,6 +70,7 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache > $(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+	@tools/javascript/check $(VENV)
 	@$(BIN)/python tools/reference --check || { echo "Run '.venv/bin/python tools/reference' to write them again."; exit 1; }
 	@echo "check: format, lint, types, architecture and the reference are fine"
 
@@ -80,6 +81,7 @@ flaky: $(VENV)/.dev java chromium test-programs
 
 fmt: $(VENV)/.dev
 	@$(BIN)/ruff format --quiet . && $(BIN)/ruff check --quiet --fix .
+	@tools/javascript/check $(VENV) --fix
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m bench $(B) $(ARGS)

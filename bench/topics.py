@@ -27,11 +27,11 @@ from typing import Any
 import uvloop
 
 from bench.harness import Contest, Figure, percentile, spread
-from penstock.client import TopicClient
-from penstock.config.schema import HttpServer as HttpSettings
-from penstock.config.schema import TcpServer as TcpSettings
-from penstock.config.schema import Topics as TopicSettings
-from penstock.config.schema import WebsocketServer as WebsocketSettings
+from penstock.client import Client
+from penstock.config.schema import HttpServerSettings as HttpSettings
+from penstock.config.schema import TcpServerSettings as TcpSettings
+from penstock.config.schema import TopicsSettings as TopicSettings
+from penstock.config.schema import WebsocketServerSettings as WebsocketSettings
 from penstock.metrics import Metrics
 from penstock.protocol import frames
 from penstock.topics.groups import Groups
@@ -373,8 +373,8 @@ def contests() -> Iterable[Contest]:
 async def fetch_all(port: int, decode: bool, topic: str = "bench") -> tuple[int, int]:
     size = records = 0
     async with (
-        TopicClient(f"127.0.0.1:{port}") as client,
-        client.reader(topic, follow=False) as reader,
+        Client(topics=f"127.0.0.1:{port}") as client,
+        client.topic(topic).reader(follow=False) as reader,
     ):
         async for batch in reader.batches():
             size += len(batch.raw)

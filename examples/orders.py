@@ -50,11 +50,11 @@ async def main() -> None:
         print("billed:", billed)
 
         # The runbook
-        letters = await client.dead_letters(QUEUE, group="billing")
+        letters = await client.admin.dead_letters(QUEUE, group="billing")
         for letter in letters.messages:
-            print("dead letter:", letter.data, "because", letter.error_message)
+            print("dead letter:", letter.data, "because", letter.error)
         mended = True
-        count = await client.requeue(QUEUE, group="billing")
+        count = await client.admin.requeue(QUEUE, group="billing")
         print("delivered again:", count)
         while len(billed) < len(ORDERS):
             await asyncio.sleep(0.05)

@@ -1,11 +1,13 @@
 """Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker.
 
-`from penstock import Client` gives the client of a broker, and everything beside it that a program
-may catch, annotate or construct. It is imported when first asked for, so that the server and the
-command line do not load it (type checkers see it in `__init__.pyi`).
+`from penstock import Client` gives the client of a broker and what a program constructs beside it.
+`penstock.errors` has the errors, `penstock.types` the types of results. The client is imported when
+it is first asked for, so that the server and the command line do not load it (type checkers see it
+in `__init__.pyi`).
 """
 
 import importlib.util
+import warnings
 from typing import Any
 
 __version__ = "0.2.0"
@@ -19,8 +21,15 @@ def __getattr__(name: str) -> Any:
     # `from penstock import errors` asks here first, and needs no client.
     if importlib.util.find_spec(f"penstock.{name}"):
         return importlib.import_module(f"penstock.{name}")
-    if not name.startswith("_") and name in _client().__all__:
-        return getattr(_client(), name)
+    if not name.startswith("_"):
+        if name in _client().__all__:
+            return getattr(_client(), name)
+        for home in ("penstock.types", "penstock.errors"):  # former names, for one more release
+            module = importlib.import_module(home)
+            if name in getattr(module, "__all__", vars(module)):
+                text = f"import {name} from {home}; penstock.{name} goes with the next release"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                return getattr(module, name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 

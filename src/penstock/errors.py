@@ -5,6 +5,8 @@ The wire layer turns them into HTTP, TCP and WebSocket statuses in one place
 penstock.errors.Unavailable` means the same on both sides.
 """
 
+from typing import Any
+
 
 class PenstockError(Exception):
     """Base class of all errors that Penstock raises on purpose. The text is written for people and
@@ -50,6 +52,26 @@ class Full(PenstockError):
     """A configured limit is reached for now: `maxSize` of a queue, or a full send queue with the
     policy `block`.
     """
+
+
+class QueueFull(Full):
+    """Some messages of a push did not fit into the queue (`maxSize`). `results` says which
+    (`penstock.types.Pushed`); the others are stored.
+    """
+
+    def __init__(self, text: str, results: list[Any]) -> None:
+        super().__init__(text)
+        self.results = results
+
+
+class AckRefused(Conflict):
+    """The broker rejected some acks: the lease was lost, or the message is gone. `results` says
+    which (`penstock.types.Acked`).
+    """
+
+    def __init__(self, text: str, results: list[Any]) -> None:
+        super().__init__(text)
+        self.results = results
 
 
 class Unavailable(PenstockError):

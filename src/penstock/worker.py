@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from penstock.client import Client, SyncClient
+from penstock.client.sync import consumers_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.io.parent import watch_parent
 from penstock.net.retry import Backoff
@@ -99,7 +100,7 @@ def _consume(settings: Settings) -> int:
     except PenstockError as error:
         log.error("the consumers ended: %s", error)
         return FORCED
-    if released := sum(consumer.released for consumer in client.registered()):
+    if released := sum(consumer.released for consumer in consumers_of(client)):
         log.warning("%d messages did not finish in time: they are released", released)
         logging.shutdown()
         sys.stdout.flush()
@@ -135,7 +136,7 @@ def client_of(target: str) -> Client | SyncClient:
         raise InvalidRequest(
             f"{target} is {type(client).__name__}, and no penstock.Client or SyncClient"
         )
-    if not client.registered():
+    if not consumers_of(client):
         raise InvalidRequest(f"{target} has no consumers: decorate functions with @{name}.consumer")
     return client
 

@@ -18,7 +18,7 @@ def fold(digest: str, value: int) -> str:
 
 
 async def main(url: str) -> None:
-    async with Client(url, patience=60) as client:
+    async with Client(url, retry_for=60) as client:
 
         @client.consumer(f"{QUEUE}@{GROUP}", batch=3, partitions=2, concurrency=2, state="v1")
         async def add(message: Message, state: State) -> None:

@@ -8,8 +8,7 @@ from contextlib import suppress
 import pytest
 
 from penstock import Client
-from penstock.client import AckRefused
-from penstock.errors import Conflict, Unavailable
+from penstock.errors import AckRefused, Conflict, Unavailable
 from penstock.wire.http.messages import EMPTY, Request, Response
 from penstock.wire.http.routes import Route
 from tests.conftest import fresh_database
@@ -48,8 +47,8 @@ async def test_taking_pushing_and_acknowledging_go_on_through_restarts(brokers):
                     await client.ack(message)
 
     async with (
-        Client(broker.url, patience=60) as client,
-        Client(broker.url, patience=60) as other,
+        Client(broker.url, retry_for=60) as client,
+        Client(broker.url, retry_for=60) as other,
     ):
         await client.configure("taken", lease_time=2, retry_delay=0, retry_limit=100)
         taking = [asyncio.create_task(take(client, group)) for group in taken]
@@ -81,7 +80,7 @@ async def test_taking_pushing_and_acknowledging_go_on_through_restarts(brokers):
 
 
 async def lag_is(client: Client, queue: str, lag: int) -> bool:
-    return {row.total_lag for row in await client.groups() if row.queue_name == queue} == {lag}
+    return {row.waiting for row in await client.admin.groups() if row.queue == queue} == {lag}
 
 
 async def test_transactions_move_each_message_once_though_brokers_die_one_after_the_other(brokers):
@@ -93,13 +92,13 @@ async def test_transactions_move_each_message_once_though_brokers_die_one_after_
     urls = [one.url, two.url]
     attempts: Counter[int] = Counter()
     unknown = 0
-    async with Client(urls, patience=60) as client:
+    async with Client(urls, retry_for=60) as client:
         await client.configure("in", lease_time=1, retry_delay=0, retry_limit=100, ordering="none")
         await client.push_many("in", range(60))
 
         async def move() -> None:
             nonlocal unknown
-            async with Client(urls, patience=60) as mine:
+            async with Client(urls, retry_for=60) as mine:
                 async for message in mine.take("in", batch=2):
                     attempts[message.data] += 1
                     try:
@@ -117,7 +116,7 @@ async def test_transactions_move_each_message_once_though_brokers_die_one_after_
         await eventually(lambda: len(attempts) == 60, 60)
 
         async def all_moved() -> bool:
-            rows = [row for row in await client.queues() if row.name == "out"]
+            rows = [row for row in await client.admin.queues() if row.name == "out"]
             return bool(rows) and rows[0].messages.total >= 60
 
         await eventually(all_moved, 60)
@@ -148,7 +147,7 @@ async def test_a_long_poll_uses_up_no_patience():
     route = Route("GET", "/api/v1/pop/queue/{queue}", pop)
     async with serving(route) as server:
         port = server.port
-        client = Client(server.url, patience=0.6)
+        client = Client(server.url, retry_for=0.6)
         polling = asyncio.create_task(client.pop("q", wait=5))
         await eventually(lambda: polls == 1)
         await asyncio.sleep(0.65)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from penstock import Client, Message
-from penstock.config.schema import Database as DatabaseSettings
-from penstock.config.schema import Queues as QueueSettings
+from penstock.config.schema import DatabaseSettings as DatabaseSettings
+from penstock.config.schema import QueuesSettings as QueueSettings
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
@@ -74,7 +74,7 @@ async def test_killed_during_an_outage_during_rotation_and_during_recovery_it_lo
     server, url, scratch, soak
 ):
     broker = BrokerProcess(scratch / "data", database_url=url, **SETTINGS).start()
-    async with Client(broker.url, patience=60) as client:
+    async with Client(broker.url, retry_for=60) as client:
         producers = Producers(pusher(client), count=4)
         try:
             for turn in range(10 if soak else 1):

@@ -139,7 +139,7 @@ async def loaded(
     url: str, scratch: Path, queue: str, pops_within: float = POPS_WITHIN
 ) -> AsyncIterator[Load]:
     with BrokerProcess(scratch / "data", database_url=url, **SETTINGS) as broker:
-        async with Client(broker.url, patience=60) as client:
+        async with Client(broker.url, retry_for=60) as client:
             load = Load(broker, client, queue, pops_within)
             await load.more()
             yield load
@@ -271,7 +271,7 @@ async def test_of_two_primaries_that_take_writes_a_broker_uses_the_promoted_one_
 
     broker = BrokerProcess(scratch / "data", database_url=pair.url(), **SETTINGS).start()
     try:
-        async with Client(broker.url, patience=60) as client:
+        async with Client(broker.url, retry_for=60) as client:
             producers = Producers(pusher(client), count=4, queue="two")
             await producers.more(60)
             await asyncio.to_thread(pair.primary.synchronous, "")  # or its commits would wait

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock import Client
-from penstock.client import AckRefused
-from penstock.errors import PenstockError
+from penstock.errors import AckRefused, PenstockError
 from tests.support.broker import BrokerProcess
 from tests.support.wait import eventually
 
@@ -39,7 +38,7 @@ class Traffic:
     )
 
     async def produce(self, number: int) -> None:
-        async with Client(self.urls, timeout=5, patience=PATIENCE) as client:
+        async with Client(self.urls, timeout=5, retry_for=PATIENCE) as client:
             turn = 0
             while not self.stop:
                 names = [f"{number}-{turn}-{item}" for item in range(5)]
@@ -49,7 +48,7 @@ class Traffic:
                 turn += 1
 
     async def consume(self) -> None:
-        async with Client(self.urls, timeout=5, patience=PATIENCE) as client:
+        async with Client(self.urls, timeout=5, retry_for=PATIENCE) as client:
             while not (self.complete and self.queued <= self.delivered.keys()):
                 try:
                     messages = await client.pop(self.queue, batch=50, wait=0.5)

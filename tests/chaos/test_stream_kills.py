@@ -55,7 +55,7 @@ async def test_state_is_the_fold_of_what_is_acknowledged(database_url, tmp_path)
             database_url, server_settings={"search_path": "penstock"}
         )
         try:
-            async with Client(broker.url, patience=90) as client:
+            async with Client(broker.url, retry_for=90) as client:
                 # a message may be delivered often: what counts is what is acknowledged
                 await client.configure(QUEUE, lease_time=2, retry_limit=1000, retry_delay=0)
                 workers += [start(broker.url) for _ in range(WORKERS)]
@@ -107,7 +107,7 @@ async def test_state_is_the_fold_of_what_is_acknowledged(database_url, tmp_path)
                     passed.setdefault(row["partition"], []).append(int(row["payload"]))
                 assert passed == {name: list(range(PER_PARTITION)) for name in PARTITIONS}
                 assert reduce(fold, passed["p0"], "") == digests[-1]
-                assert (await client.dead_letters(QUEUE)).total == 0
+                assert (await client.admin.dead_letters(QUEUE)).total == 0
         finally:
             for worker in workers:
                 worker.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import TopicClient
+from penstock.client import Client
 from penstock.errors import NotFound
 from tests.chaos.test_topics_kill import Victim
 from tests.support.form import pick
@@ -43,20 +43,20 @@ class Ledger:
 
 
 async def produce(address: str, ledger: Ledger, producer: str) -> None:
-    async with TopicClient(address, timeout=60) as client:
+    async with Client(topics=address, timeout=60) as client:
         number = 0
         while True:
             payload, deletions = f"{producer}:{number} {'x' * 60}".encode(), ledger.deletions
             number += 1
             with contextlib.suppress(NotFound):  # deleted after the record had arrived
-                await client.produce(ledger.topic, payload)
+                await client.topic(ledger.topic).produce(payload)
                 ledger.acknowledge(payload, deletions)
 
 
-async def delete_often(client: TopicClient, ledger: Ledger) -> None:
+async def delete_often(client: Client, ledger: Ledger) -> None:
     for _ in range(DELETIONS):
         await taken(ledger)
-        await client.delete(ledger.topic)
+        await client.topic(ledger.topic).delete()
         ledger.delete()
     await taken(ledger)
 
@@ -67,18 +67,18 @@ async def taken(ledger: Ledger) -> None:
     await eventually(lambda: len(ledger.acknowledged) >= enough, timeout=LIMIT)
 
 
-async def check(client: TopicClient, ledger: Ledger) -> None:
+async def check(client: Client, ledger: Ledger) -> None:
     expected = set(ledger.acknowledged)
     payloads: list[bytes] = []
     offsets: list[int] = []
-    async with client.reader(ledger.topic, follow=False) as reader:
+    async with client.topic(ledger.topic).reader(follow=False) as reader:
         async for record in reader:
             payloads.append(record.payload)
             offsets.append(record.offset)
     assert offsets == [*range(len(offsets))]
     assert not expected - set(payloads), f"{ledger.topic}: acknowledged, and not there"
     assert max(Counter(payloads).values()) == 1
-    assert (await client.info(ledger.topic)).damaged == 0
+    assert (await client.topic(ledger.topic).info()).damaged == 0
 
 
 @pytest.mark.timeout(60 + 4 * LIMIT * ROUNDS)
@@ -93,7 +93,7 @@ async def test_what_is_acknowledged_after_a_deletion_is_there_and_stays(tmp_path
         for number in range(PRODUCERS)
     ]
     try:
-        async with TopicClient(address, timeout=60) as client:
+        async with Client(topics=address, timeout=60) as client:
             for _ in range(ROUNDS):
                 await asyncio.gather(*(delete_often(client, ledger) for ledger in ledgers))
                 await asyncio.gather(*(check(client, ledger) for ledger in ledgers))

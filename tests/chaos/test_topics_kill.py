@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import TopicClient
+from penstock.client import Client
 from penstock.protocol.record_batch import Batch
 from tests.support import guard
 from tests.support.form import SOAK
@@ -77,12 +77,12 @@ async def killing(directory: Path, fsync: str) -> None:
     }  # producer: record -> offset
     seen: list[tuple[int, bytes]] = []
     choose = random.Random(fsync)
-    client = TopicClient(f"127.0.0.1:{victim.port}", timeout=60)
+    client = Client(topics=f"127.0.0.1:{victim.port}", timeout=60)
 
     async def produce(number: int) -> None:
         record = 0
-        async with client.producer(
-            "t", linger=0.001, max_batch_records=choose.choice([1, 7, 100])
+        async with client.topic("t").producer(
+            linger=0.001, max_batch_records=choose.choice([1, 7, 100])
         ) as producer:
             while not stop.is_set():
                 deliveries = []
@@ -95,11 +95,11 @@ async def killing(directory: Path, fsync: str) -> None:
                     answered[number][which] = await delivery
 
     async def read() -> None:
-        async with client.reader("t", wait=0.5) as reader:
+        async with client.topic("t").reader(wait=0.5) as reader:
             async for batch in reader.batches():
                 seen.extend(batch)
 
-    await client.create("t")
+    await client.topic("t").create()
     producers = [asyncio.ensure_future(produce(number)) for number in range(PRODUCERS)]
     reading = asyncio.ensure_future(read())
     try:
@@ -138,9 +138,9 @@ async def killing(directory: Path, fsync: str) -> None:
     assert len(records) >= 300 * KILLS
 
 
-async def everything(client: TopicClient) -> list[tuple[int, bytes]]:
+async def everything(client: Client) -> list[tuple[int, bytes]]:
     collected: list[tuple[int, bytes]] = []
-    async with client.reader("t", follow=False) as reader:
+    async with client.topic("t").reader(follow=False) as reader:
         batch: Batch
         async for batch in reader.batches():
             collected += [*batch]

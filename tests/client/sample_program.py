@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from penstock import Client, DeadLetter, Message, QueueFull, Record, Retry, SyncClient, SyncMessage
+from penstock import Client, DeadLetter, Message, Record, Retry, SyncClient, SyncMessage
+from penstock.errors import QueueFull
 
 client = Client("http://127.0.0.1:6632", token="secret", timeout=5)
 wrong = Client("http://127.0.0.1:6632", tokn="secret")  # wrong
@@ -41,12 +42,12 @@ async def program() -> int:
             await message.ack()
         await ours.configure("orders", lease_time=30)
         await ours.configure("orders", laese_time=30)  # wrong
-        letters = await ours.dead_letters("orders", group="billing")
-        reasons: list[str | None] = [letter.error_message for letter in letters.messages]
+        letters = await ours.admin.dead_letters("orders", group="billing")
+        reasons: list[str | None] = [letter.error for letter in letters.messages]
         letters["messages"]  # wrong
         orders = ours.topic("orders-log")
         offset = await orders.produce(b"...")
-        async for record in orders.tail(from_="earliest"):
+        async for record in orders.tail(start="earliest"):
             seen: Record = record
             offset = seen.offset
         async for batch in orders.group("billing").take():

@@ -97,4 +97,4 @@ def test_waiting_ends_in_time_and_a_waiting_request_can_be_abandoned() -> None:
 def test_no_broker_is_unavailable_after_the_patience() -> None:
     line = Line(BlockingBrokers([f"http://127.0.0.1:{free_port()}"]))
     with pytest.raises(Unavailable, match="cannot connect"):
-        line.json("GET", "/x", patience=0.2)
+        line.json("GET", "/x", retry_for=0.2)

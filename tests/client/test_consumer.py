@@ -13,17 +13,8 @@ import msgspec
 import pydantic
 import pytest
 
-from penstock import (
-    Client,
-    Consumer,
-    DeadLetter,
-    InvalidRequest,
-    Message,
-    Retry,
-    SyncClient,
-    SyncMessage,
-    backoff,
-)
+from penstock import Client, Consumer, DeadLetter, Message, Retry, SyncClient, SyncMessage, backoff
+from penstock.errors import InvalidRequest
 from tests.support.wait import eventually, until
 
 
@@ -41,8 +32,8 @@ class Model(pydantic.BaseModel):
 
 
 async def dead(client: Client, queue: str) -> dict[Any, str | None]:
-    letters = (await client.dead_letters(queue)).messages
-    return {str(letter.data): letter.error_message for letter in letters}
+    letters = (await client.admin.dead_letters(queue)).messages
+    return {str(letter.data): letter.error for letter in letters}
 
 
 @pytest.mark.parametrize("kind", [Struct, Data, Model])
@@ -75,7 +66,7 @@ async def test_a_handler_of_batches_gets_the_payloads_that_fit(broker, queue):
         await client.push_many(queue, [{"id": 1}, {"no": 2}, {"id": 3}])
         batches: list[Any] = []
 
-        @client.consumer(queue, batch=10, each=False)
+        @client.consumer(queue, batch=10, batches=True)
         def handle(orders: list[Struct]) -> None:
             batches.append(orders)
 
@@ -97,7 +88,7 @@ def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_decorated():
     with pytest.raises(InvalidRequest, match="takes 2 arguments"):
         client.consumer("q")(two)
     with pytest.raises(InvalidRequest, match=r"annotate it as list\[...\]"):
-        client.consumer("q", each=False)(no_list)
+        client.consumer("q", batches=True)(no_list)
     with pytest.raises(InvalidRequest, match="cannot be decoded as Event"):
         client.consumer("q")(no_json)
     with pytest.raises(InvalidRequest, match="no retry"):
@@ -127,7 +118,7 @@ async def test_a_consumer_answers_for_what_its_function_did(broker, queue):
         running = asyncio.create_task(client.run())
 
         async def settled() -> bool:
-            letters = await client.dead_letters(queue)
+            letters = await client.admin.dead_letters(queue)
             return letters.total == 2 and calls.count("later") == 3
 
         await eventually(settled)
@@ -135,7 +126,7 @@ async def test_a_consumer_answers_for_what_its_function_did(broker, queue):
         await running
         assert (calls.count("good"), calls.count("bad"), calls.count("poison")) == (1, 2, 1)
         assert await dead(client, queue) == {"bad": "ValueError: no good", "poison": "never"}
-        assert await client.requeue(queue, group="g") == 2
+        assert await client.admin.requeue(queue, group="g") == 2
 
 
 async def test_backoff_makes_its_attempts_and_then_puts_the_message_aside(broker, queue):
@@ -153,7 +144,7 @@ async def test_backoff_makes_its_attempts_and_then_puts_the_message_aside(broker
         running = asyncio.create_task(client.run())
 
         async def settled() -> bool:
-            return (await client.dead_letters(queue)).total == 1 and len(calls) == 5
+            return (await client.admin.dead_letters(queue)).total == 1 and len(calls) == 5
 
         await eventually(settled)
         client.stop()
@@ -210,7 +201,7 @@ async def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue
         await client.push_many(queue, range(10))
         batches: list[list[Any]] = []
 
-        @client.consumer(queue, batch=5, each=False)
+        @client.consumer(queue, batch=5, batches=True)
         def handle(messages: list[Message]) -> None:
             batches.append([message.data for message in messages])
 
@@ -239,8 +230,8 @@ async def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits
         running = asyncio.create_task(client.run())
 
         async def done() -> bool:
-            return [(row.completed, row.total_lag) for row in await client.groups()
-                    if row.queue_name == queue] == [(1, 0)]  # fmt: skip
+            return [(row.completed, row.waiting) for row in await client.admin.groups()
+                    if row.queue == queue] == [(1, 0)]  # fmt: skip
 
         await eventually(done)
         assert len(consumer._polls) == 1
@@ -266,7 +257,7 @@ async def test_the_health_of_consumers_is_told_while_they_run(broker, queue, mon
         running = asyncio.create_task(client.run())
 
         async def reported() -> bool:
-            result = await operator.consumers(queue, group="g")
+            result = await operator.admin.consumers(queue, group="g")
             return [(one.name, one.in_flight, one.failed, one.last_error) for one in result] == [
                 ("biller", 1, 1, "no such customer")
             ]
@@ -275,7 +266,7 @@ async def test_the_health_of_consumers_is_told_while_they_run(broker, queue, mon
         release.set()
         client.stop()
         await running
-        assert await operator.consumers(queue) == []
+        assert await operator.admin.consumers(queue) == []
 
 
 def test_plain_code_consumes_with_plain_messages(broker, queue):

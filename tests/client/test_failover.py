@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import Client, SyncClient
-from penstock.client import Message, QueueFull
-from penstock.errors import Conflict, Full, InvalidRequest, Unavailable
+from penstock.client import Message
+from penstock.errors import Conflict, Full, InvalidRequest, QueueFull, Unavailable
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.routes import Route
 from tests.client.scripted import GIVEN, Scripted, Stocked, down, flat, queued, raw_server
@@ -22,7 +22,7 @@ async def test_a_broker_that_hangs_does_not_keep_the_client_from_the_others():
     async with (
         raw_server(None) as hanging,
         serving(broker.route) as server,
-        Client([hanging, server.url], timeout=0.2, patience=0.1) as client,
+        Client([hanging, server.url], timeout=0.2, retry_for=0.1) as client,
     ):
         assert (await client.push("q", 1)).status == "queued"
 
@@ -45,7 +45,7 @@ async def test_a_broker_that_hangs_does_not_keep_the_client_from_the_others():
 async def test_an_answer_that_is_no_brokers_is_unavailable_whatever_was_asked(
     answer: bytes,
 ) -> None:
-    async with raw_server(answer) as url, Client(url, patience=0) as client:
+    async with raw_server(answer) as url, Client(url, retry_for=0) as client:
         for ask in (
             lambda: client.push("q", 1),
             lambda: client.push("q", 1, buffer_ms=5),
@@ -55,7 +55,7 @@ async def test_an_answer_that_is_no_brokers_is_unavailable_whatever_was_asked(
             with pytest.raises((Unavailable, Full)):
                 await ask()
         for look in (
-            lambda: client.pop("q", patience=0),
+            lambda: client.pop("q", retry_for=0),
             lambda: client.extend(Message(**GIVEN)),
         ):
             try:
@@ -97,7 +97,7 @@ async def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> 
 
 
 async def test_a_client_belongs_to_one_event_loop() -> None:
-    client = Client("http://127.0.0.1:1", patience=0)
+    client = Client("http://127.0.0.1:1", retry_for=0)
     with pytest.raises(Unavailable):
         await client.push("q", 1)
     with pytest.raises(InvalidRequest, match="event loop"):
@@ -145,7 +145,7 @@ async def test_a_broker_that_is_not_there_is_passed_over_and_one_that_comes_back
         port = server.port
         async with Client(["http://127.0.0.1:1", server.url]) as client:
             await client.push("q", 1)
-    async with Client(f"http://127.0.0.1:{port}", patience=10) as client:
+    async with Client(f"http://127.0.0.1:{port}", retry_for=10) as client:
         waiting = asyncio.create_task(client.push("q", 2))
         await asyncio.sleep(0.1)
         assert not waiting.done()
@@ -168,7 +168,7 @@ async def test_a_broker_whose_answer_closes_the_connection_is_left_before_it_sto
 
 
 async def test_when_patience_ends_the_failure_is_raised():
-    async with Client("http://127.0.0.1:1", patience=0.2) as client:
+    async with Client("http://127.0.0.1:1", retry_for=0.2) as client:
         with pytest.raises(Unavailable, match="cannot connect"):
             await client.push("q", 1)
 
@@ -220,7 +220,7 @@ async def test_a_transaction_whose_answer_was_lost_is_not_sent_again():
 
     server = await asyncio.start_server(broken, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with Client(url, patience=5) as client:
+    async with Client(url, retry_for=5) as client:
         with pytest.raises(Unavailable):
             async with client.transaction() as tx:
                 tx.push("q", 1)

@@ -4,7 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock import Client, InvalidRequest, NotFound, QueueOptions, SyncClient
+from penstock import Client, SyncClient
+from penstock.errors import InvalidRequest, NotFound
+from penstock.types import QueueOptions
 from tests.support.wait import eventually
 
 
@@ -17,35 +19,38 @@ async def test_queues_groups_and_dead_letters_are_structs(broker, queue):
         first, second, _ = await client.pop(f"{queue}@g", batch=3, partitions=3)
         await first.ack()
         await second.dead_letter("no good")
-        about = await client.describe(queue)
-        assert about.queue.options.lease_time == 30
-        assert {one.name: one.messages.total for one in about.partitions}["p"] == 3
-        assert about.totals.total == 3
-        (summary,) = [one for one in await client.queues() if one.name == queue]
-        assert (summary.task, summary.messages.total) == ("billing", 3)
-        (group,) = [one for one in await client.groups() if one.queue_name == queue]
+        about = await client.admin.describe(queue)
+        assert (about.options.lease_time, about.stored) == (30, 3)
+        assert [(one.name, one.completed, one.dead_letters) for one in about.groups] == [
+            ("g", 1, 1)
+        ]
+        partitions = await client.admin.partitions(queue, group="g")
+        assert {one.name: one.stored for one in partitions}["p"] == 3
+        (summary,) = [one for one in await client.admin.queues() if one.name == queue]
+        assert (summary.task, summary.stored) == ("billing", 3)
+        (group,) = [one for one in await client.admin.groups() if one.queue == queue]
         assert (group.name, group.completed, group.dead_letters) == ("g", 1, 1)
-        assert [one.partition for one in await client.group("g") if one.queue == queue and
-                one.total_consumed] == ["p"]  # fmt: skip
-        (letter,) = (await client.dead_letters(queue, group="g", limit=1)).messages
-        assert (letter.data, letter.error_message, letter.headers) == (
+        assert [one.partition for one in await client.admin.group("g") if one.queue == queue and
+                one.consumed] == ["p"]  # fmt: skip
+        (letter,) = (await client.admin.dead_letters(queue, group="g", limit=1)).messages
+        assert (letter.data, letter.error, letter.headers) == (
             2, "no good", {"tenant": "a"},
         )  # fmt: skip
         late = datetime.now(UTC) + timedelta(days=1)
-        assert (await client.dead_letters(queue, since=late)).total == 0
-        assert await client.requeue(queue, id=letter.dlq_id) == 1
-        assert await client.purge(queue) == 0
-        preview = await client.seek(queue, "g", "beginning", dry_run=True)
+        assert (await client.admin.dead_letters(queue, since=late)).total == 0
+        assert await client.admin.requeue(queue, id=letter.number) == 1
+        assert await client.admin.purge(queue) == 0
+        preview = await client.admin.seek(queue, "g", "beginning", dry_run=True)
         assert (preview.dry_run, preview.redelivered) == (True, 1)
-        assert await client.delete_group("g", queue) > 0
+        assert await client.admin.delete_group("g", queue) > 0
         (message,) = await client.pop(f"{queue}@h")
         await message.dead_letter("of a group that goes")
-        assert await client.delete_group("h", queue) > 0
-        (letter,) = (await client.dead_letters(queue)).messages
-        assert letter.consumer_group is None
-        assert await client.clear(queue) == 3
-        assert await client.delete_queue(queue)
-        assert not await client.delete_queue(queue)
+        assert await client.admin.delete_group("h", queue) > 0
+        (letter,) = (await client.admin.dead_letters(queue)).messages
+        assert letter.group is None
+        assert await client.admin.clear(queue) == 3
+        assert await client.admin.delete_queue(queue)
+        assert not await client.admin.delete_queue(queue)
 
 
 async def test_messages_for_later_are_listed_and_cancelled(broker, queue):
@@ -57,12 +62,12 @@ async def test_messages_for_later_are_listed_and_cancelled(broker, queue):
         await client.push(queue, 3, delay=0.3)
         (soon,) = await client.pop(queue, wait=30)
         assert soon.data == 3
-        waiting = (await client.scheduled(queue)).messages
+        waiting = (await client.admin.scheduled(queue)).messages
         assert [one.transaction_id for one in waiting][-1] == pushed.transaction_id
         assert abs(waiting[-1].deliver_at - tomorrow) < timedelta(seconds=1)
         assert await client.cancel(queue, pushed.transaction_id)
         assert not await client.cancel(queue, pushed.transaction_id)
-        assert len((await client.scheduled(queue)).messages) == 1
+        assert len((await client.admin.scheduled(queue)).messages) == 1
         with pytest.raises(InvalidRequest, match="no time zone"):
             await client.push(queue, 4, deliver_at=datetime(2030, 1, 1))
         with pytest.raises(InvalidRequest, match="not both"):
@@ -107,9 +112,9 @@ async def test_schedules_and_routes_by_their_names(broker, queue):
 def test_a_client_by_the_environment_alone(broker, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PENSTOCK_URL", broker.url)
     monkeypatch.setenv("PENSTOCK_TIMEOUT", "7")
-    monkeypatch.setenv("PENSTOCK_PATIENCE", "3")
+    monkeypatch.setenv("PENSTOCK_RETRY_FOR", "3")
     with SyncClient.from_env() as client:
-        assert (client._async._brokers.timeout, client._async._brokers.patience) == (7, 3)
+        assert (client._async._brokers.timeout, client._async._brokers.retry_for) == (7, 3)
         assert client.status().version
         assert client.routes.list() is not None
         assert client.schedules.list() is not None

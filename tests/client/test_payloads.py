@@ -42,7 +42,7 @@ class Reading:
 async def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushed(
     payload: Any, text: str
 ) -> None:
-    async with Client(NOWHERE, patience=0.0) as client:
+    async with Client(NOWHERE, retry_for=0.0) as client:
         refused = pytest.raises(InvalidRequest, match=text)
         with refused:
             await client.push("q", payload)
@@ -55,7 +55,7 @@ async def test_what_json_would_change_in_silence_is_refused_wherever_it_is_pushe
         async with client.buffer() as buffer:
             with refused:
                 await buffer.push("q", payload)
-    with SyncClient(NOWHERE, patience=0.0) as plain, pytest.raises(InvalidRequest, match=text):
+    with SyncClient(NOWHERE, retry_for=0.0) as plain, pytest.raises(InvalidRequest, match=text):
         plain.push("q", payload)
 
 
@@ -87,7 +87,7 @@ async def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
 
 
 async def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
-    async with Client(NOWHERE, patience=0.0) as client:
+    async with Client(NOWHERE, retry_for=0.0) as client:
         for push in (client.push, client.transaction().push, client.buffer().push):
             with pytest.raises(
                 InvalidRequest,
@@ -101,7 +101,7 @@ async def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:
         ):
             await client.push("q/one", {}, partition="two")
     with (
-        SyncClient(NOWHERE, patience=0.0) as plain,
+        SyncClient(NOWHERE, retry_for=0.0) as plain,
         pytest.raises(InvalidRequest, match="a push has no group"),
     ):
         plain.push("a@b", {})

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock import InvalidRequest
 from penstock.client.portal import Portal
+from penstock.errors import InvalidRequest
 
 
 @pytest.fixture

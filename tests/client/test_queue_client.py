@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock import Client, SyncClient
-from penstock.client import AckRefused, Message, QueueFull
+from penstock.client import Message
 from penstock.client.items import new_item
-from penstock.errors import Conflict, InvalidRequest
+from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull
 from tests.support.wait import eventually
 
 
@@ -80,7 +80,7 @@ async def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
         assert await other.pop(queue) == []
         await client.ack(message)
         assert client._leases._kept == {}
-        assert (await client.dead_letters(queue)).total == 0
+        assert (await client.admin.dead_letters(queue)).total == 0
 
 
 async def test_a_lost_lease_is_raised_with_the_results(broker, queue):
@@ -158,9 +158,9 @@ def test_plain_code_uses_the_same_client(broker, queue):
         assert client.extend(message) is True
         with client.transaction() as tx:
             tx.ack(message, "dlq", error="no").push(f"{queue}-b", "moved")
-        assert client.dead_letters(queue).messages[0].error_message == "no"
-        assert queue in [row.name for row in client.queues()]
-        assert client.delete_queue(queue) is True
+        assert client.admin.dead_letters(queue).messages[0].error == "no"
+        assert queue in [row.name for row in client.admin.queues()]
+        assert client.admin.delete_queue(queue) is True
         assert client.close() == []
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock import Client, Conflict, InvalidRequest, Message, Retry, State, SyncClient
+from penstock import Client, Message, Retry, State, SyncClient
+from penstock.errors import Conflict, InvalidRequest
 from tests.support.wait import eventually, until
 
 
@@ -33,8 +34,8 @@ async def running(client: Client, done: Any) -> None:
         await task
 
 
-@pytest.mark.parametrize("each", [True, False])
-async def test_state_output_and_acknowledgement_are_one(broker, queue, each):
+@pytest.mark.parametrize("batches", [False, True])
+async def test_state_output_and_acknowledgement_are_one(broker, queue, batches):
     async with Client(broker.url) as client:
         for partition in ("a", "b"):
             await client.push_many(
@@ -46,20 +47,22 @@ async def test_state_output_and_acknowledgement_are_one(broker, queue, each):
             state["calls"] = state.get("calls", 0) + 1
             state.push(f"{queue}-out", state["balance"], partition=message.partition)
 
-        if each:
+        if not batches:
 
             @client.consumer(f"{queue}@g", batch=4, partitions=2, state="v1")
-            async def one(payment: Payment, message: Message, state: State) -> None:
+            async def consumer(payment: Payment, message: Message, state: State) -> None:
                 book([payment], message, state)
 
         else:
 
-            @client.consumer(f"{queue}@g", batch=4, partitions=2, state="v1", each=False)
-            async def some(payments: list[Payment], messages: list[Message], state: State) -> None:
+            @client.consumer(f"{queue}@g", batch=4, partitions=2, state="v1", batches=True)
+            async def consumer(
+                payments: list[Payment], messages: list[Message], state: State
+            ) -> None:
                 assert len({message.partition for message in messages}) == 1
                 book(payments, messages[0], state)
 
-        await running(client, lambda: client.registered()[0].handled == 20)
+        await running(client, lambda: consumer.handled == 20)
         assert await balances(client, queue) == {"a": 55, "b": 55}
         assert await client.pop(f"{queue}@g") == []
 
@@ -100,10 +103,10 @@ async def test_what_cannot_be_stored_fails_the_messages_and_a_misfit_is_put_asid
             state["balance"] = payment.amount
 
         async def dead() -> bool:
-            return (await client.dead_letters(queue)).total == 2
+            return (await client.admin.dead_letters(queue)).total == 2
 
         await running(client, dead)
-        errors = [one.error_message for one in (await client.dead_letters(queue)).messages]
+        errors = [one.error for one in (await client.admin.dead_letters(queue)).messages]
         assert sorted("longer than" in str(error) for error in errors) == [False, True]
         assert await client.pop(f"{queue}@g") == []
 

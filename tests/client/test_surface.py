@@ -9,28 +9,17 @@ import pytest
 
 import penstock
 import penstock.client
+import penstock.types
 from penstock import (
     Client,
     Message,
     Producer,
     PushBuffer,
     Reader,
-    Routes,
-    Schedules,
     SyncClient,
     SyncMessage,
-    SyncProducer,
-    SyncPushBuffer,
-    SyncReader,
-    SyncRoutes,
-    SyncSchedules,
     SyncTopic,
-    SyncTopicClient,
-    SyncTopicGroup,
-    SyncTransaction,
     Topic,
-    TopicClient,
-    TopicGroup,
     Transaction,
     outbox,
 )
@@ -43,6 +32,20 @@ from penstock.outbox import Outbox
 from penstock.outbox import sync as sync_outbox
 from penstock.outbox.sync import SyncOutbox
 from penstock.protocol.queue_options import QueueOptions
+from penstock.types import (
+    Admin,
+    Routes,
+    Schedules,
+    SyncAdmin,
+    SyncProducer,
+    SyncPushBuffer,
+    SyncReader,
+    SyncRoutes,
+    SyncSchedules,
+    SyncTopicGroup,
+    SyncTransaction,
+    TopicGroup,
+)
 
 PAIRS = [
     (SyncClient, Client),
@@ -51,7 +54,7 @@ PAIRS = [
     (SyncTopicGroup, TopicGroup),
     (SyncSchedules, Schedules),
     (SyncRoutes, Routes),
-    (SyncTopicClient, TopicClient),
+    (SyncAdmin, Admin),
     (SyncPushBuffer, PushBuffer),
     (SyncProducer, Producer),
     (SyncReader, Reader),
@@ -67,6 +70,11 @@ def public(kind: type) -> dict[str, typing.Any]:
     }
 
 
+def exports() -> typing.Iterator[tuple[str, typing.Any]]:
+    for home in (penstock.client, penstock.types):
+        yield from ((name, getattr(home, name)) for name in home.__all__)
+
+
 def parameters(function: typing.Any) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
@@ -75,7 +83,7 @@ def parameters(function: typing.Any) -> list[inspect.Parameter]:
 def test_a_plain_class_has_every_method_of_its_async_class_with_the_same_parameters(
     plain: type, asynchronous: type
 ) -> None:
-    if plain in (SyncClient, SyncTopicClient, SyncOutbox):  # the others are made by these
+    if plain in (SyncClient, SyncOutbox):  # the others are made by these
         assert parameters(plain) == parameters(asynchronous)
     ours, theirs = public(plain), public(asynchronous)
     assert theirs.keys() - ours.keys() == set()
@@ -100,8 +108,7 @@ def test_a_plain_transaction_collects_with_the_async_ones_methods() -> None:
 
 def test_nothing_public_takes_any_option_or_answers_with_a_dictionary() -> None:
     loose = []
-    for name in penstock.client.__all__:
-        exported = getattr(penstock, name)
+    for name, exported in exports():
         if not inspect.isclass(exported) or issubclass(exported, Exception | msgspec.Struct):
             continue
         for method, function in public(exported).items():
@@ -114,8 +121,7 @@ def test_nothing_public_takes_any_option_or_answers_with_a_dictionary() -> None:
 
 def test_every_public_class_and_method_says_what_it_does() -> None:
     silent = []
-    for name in penstock.client.__all__:
-        exported = getattr(penstock, name)
+    for name, exported in exports():
         if inspect.isclass(exported) and exported.__module__.startswith("penstock"):
             own = [
                 f"{name}.{method}"
@@ -133,6 +139,38 @@ def test_the_root_exports_what_the_client_exports() -> None:
     for name in penstock.client.__all__:
         assert getattr(penstock, name) is getattr(penstock.client, name)
     assert not hasattr(penstock, "Clients")
+
+
+def test_the_surface_fits_in_the_head() -> None:
+    assert len(penstock.client.__all__) <= 25
+    assert len(public(Client)) <= 22
+
+
+@pytest.mark.parametrize(
+    ("name", "home"), [("Pushed", "types"), ("QueueOptions", "types"), ("QueueFull", "errors")]
+)
+def test_a_former_name_at_the_root_works_and_says_where_it_is_now(name: str, home: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"import {name} from penstock.{home}"):
+        assert getattr(penstock, name) is getattr(getattr(penstock, home), name)
+
+
+def test_former_names_of_methods_and_parameters_work_and_name_the_new_ones() -> None:
+    with pytest.warns(DeprecationWarning, match="patience= is now retry_for="):
+        client = Client(patience=3)
+    with pytest.warns(DeprecationWarning, match=r"client.requeue is now client.admin.requeue"):
+        assert client.requeue == client.admin.requeue
+    with pytest.warns(DeprecationWarning, match="each= is now batches="):
+
+        @client.consumer("orders", batch=10, each=False)
+        async def handle(orders: list[dict[str, int]]) -> None: ...
+
+    with pytest.warns(DeprecationWarning, match="from_= is now start="):
+        assert client.topic("t").reader(from_=7).topic == "t"
+    with SyncClient() as plain, pytest.warns(DeprecationWarning, match="client.admin.queues"):
+        assert plain.queues == plain.admin.queues
+    for wrong in (client, plain):
+        with pytest.raises(AttributeError, match="no attribute 'qeues'"):
+            _ = wrong.qeues
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock import Client, InvalidRequest, SyncClient, Unavailable
+from penstock import Client, SyncClient
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import Route
 from tests.support.http import serving
@@ -17,7 +18,7 @@ async def test_a_topic_by_the_address_of_the_broker_alone(broker, queue):
         assert await orders.produce(b"one", b"two") == 0
         assert [record.payload async for record in orders.read()] == [b"one", b"two"]
         assert [record.offset async for record in orders.read(1)] == [1]
-        tailing = orders.tail(from_="earliest")
+        tailing = orders.tail(start="earliest")
         assert [(await anext(tailing)).payload for _ in range(2)] == [b"one", b"two"]
         waiting = asyncio.ensure_future(anext(tailing))
         async with orders.producer() as producer:

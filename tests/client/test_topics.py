@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client import SyncTopicClient, TopicClient
+from penstock.client import Client, SyncClient
 from penstock.errors import (
     Conflict,
     InvalidOffset,
@@ -31,12 +31,10 @@ from tests.support.wait import eventually
 
 
 @asynccontextmanager
-async def with_client(
-    directory: Path, **settings: Any
-) -> AsyncIterator[tuple[Served, TopicClient]]:
+async def with_client(directory: Path, **settings: Any) -> AsyncIterator[tuple[Served, Client]]:
     async with (
         serving(directory, **settings) as served,
-        TopicClient(served.address, timeout=30) as client,
+        Client(topics=served.address, timeout=30) as client,
     ):
         yield served, client
 
@@ -87,37 +85,37 @@ class Proxy:
             writer.transport.abort()
 
 
-async def everything(client: TopicClient, topic: str) -> list[bytes]:
-    async with client.reader(topic, follow=False) as reader:
+async def everything(client: Client, topic: str) -> list[bytes]:
+    async with client.topic(topic).reader(follow=False) as reader:
         return [record.payload async for record in reader]
 
 
 async def test_create_list_describe_produce_consume_and_delete(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
-        await client.create("b")
-        await client.create("a")
-        assert await client.names() == ["a", "b"]
-        assert await client.produce("a", b"x", b"y") == 0
-        assert await client.produce("a", b"z") == 2
-        assert await client.next_offset("a") == 3
-        assert await client.consume("a", 1) == [(1, b"y"), (2, b"z")]
-        info = await client.info("a")
+        await client.topic("b").create()
+        await client.topic("a").create()
+        assert await client.topics() == ["a", "b"]
+        assert await client.topic("a").produce(b"x", b"y") == 0
+        assert await client.topic("a").produce(b"z") == 2
+        assert await client.topic("a").next_offset() == 3
+        assert await client.topic("a").consume(1) == [(1, b"y"), (2, b"z")]
+        info = await client.topic("a").info()
         assert (info.first_offset, info.next_offset, info.segments) == (0, 3, 1)
-        assert await client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
-        assert await client.offset_at("a", datetime.now(UTC) + timedelta(hours=1)) == 3
-        await client.delete("a")
+        assert await client.topic("a").offset_at(datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        assert await client.topic("a").offset_at(datetime.now(UTC) + timedelta(hours=1)) == 3
+        await client.topic("a").delete()
         with pytest.raises(NotFound):
-            await client.info("a")
+            await client.topic("a").info()
         with pytest.raises(NotFound):
-            await client.delete("a")
+            await client.topic("a").delete()
         with pytest.raises(InvalidRequest):
-            await client.create("no/good")
+            await client.topic("no/good").create()
 
 
 async def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
         payloads = [b"%d" % number for number in range(25_000)]
-        async with client.producer("a", max_batch_records=1000) as producer:
+        async with client.topic("a").producer(max_batch_records=1000) as producer:
             deliveries = [await producer.send(payload) for payload in payloads]
             await producer.flush()
             assert [await deliveries[place] for place in (0, 999, 1000, 24_999)] == [
@@ -135,20 +133,20 @@ async def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
 
 async def test_a_record_is_sent_after_the_linger_without_a_flush(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.create("a")
+        await client.topic("a").create()
         for linger in (0, 0.01):
-            async with client.producer("a", linger=linger) as producer:
+            async with client.topic("a").producer(linger=linger) as producer:
                 before = served.topics.require("a").next_offset
                 assert await (await producer.send(b"x")) == before
 
 
 async def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.create("a")
+        await client.topic("a").create()
         proxy = Proxy(served.tcp.port)
-        async with proxy.listening() as address, TopicClient(address) as through:
+        async with proxy.listening() as address, Client(topics=address) as through:
             proxy.swallow_answers = True
-            producer = through.producer("a", buffer_bytes=10_000, max_batch_bytes=1000)
+            producer = through.topic("a").producer(buffer_bytes=10_000, max_batch_bytes=1000)
 
             async def send_all() -> None:
                 for _ in range(100):
@@ -169,11 +167,11 @@ async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(
     tmp_path: Path,
 ) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.create("a")
+        await client.topic("a").create()
         proxy = Proxy(served.tcp.port)
-        async with proxy.listening() as address, TopicClient(address) as through:
+        async with proxy.listening() as address, Client(topics=address) as through:
             payloads = [b"%d" % number for number in range(6000)]
-            async with through.producer("a", max_batch_records=50, linger=0.001) as producer:
+            async with through.topic("a").producer(max_batch_records=50, linger=0.001) as producer:
                 for place, payload in enumerate(payloads):
                     await producer.send(payload)
                     if place % 500 == 250:
@@ -187,23 +185,23 @@ async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(
 
 async def test_produce_is_stored_once_when_its_answer_is_lost(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.create("a")
+        await client.topic("a").create()
         proxy = Proxy(served.tcp.port)
-        async with proxy.listening() as address, TopicClient(address) as through:
-            assert await through.produce("a", b"first") == 0
+        async with proxy.listening() as address, Client(topics=address) as through:
+            assert await through.topic("a").produce(b"first") == 0
             proxy.swallow_answers = True
-            producing = asyncio.ensure_future(through.produce("a", b"second"))
+            producing = asyncio.ensure_future(through.topic("a").produce(b"second"))
             await eventually(lambda: served.topics.require("a").next_offset == 2)
             proxy.swallow_answers = False
             proxy.cut()
             assert await producing == 1
-            assert await through.produce("a", b"third") == 2
+            assert await through.topic("a").produce(b"third") == 2
         assert await everything(client, "a") == [b"first", b"second", b"third"]
 
 
 async def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_path: Path) -> None:
     async with with_client(tmp_path, max_record=1000) as (_, client):
-        producer = client.producer("a", max_batch_records=1)
+        producer = client.topic("a").producer(max_batch_records=1)
         sent = [await producer.send(b"x" * size) for size in (1, 5000, 2, 3, 4, 5)]
         with pytest.raises(TooLarge):
             await producer.flush()
@@ -218,10 +216,10 @@ async def test_a_batch_that_is_refused_fails_alone_and_cannot_be_overlooked(tmp_
 
 
 async def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None:
-    async with TopicClient("127.0.0.1:1", timeout=0.3) as client:
+    async with Client(topics="127.0.0.1:1", timeout=0.3) as client:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-            await client.names()
-        producer = client.producer("a", timeout=0.3)
+            await client.topics()
+        producer = client.topic("a").producer(timeout=0.3)
         delivery = await producer.send(b"x")
         with pytest.raises(Unavailable):
             await producer.close()
@@ -252,10 +250,10 @@ async def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
 
     async with with_client(tmp_path, free_space_reserve=1000) as (served, client):
         loop = asyncio.get_running_loop()
-        await client.create("t")
+        await client.topic("t").create()
         free = 1500
         began = loop.time()
-        producer = client.producer("t", timeout=1.0)
+        producer = client.topic("t").producer(timeout=1.0)
         for _ in range(5):
             await producer.send(b"x" * 1000)
         with pytest.raises(StorageFull, match="the disk has 1500 bytes free"):
@@ -265,19 +263,19 @@ async def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
         assert "the disk has 1500 bytes free" in word
         with pytest.raises(StorageFull):
             await asyncio.to_thread(append_blocking, served.address)
-        async with TopicClient(served.address, timeout=0.5) as hasty:
+        async with Client(topics=served.address, timeout=0.5) as hasty:
             with pytest.raises(StorageFull):
-                await hasty.produce("t", b"x" * 1000)
+                await hasty.topic("t").produce(b"x" * 1000)
             with pytest.raises(StorageFull):
                 free = 10
-                await hasty.create("another")
+                await hasty.topic("another").create()
         free = 1500
-        async with client.producer("t", timeout=30.0) as patient:
+        async with client.topic("t").producer(timeout=30.0) as patient:
             await patient.send(b"y" * 1000)
             await eventually(lambda: len(waits()) == 2)
             free = 1 << 30
         assert (patient.records, patient.first_offset, patient.last_offset) == (1, 0, 0)
-        assert await client.next_offset("t") == 1
+        assert await client.topic("t").next_offset() == 1
         state = [record.message for record in caplog.records if record.name == "penstock.storage"]
         assert [text.partition(":")[0] for text in state] == [
             "appends to topics are refused until there is room",
@@ -288,21 +286,21 @@ async def test_a_full_disk_is_reported_waited_for_and_ends_as_such_in_time(
 async def test_the_next_address_is_used_when_one_is_dead(tmp_path: Path) -> None:
     async with (
         with_client(tmp_path) as (served, _),
-        TopicClient(f"127.0.0.1:1,{served.address}") as client,
+        Client(topics=f"127.0.0.1:1,{served.address}") as client,
     ):
-        assert await client.produce("a", b"x") == 0
+        assert await client.topic("a").produce(b"x") == 0
 
 
 async def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
-        await client.produce("a", b"0", b"1", b"2")
+        await client.topic("a").produce(b"0", b"1", b"2")
         await asyncio.sleep(0.01)
         between = datetime.now(UTC)
         await asyncio.sleep(0.01)
-        await client.produce("a", b"3", b"4")
+        await client.topic("a").produce(b"3", b"4")
 
         async def read(start: Any) -> list[int]:
-            async with client.reader("a", start, follow=False) as reader:
+            async with client.topic("a").reader(start, follow=False) as reader:
                 return [record.offset async for record in reader]
 
         assert await read("earliest") == [0, 1, 2, 3, 4]
@@ -313,21 +311,21 @@ async def test_reading_starts_where_it_is_told(tmp_path: Path) -> None:
         with pytest.raises(InvalidOffset):
             await read(6)
         with pytest.raises(NotFound):
-            async with client.reader("none", follow=False) as reader:
+            async with client.topic("none").reader(follow=False) as reader:
                 await anext(reader.batches())
         with pytest.raises(InvalidRequest):
-            client.reader("a", -1)
+            client.topic("a").reader(-1)
 
 
 async def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.create("a")
+        await client.topic("a").create()
         proxy = Proxy(served.tcp.port)
-        async with proxy.listening() as address, TopicClient(address) as through:
+        async with proxy.listening() as address, Client(topics=address) as through:
             collected: list[int] = []
 
             async def read() -> None:
-                async with through.reader("a", wait=0.5) as reader:
+                async with through.topic("a").reader(wait=0.5) as reader:
                     async for record in reader:
                         assert record.payload == b"%d" % record.offset
                         collected.append(record.offset)
@@ -335,7 +333,7 @@ async def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path:
                             return
 
             reading = asyncio.ensure_future(read())
-            async with client.producer("a", linger=0.001) as producer:
+            async with client.topic("a").producer(linger=0.001) as producer:
                 for number in range(3000):
                     await producer.send(b"%d" % number)
                     if number % 500 == 499:
@@ -350,10 +348,10 @@ async def test_a_reader_follows_the_topic_and_survives_cut_connections(tmp_path:
 async def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
         payloads = [os.urandom(number % 700) for number in range(20_000)]
-        async with client.producer("a") as producer:
+        async with client.topic("a").producer() as producer:
             await producer.send_many(payloads)
         collected: list[bytes] = []
-        async with client.reader("a", follow=False) as reader:
+        async with client.topic("a").reader(follow=False) as reader:
             async for batch in reader.batches():
                 columns = batch.to_arrow()
                 assert columns["offset"].to_pylist() == [
@@ -365,9 +363,9 @@ async def test_large_answers_are_fetched_ahead_and_decoded_into_columns(tmp_path
 
 async def test_what_is_read_ahead_is_asked_for_once(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (served, client):
-        await client.produce("a", *[bytes(400_000)] * 40)
+        await client.topic("a").produce(*[bytes(400_000)] * 40)
         before = served.tcp.bytes_out
-        async with client.reader("a", follow=False) as reader:
+        async with client.topic("a").reader(follow=False) as reader:
             async for batch in reader.batches():
                 await asyncio.sleep(0.005)  # time for the answers ahead to arrive
                 assert batch.count
@@ -376,12 +374,12 @@ async def test_what_is_read_ahead_is_asked_for_once(tmp_path: Path) -> None:
 
 async def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
-        await client.produce("a", b"0", b"1")
-        async with client.reader("a", max_bytes=1) as reader:
+        await client.topic("a").produce(b"0", b"1")
+        async with client.topic("a").reader(max_bytes=1) as reader:
             batches = reader.batches()
             assert (await anext(batches)).payloads() == [b"0"]
-            await client.delete("a")
-            await client.produce("a", b"other", b"other", b"other")
+            await client.topic("a").delete()
+            await client.topic("a").produce(b"other", b"other", b"other")
             later: list[bytes] = []
             with pytest.raises(Conflict):
                 async for (
@@ -394,26 +392,26 @@ async def test_a_topic_made_anew_under_a_reader_is_noticed(tmp_path: Path) -> No
 async def test_a_reader_whose_records_aged_out_fails_or_goes_on_as_told(tmp_path: Path) -> None:
     async with with_client(tmp_path, segment_bytes=1000, retention_bytes=1500) as (served, client):
         for _ in range(4):
-            await client.produce("a", b"x" * 600)
+            await client.topic("a").produce(b"x" * 600)
         await served.topics.maintain()
         first = served.topics.require("a").first_offset
         assert first > 0
         with pytest.raises(InvalidOffset):
-            async with client.reader("a", 0, follow=False) as reader:
+            async with client.topic("a").reader(0, follow=False) as reader:
                 await anext(reader.batches())
-        async with client.reader("a", 0, follow=False, on_lost="earliest") as reader:
+        async with client.topic("a").reader(0, follow=False, on_lost="earliest") as reader:
             assert (await anext(reader.batches())).first_offset == first
 
 
 async def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
-        async with client.producer("a") as producer:
+        async with client.topic("a").producer() as producer:
             await producer.send_many(b"%d" % number for number in range(5000))
         result: dict[str, list[int]] = {"one": [], "two": []}
 
         async def member(name: str) -> None:
-            async with client.reader(
-                "a", group="g", member=name, max_records=100, follow=False
+            async with client.topic("a").reader(
+                group="g", member=name, max_records=100, follow=False
             ) as reader:
                 async for batch in reader.batches():
                     result[name] += batch.offsets().tolist()
@@ -423,68 +421,70 @@ async def test_members_of_a_group_share_a_topic_and_commit_what_they_did(tmp_pat
         assert sorted(result["one"] + result["two"]) == [*range(5000)]
         assert result["one"]
         assert result["two"]
-        assert await client.committed("a", "g") == (5000, 0)
-        await client.commit("a", "g", 4990)
-        assert await client.committed("a", "g") == (4990, 10)
+        assert await client.topic("a").group("g").committed() == (5000, 0)
+        await client.topic("a").group("g").commit(4990)
+        assert await client.topic("a").group("g").committed() == (4990, 10)
         with pytest.raises(InvalidOffset):
-            await client.commit("a", "g", 5001)
+            await client.topic("a").group("g").commit(5001)
 
 
 async def test_a_member_that_leaves_in_the_middle_gives_its_range_back(tmp_path: Path) -> None:
     async with with_client(tmp_path) as (_, client):
-        await client.produce("a", *[b"%d" % number for number in range(10)])
-        async with client.reader("a", group="g", max_records=10, max_bytes=1) as reader:
+        await client.topic("a").produce(*[b"%d" % number for number in range(10)])
+        async with client.topic("a").reader(group="g", max_records=10, max_bytes=1) as reader:
             assert (await anext(reader.batches())).offsets().tolist() == [0]
-        async with client.reader("a", group="g", follow=False) as reader:
+        async with client.topic("a").reader(group="g", follow=False) as reader:
             assert [record.offset async for record in reader] == [*range(10)]
-        assert await client.committed("a", "g") == (10, 0)
+        assert await client.topic("a").group("g").committed() == (10, 0)
 
 
 async def test_a_member_at_work_keeps_its_lease_and_a_silent_one_loses_it(tmp_path: Path) -> None:
     async with with_client(tmp_path, lease_time=0.6) as (_, client):
-        await client.produce("a", b"0", b"1", b"2")
-        async with client.reader("a", group="g", max_records=3, max_bytes=1, follow=False) as busy:
+        await client.topic("a").produce(b"0", b"1", b"2")
+        async with client.topic("a").reader(
+            group="g", max_records=3, max_bytes=1, follow=False
+        ) as busy:
             batches = busy.batches()
             for number in range(3):
                 assert (await anext(batches)).first_offset == number
                 # more than half of the lease each, more than all of it together
                 await asyncio.sleep(0.35)
             assert [batch async for batch in batches] == []
-        assert await client.committed("a", "g") == (3, 0)
-        await client.produce("a", b"3")
-        silent = client.reader("a", group="g", follow=False)
+        assert await client.topic("a").group("g").committed() == (3, 0)
+        await client.topic("a").produce(b"3")
+        silent = client.topic("a").reader(group="g", follow=False)
         assert (await anext(silent.batches())).first_offset == 3
-        async with client.reader("a", group="g", wait=5) as other:
+        async with client.topic("a").reader(group="g", wait=5) as other:
             assert (await anext(other.batches())).first_offset == 3
             await other.complete()
-        assert await client.committed("a", "g") == (4, 0)
+        assert await client.topic("a").group("g").committed() == (4, 0)
         await silent.close()
 
 
 def test_the_sync_facade_does_the_same_from_plain_code(tmp_path: Path) -> None:
-    with serving_in_thread(tmp_path) as served, SyncTopicClient(served.address) as client:
-        client.create("a")
-        assert client.names() == ["a"]
-        assert client.produce("a", b"zero") == 0
-        with client.producer("a") as producer:
+    with serving_in_thread(tmp_path) as served, SyncClient(topics=served.address) as client:
+        client.topic("a").create()
+        assert client.topics() == ["a"]
+        assert client.topic("a").produce(b"zero") == 0
+        with client.topic("a").producer() as producer:
             delivery = producer.send(b"one")
             assert producer.offset(delivery) == 1
             producer.send_many([b"two", b"three"])
             producer.flush()
-        assert client.next_offset("a") == client.info("a").next_offset == 4
-        assert client.consume("a", 3) == [(3, b"three")]
-        assert client.offset_at("a", datetime(2000, 1, 1, tzinfo=UTC)) == 0
-        with client.reader("a", 1, follow=False) as reader:
+        assert client.topic("a").next_offset() == client.topic("a").info().next_offset == 4
+        assert client.topic("a").consume(3) == [(3, b"three")]
+        assert client.topic("a").offset_at(datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        with client.topic("a").reader(1, follow=False) as reader:
             assert [record.payload for record in reader] == [b"one", b"two", b"three"]
             assert reader.position == 4
-        for record in client.reader("a"):
+        for record in client.topic("a").reader():
             assert record == (0, b"zero")
             break  # leaving a loop over a reader that would wait must not hang
-        client.commit("a", "g", 2)
-        assert client.committed("a", "g") == (2, 2)
-        client.delete("a")
+        client.topic("a").group("g").commit(2)
+        assert client.topic("a").group("g").committed() == (2, 2)
+        client.topic("a").delete()
         with pytest.raises(NotFound):
-            client.info("a")
+            client.topic("a").info()
 
 
 def test_addresses_are_read_the_way_people_write_them() -> None:
@@ -502,3 +502,17 @@ def test_backoff_doubles_up_to_its_limit_and_starts_over() -> None:
         assert most / 2 <= backoff.delay() <= most
     backoff.reset()
     assert backoff.delay() <= 1.0
+
+
+async def test_a_broker_of_0_2_0_that_refuses_the_format_byte_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`FETCH_FLAGS` is all that 0.2.0 knows; the real release is in tests/e2e."""
+    known = frames.LENGTHS | frames.TIMES
+    monkeypatch.setattr("penstock.wire.tcp.commands.FETCH_FLAGS", known)
+    async with with_client(tmp_path) as (served, client):
+        await client.topic("a").produce(*(b"%d" % i for i in range(100)))
+        assert await everything(client, "a") == [b"%d" % i for i in range(100)]
+        with TopicLink(served.address) as link:
+            fetched = await asyncio.to_thread(link.fetch, "a", 0, 1 << 20, keyed=True)
+        assert fetched.records == 100

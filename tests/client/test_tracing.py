@@ -71,11 +71,11 @@ async def test_the_trace_goes_on_after_a_dead_letter_and_its_requeue(broker, que
         running = asyncio.create_task(client.run())
 
         async def buried() -> bool:
-            letters = (await client.dead_letters(queue)).messages
+            letters = (await client.admin.dead_letters(queue)).messages
             return bool(letters) and "traceparent" in letters[0].headers
 
         await eventually(buried)
-        assert await client.requeue(queue) == 1
+        assert await client.admin.requeue(queue) == 1
         await running
     failed, retried, done = spans(f"process {queue}")
     trace = spans.trace_of("POST /orders")
@@ -95,11 +95,11 @@ async def test_a_batch_has_links_to_all_its_messages(broker, queue, spans):
             await buffer.push(queue, 3, headers={"traceparent": "of the caller"})
 
         async def stored() -> bool:
-            return (await client.describe(queue)).totals.total == 3
+            return (await client.admin.describe(queue)).totals.total == 3
 
         await eventually(stored)
 
-        @client.consumer(queue, batch=10, each=False)
+        @client.consumer(queue, batch=10, batches=True)
         async def handle(messages: list[Message]) -> None:
             assert sorted(message.data for message in messages) == [1, 2, 3]
             client.stop()

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock import InvalidRequest, SyncClient
+from penstock import SyncClient
+from penstock.errors import InvalidRequest
 from penstock.worker import client_of
 from tests.support import guard
 from tests.support.wait import until
@@ -74,8 +75,8 @@ def working(directory: Path, url: str, *options: str) -> Iterator[Worker]:
 def test_consumers_run_in_processes_that_are_started_again_and_drained(broker, queue, tmp_path):
     write(tmp_path, queue)
     with SyncClient(broker.url) as client, working(tmp_path, broker.url, "-p", "2") as worker:
-        until(lambda: len(client.consumers(queue)) == 2, 60, "both processes run")
-        assert {one.name for one in client.consumers(queue)} == {"shop-1"}
+        until(lambda: len(client.admin.consumers(queue)) == 2, 60, "both processes run")
+        assert {one.name for one in client.admin.consumers(queue)} == {"shop-1"}
         client.push(queue, "die")
         until(lambda: worker.lines("done die"), 60, "one of them died")
         client.push(queue, "after", partition="other")
@@ -84,7 +85,7 @@ def test_consumers_run_in_processes_that_are_started_again_and_drained(broker, q
         assert worker.process.wait(60) == 0
         assert worker.lines("done after"), "what was begun is finished"
         dead = {pid for _, pid, *_ in worker.lines("done die")}  # and could not say so
-        assert {str(one.pid) for one in client.consumers(queue)} <= dead
+        assert {str(one.pid) for one in client.admin.consumers(queue)} <= dead
 
 
 def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
@@ -183,7 +184,7 @@ def test_a_killed_supervisor_leaves_no_consumer_behind_and_no_message_leased(
         until(lambda: not any(map(psutil.Process.is_running, orphans)), 60, "they end as well")
         seen = client.pop(f"{queue}@g", batch=10, partitions=10, wait=10)
         assert sorted(one.data for one in seen) == [1, 2], "available before their lease ends"
-        assert not client.consumers(queue), "nobody consumes any more"
+        assert not client.admin.consumers(queue), "nobody consumes any more"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_copy_of_a_data_directory_has_its_own_database_and_does_not_stop_the_f
             assert [m.data for m in copied.pop("orders", auto_ack=True)] == [{"id": 1}]
             assert EmbeddedPostgres(live / ".penstock/postgres").pid() not in (None, postmaster)
         assert EmbeddedPostgres(Path("data/.penstock/postgres")).pid() == postmaster
-        assert [queue.name for queue in client.queues()] == ["orders"]
+        assert [queue.name for queue in client.admin.queues()] == ["orders"]
         client.push("orders", {"id": 3})
     cold = copy(Path("data"), Path("copied-after-stop"))
     with BrokerProcess(cold) as second, SyncClient(second.url) as copied:

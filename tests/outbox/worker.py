@@ -12,7 +12,7 @@ from penstock.outbox import is_lease_lost
 
 async def main(broker: str, database: str, queue: str) -> None:
     connection = await asyncpg.connect(database)
-    async with Client(broker, patience=300) as client:
+    async with Client(broker, retry_for=300) as client:
         while True:
             for message in await client.pop(f"{queue}@workers", batch=10, wait=5):
                 try:

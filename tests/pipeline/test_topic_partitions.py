@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client import SyncTopicClient
+from penstock.client import SyncClient
 from penstock.errors import InvalidRequest
 from penstock.pipeline.sources.topic import TopicReader, TopicStreamReader
 from tests.pipeline.conftest import ServedTopics
@@ -18,13 +18,13 @@ COLUMNS = ["topic", "partition", "offset", "key", "headers", "payload"]
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ServedTopics]:
     """A topic with three partitions of 10, 20 and 30 records."""
-    with ServedTopics(tmp_path) as served, SyncTopicClient(served.address) as client:
-        client.create("t", format="kafka", partitions=3)
+    with ServedTopics(tmp_path) as served, SyncClient(topics=served.address) as client:
+        client.topic("t").create(format="kafka", partitions=3)
         for number in range(3):
             for i in range(10 * number + 10):
                 fields: dict[str, Any] = {"headers": [("h", None)]} if i == 0 else {}
                 payload = b"%d-%d" % (number, i)
-                client.produce("t", payload, key=b"k%d" % i, partition=number, **fields)
+                client.topic("t").produce(payload, key=b"k%d" % i, partition=number, **fields)
         yield served
 
 

@@ -39,7 +39,7 @@ from penstock.protocol.record_batch import Batch
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
-from penstock.wire.feed import Chunk, Feeds
+from penstock.wire.feed import FeedChunk, Feeds
 from tests.support.compact_process import key_of, latest, payload_of
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
 from tests.support.form import SOAK, pick
@@ -482,7 +482,7 @@ async def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None
         collected: list[int] = []
 
         class Subscriber:
-            def deliver(self, chunk: Chunk) -> bool:
+            def deliver(self, chunk: FeedChunk) -> bool:
                 collected.extend(message.offset for message in chunk._messages)
                 return True
 
@@ -492,21 +492,23 @@ async def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None
         Feeds().subscribe(topic, Subscriber(), 3)
         await eventually(lambda: collected == [15, 29, 30])
 
-        from penstock.client import TopicClient
+        from penstock.client import Client
 
-        async with TopicClient(served.address) as client:
-            info = await client.info("t")
+        async with Client(topics=served.address) as client:
+            info = await client.topic("t").info()
             assert (info.first_offset, info.next_offset, info.records, info.policy) == (
                 0,
                 31,
                 4,
                 "compact",
             )
-            read = [record.offset async for record in client.reader("t", start=0, follow=False)]
+            read = [
+                record.offset async for record in client.topic("t").reader(start=0, follow=False)
+            ]
             assert read == [2, 15, 29, 30]
             leased = [
                 record.offset
-                async for record in client.reader("t", group="h", max_records=4, follow=False)
+                async for record in client.topic("t").reader(group="h", max_records=4, follow=False)
             ]
             assert leased == [2, 15, 29, 30]
 

@@ -15,9 +15,15 @@ import pytest
 
 from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
-from penstock.client import TopicClient
+from penstock.client import Client
 from penstock.client.connection import Endpoint, Link
-from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
+from penstock.config.schema import (
+    Config,
+    HttpServerSettings,
+    TcpServerSettings,
+    Tls,
+    WebsocketServerSettings,
+)
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
 from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
@@ -61,12 +67,14 @@ def tls_of(served: Served) -> str:
 async def test_topics_over_tls_and_large_transfers(made: Made, tmp_path: Path) -> None:
     async with (
         serving(tmp_path / "data", tls=made.certificate()) as served,
-        TopicClient(tls_of(served), ca=made.ca) as client,
+        Client(topics=tls_of(served), ca=made.ca) as client,
     ):
         assert served.http.url.startswith("https://")
         payloads = [os.urandom(MEGABYTE) for _ in range(24)]
-        await asyncio.gather(*(client.produce("t", payload) for payload in payloads))
-        async with client.reader("t", "earliest", follow=False, max_bytes=8 * MEGABYTE) as reader:
+        await asyncio.gather(*(client.topic("t").produce(payload) for payload in payloads))
+        async with client.topic("t").reader(
+            "earliest", follow=False, max_bytes=8 * MEGABYTE
+        ) as reader:
             result = [bytes(record.payload) async for record in reader]
         assert sorted(result) == sorted(payloads)
         http = HttpClient(f"https://localhost:{served.http.port}", tls=client_context(made.ca))
@@ -87,9 +95,9 @@ async def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(
 ) -> None:
     async with (
         serving(tmp_path / "data", tls=made.certificate()) as served,
-        TopicClient(tls_of(served), ca=made.ca) as client,
+        Client(topics=tls_of(served), ca=made.ca) as client,
     ):
-        await client.produce("t", *[b"x" * MEGABYTE for _ in range(16)])
+        await client.topic("t").produce(*[b"x" * MEGABYTE for _ in range(16)])
         for _ in range(3):
             plain = socket.create_connection(("127.0.0.1", served.tcp.port))
             plain.setsockopt(
@@ -107,7 +115,7 @@ async def test_a_client_that_is_killed_in_the_middle_of_a_transfer_harms_nobody(
             )
             assert await loop.run_in_executor(None, secure.recv, 1000)
             secure.close()
-        assert (await client.info("t")).records == 16
+        assert (await client.topic("t").info()).records == 16
         await eventually(lambda: served.metrics.values_of("penstock_tcp_connections")[()] == 1)
 
 
@@ -122,9 +130,9 @@ async def test_clients_must_show_a_certificate_when_they_are_asked_for_one(
 
     async with serving(tmp_path / "data", tls=made.certificate(client_ca=made.ca)) as served:
         shown = client_context(made.ca, *made.client)
-        async with TopicClient(tls_of(served), tls=shown) as client:
-            await client.create("t")
-            assert await client.names() == ["t"]
+        async with Client(topics=tls_of(served), tls=shown) as client:
+            await client.topic("t").create()
+            assert await client.topics() == ["t"]
         http = HttpClient(f"https://localhost:{served.http.port}", tls=shown)
         assert (await http.request("GET", "/topics")).body == b'["t"]'
         await http.close()
@@ -150,14 +158,14 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_
     certificate = made.certificate()
     async with (
         serving(tmp_path / "data", tls=certificate) as served,
-        TopicClient(tls_of(served), ca=made.ca) as open_before,
+        Client(topics=tls_of(served), ca=made.ca) as open_before,
     ):
-        await open_before.create("t")
+        await open_before.topic("t").create()
         assert not certificate.reload_if_changed()
         renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
         shutil.copy(renewal[0], made.cert)  # the key has not come yet
         assert not certificate.reload_if_changed()
-        assert "is not the one of the certificate" in caplog.text
+        assert "does not belong to the certificate" in caplog.text
         assert (await shown_to(served, made)) == "localhost"
         made.cert.unlink()
         assert not certificate.reload_if_changed()
@@ -165,7 +173,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_
         shutil.copy(renewal[1], made.key)
         assert certificate.reload_if_changed()
         assert (await shown_to(served, made)) == "renewed.example"
-        assert await open_before.names() == ["t"]
+        assert await open_before.topics() == ["t"]
 
 
 async def shown_to(served: Served, made: Made) -> str:
@@ -193,15 +201,15 @@ async def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> 
         command, _, text = await wire.ask(0x01, produce_body("t", b"x"))
         assert (command, b"use tls://" in text) == (0xFF, True)
         wire.close()
-        async with TopicClient(f"localhost:{served.tcp.port}") as client:
+        async with Client(topics=f"localhost:{served.tcp.port}") as client:
             with pytest.raises(InvalidRequest, match="this port speaks TLS"):
-                await client.names()
+                await client.topics()
         # Someone who connects and says nothing, or goes away, is no burden.
         silent = [socket.create_connection(("127.0.0.1", served.tcp.port)) for _ in range(3)]
         for one in silent:
             one.close()
-        async with TopicClient(tls_of(served), ca=made.ca) as client:
-            assert await client.names() == []
+        async with Client(topics=tls_of(served), ca=made.ca) as client:
+            assert await client.topics() == []
 
 
 async def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path: Path) -> None:
@@ -217,39 +225,41 @@ async def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path
             with pytest.raises(CannotConnect, match=said):
                 await http.request("GET", "/topics")
             await http.close()
-            async with TopicClient(f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2) as client:
+            async with Client(
+                topics=f"tls://{name}:{served.tcp.port}", ca=ca, timeout=0.2
+            ) as client:
                 with pytest.raises(Unavailable, match=said):
-                    await client.names()
+                    await client.topics()
     async with (
         serving(tmp_path / "data") as served,
-        TopicClient(tls_of(served), ca=made.ca, timeout=0.2) as client,
+        Client(topics=tls_of(served), ca=made.ca, timeout=0.2) as client,
     ):
         with pytest.raises(Unavailable, match="no TLS on this port"):
-            await client.names()
+            await client.topics()
     with pytest.raises(
         InvalidRequest, match="cannot read the CA's certificates from /none\\.pem: No such file"
     ):
         client_context("/none.pem")
     with pytest.raises(InvalidRequest, match="either all addresses begin with tls"):
-        TopicClient("tls://a:1,b:2")
+        Client(topics="tls://a:1,b:2")
 
 
 async def test_old_versions_are_refused(made: Made, tmp_path: Path) -> None:
     async with serving(tmp_path / "data", tls=made.certificate(minimum="1.3")) as served:
         old = client_context(made.ca)
         old.maximum_version = ssl.TLSVersion.TLSv1_2
-        async with TopicClient(tls_of(served), tls=old, timeout=0.2) as client:
+        async with Client(topics=tls_of(served), tls=old, timeout=0.2) as client:
             with pytest.raises(Unavailable, match="another version"):
-                await client.names()
-        async with TopicClient(tls_of(served), ca=made.ca) as client:
-            assert await client.names() == []
+                await client.topics()
+        async with Client(topics=tls_of(served), ca=made.ca) as client:
+            assert await client.topics() == []
 
 
 def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
     other = made.authority.issue(made.directory, "other", "other")
     (made.directory / "text.pem").write_text("hello")
     for tls, said in (
-        (Tls(certificate=made.cert, private_key=other[1]), "is not the one of the certificate"),
+        (Tls(certificate=made.cert, private_key=other[1]), "does not belong to the certificate"),
         (Tls(certificate=made.directory / "none.pem"), "none.pem: No such file"),
         (Tls(certificate=made.directory / "text.pem"), "cannot use the certificate"),
         (Tls(certificate=made.cert), "cannot use the certificate"),
@@ -271,11 +281,13 @@ def test_which_listener_has_which_certificate(made: Made) -> None:
     assert time.time() < result.expires < time.time() + 2 * 86400
     result = Certificates(
         Config(
-            tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)
+            tls=tls,
+            tcp_server=TcpServerSettings(tls=False),
+            websocket_server=WebsocketServerSettings(tls=False),
         )
     )
     assert (result.tcp, result.websocket, result.http is not None) == (None, None, True)
-    own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
+    own = HttpServerSettings(ssl_cert_path=made.cert, ssl_key_path=made.key)
     result = Certificates(Config(http_server=own))
     assert result.tcp is None
     assert result.websocket is result.http is not None
@@ -311,8 +323,8 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
         push.push([b"{}"], repeatable=True)
     push.close()
     monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
-    done = CliRunner().invoke(commands, ["list", "--broker", tls_of(in_thread)])
-    assert (done.exit_code, done.stdout) == (0, "t\n"), done.output
+    done = CliRunner().invoke(commands, ["describe", "t", "--broker", tls_of(in_thread)])
+    assert (done.exit_code, done.stdout.startswith("topic\tt\n")) == (0, True), done.output
     done = CliRunner().invoke(
         commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"]
     )

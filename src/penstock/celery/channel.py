@@ -250,7 +250,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         try:
             patience = self.connection.publish_patience
             (result,) = self.connection.line.json(
-                "POST", "/api/v1/push", body={"items": [item]}, patience=patience
+                "POST", "/api/v1/push", body={"items": [item]}, retry_for=patience
             )
         except Full as error:
             raise OperationalError(str(error)) from error

@@ -2,7 +2,7 @@
 
 All brokers on one database are equal: a lease that one of them granted can be renewed and settled
 at another. So a lost broker is not an error of the framework's connection as long as another one
-answers, or the same one comes back, within the caller's patience.
+answers, or the same one comes back, within `retry_for`.
 """
 
 import select
@@ -107,12 +107,12 @@ class Line:
         raise error
 
     def ask(
-        self, method: str, target: str, body: bytes = b"", *, patience: float = 0.0
+        self, method: str, target: str, body: bytes = b"", *, retry_for: float = 0.0
     ) -> HttpAnswer:
         """Send a request and wait for its answer. While no broker answers, try all of them again
-        for `patience` seconds. The request must do no harm if it is sent twice.
+        for `retry_for` seconds. The request must do no harm if it is sent twice.
         """
-        give_up = time.monotonic() + patience
+        give_up = time.monotonic() + retry_for
         backoff, tried = Backoff(), 0
         while True:
             try:
@@ -131,11 +131,11 @@ class Line:
                 time.sleep(delay)
 
     def json(
-        self, method: str, *parts: str, body: Any = None, patience: float = 0.0, **query: Any
+        self, method: str, *parts: str, body: Any = None, retry_for: float = 0.0, **query: Any
     ) -> Any:
         """Send a JSON body, return the decoded answer. `parts` and `query` are the target."""
         encoded = b"" if body is None else msgspec.json.encode(body)
-        answer = self.ask(method, resource(*parts, **query), encoded, patience=patience)
+        answer = self.ask(method, resource(*parts, **query), encoded, retry_for=retry_for)
         return understood(msgspec.json.decode, answer.body) if answer.body else None
 
     def wait(self, timeout: float) -> HttpAnswer | None:

@@ -4,8 +4,8 @@ All brokers on one database are equal, so any of them can serve any request. We 
 that answered last: its connections are warm. When an answer closes its connection the broker is
 about to stop, and the next request goes to the next one. When it cannot be reached, breaks off,
 says 503 or has no room we go to the next as well, and after a round without success we wait a
-little longer each time, until `patience` is used up. Each is asked once in any case: a frozen
-broker may use up all patience by itself.
+little longer each time, until `retry_for` is used up. Each is asked once in any case: a frozen
+broker may use up all of that time by itself.
 
 What a second attempt may do is the caller's knowledge: `again=True` says that sending the request
 twice does no harm (a push carries transaction ids, a second ack changes nothing). Without it a
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.client.results import BrokerStatus
+from penstock.contract.operation import Operation
 from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
 from penstock.net.addresses import Token, resource
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
@@ -41,7 +42,7 @@ class Brokers:
         *,
         token: Token | None = None,
         timeout: float = 30.0,
-        patience: float = 30.0,
+        retry_for: float = 30.0,
         pool_size: int = 64,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -50,7 +51,7 @@ class Brokers:
         self._token = token if callable(token) else None
         headers = [("Authorization", f"Bearer {token}")] if token and not callable(token) else []
         self.urls = list(urls)
-        self.timeout, self.patience = timeout, patience
+        self.timeout, self.retry_for = timeout, retry_for
         self._clients = [
             HttpClient(url, headers=headers, pool_size=pool_size, tls=tls) for url in urls
         ]
@@ -66,14 +67,14 @@ class Brokers:
         *,
         again: bool = False,
         timeout: float | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         polling: bool = False,
     ) -> HttpAnswer:
         """The answer of the first broker that gives one; errors of the 4xx kind are raised as what
         they mean.
 
-        `timeout` limits each attempt, `patience` the time after which no new attempt is made. A
-        `polling` request is meant to take long: its patience begins with the first failure.
+        `timeout` limits each attempt, `retry_for` the time after which no new attempt is made. A
+        `polling` request is meant to take long: `retry_for` then counts from the first failure.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -83,8 +84,8 @@ class Brokers:
                 )
             self._loop = loop
         clock = loop.time
-        patience = self.patience if patience is None else patience
-        give_up = float("inf") if polling else clock() + patience
+        retry_for = self.retry_for if retry_for is None else retry_for
+        give_up = float("inf") if polling else clock() + retry_for
         backoff = Backoff()
         tried = 0
         while True:
@@ -114,7 +115,7 @@ class Brokers:
                 raise failure
             self._leave(place)
             tried += 1
-            give_up = min(give_up, clock() + patience)
+            give_up = min(give_up, clock() + retry_for)
             wait = backoff.delay() if tried % len(self._clients) == 0 else 0.0
             if tried >= len(self._clients) and (
                 clock() + wait >= give_up or isinstance(failure, StorageFull)
@@ -157,7 +158,7 @@ class Brokers:
         body: Any = None,
         again: bool | None = None,
         timeout: float | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
         **query: Any,
     ) -> T:
         """Ask with a JSON body, answer with what the JSON of the answer says, as a `kind`. `parts`
@@ -170,10 +171,33 @@ class Brokers:
             b"" if body is None else msgspec.json.encode(body),
             again=method != "POST" if again is None else again,
             timeout=timeout,
-            patience=patience,
+            retry_for=retry_for,
         )
         check(answer)
         return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
+
+    async def call(
+        self,
+        operation: Operation[T],
+        *names: str,
+        body: Any = None,
+        timeout: float | None = None,
+        retry_for: float | None = None,
+        **query: Any,
+    ) -> T:
+        """Do an operation of the contract. `names` are the parameters of its path, in order."""
+        answer = await self.ask(
+            operation.method,
+            resource(operation.at(*names), **query),
+            b"" if body is None else msgspec.json.encode(body),
+            again=operation.repeatable,
+            timeout=timeout,
+            retry_for=retry_for,
+        )
+        check(answer)
+        return understood(
+            lambda text: msgspec.json.decode(text, type=operation.answer), answer.body or b"null"
+        )
 
     async def close(self) -> None:
         self.closed = True

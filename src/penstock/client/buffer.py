@@ -23,9 +23,9 @@ import msgspec
 
 from penstock.client import tracing
 from penstock.client.items import Item, PushOptions, new_item
-from penstock.client.messages import Address, QueueFull
+from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
-from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, QueueFull, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 from penstock.protocol.payload import check_payload
 from penstock.protocol.status import NOT_JSON
@@ -189,7 +189,7 @@ class PushBuffer:
         when this raises.
         """
         try:
-            await self._client.push_items(batch, patience=0.0)
+            await self._client._push_items(batch, retry_for=0.0)
             self.sent += len(batch)
         except QueueFull as error:
             full = [

@@ -10,107 +10,68 @@ async with Client("http://127.0.0.1:6632") as client:
 """
 
 import asyncio
+import operator
 import os
 import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
-import msgspec
-
+from penstock.client.admin import Admin
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
 from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.former_names import FormerMethods, renamed
 from penstock.client.handlers import Handler
 from penstock.client.health import HealthReporter
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
-from penstock.client.queues import QueueClient, iso_time
-from penstock.client.results import (
-    BrokerStatus,
-    ConsumerHealth,
-    DeadLetters,
-    GroupPartition,
-    QueueDescription,
-    QueueSettings,
-    QueueSummary,
-    ScheduledMessages,
-    Seek,
-)
+from penstock.client.queues import QueueClient
+from penstock.client.results import BrokerStatus, QueueSettings
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
-from penstock.client.topic import Topic, TopicFinder
-from penstock.client.topics import Topics
+from penstock.client.topic import Topic, TopicBroker, TopicFinder
+from penstock.contract import operations
+from penstock.contract.queues import Configured
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.io.tasks import supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
-from penstock.protocol.answers import Body, Configured, GroupSummary
+from penstock.protocol import frames
+from penstock.protocol.frames import Command
 from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULT_URL = "http://127.0.0.1:6632"
-GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/scheduled"
-GIVE_BACK_SECONDS = 1.0  # always remain for it
+RELEASE_SECONDS = 1.0  # that `close` always has to release messages
 
 
-QUEUES_PER_PAGE = 1000
-
-
-class _Queues(Body):
-    queues: list[QueueSummary]
-    next: str | None = None  # the cursor of the page behind
-
-
-class _Consumers(Body):
-    consumers: list[ConsumerHealth]
-
-
-class _Partitions(Body):
-    partitions: list[GroupPartition]
-
-
-class _Deleted(Body):
-    deleted: int = 0
-    deleted_partitions: int = 0
-    requeued: int = 0
-
-
-class DeadLetterFilter(TypedDict, total=False):
-    """Which dead letters, of a queue or of all."""
-
-    group: str | None  # those of this consumer group
-    partition: str | None  # those of this partition
-    since: datetime | None  # those that failed at this time or later
-    until: datetime | None  # those that failed before this time
-
-
-class Client(QueueClient):
+class Client(QueueClient, FormerMethods):
     """A client of one broker, or of several brokers on one database. Without a URL it uses
     PENSTOCK_URL, or http://127.0.0.1:6632.
 
     `token` (default: PENSTOCK_TOKEN) authenticates the client. It may be a function, which is
     called before each request. For https://, `ca` is the CA certificate to trust, as a PEM file or
     its text (default: PENSTOCK_CA_FILE, or the system's), or `tls` is an `ssl.SSLContext`.
-    `timeout` is the time limit of one request in seconds. `patience` is how long a request is
+    `timeout` is the time limit of one request in seconds. `retry_for` is how long a request is
     retried while no broker answers, in seconds. For topics, the client asks the broker for its TCP
     address, unless you set it with `topics` (`tcp://host:port`, default: PENSTOCK_BROKER).
 
     A client belongs to the event loop of its first request.
     """
 
+    @renamed(patience="retry_for")
     def __init__(
         self,
         urls: str | Sequence[str] | None = None,
         *,
         token: Token | None = None,
         timeout: float = 30.0,
-        patience: float = 30.0,
+        retry_for: float = 30.0,
         pool_size: int = 64,
         ca: str | Path | None = None,
         tls: ssl.SSLContext | None = None,
@@ -134,7 +95,7 @@ class Client(QueueClient):
                 urls,
                 token=token,
                 timeout=timeout,
-                patience=patience,
+                retry_for=retry_for,
                 pool_size=pool_size,
                 tls=context() if secure else tls,
             )
@@ -143,16 +104,17 @@ class Client(QueueClient):
         if topics:
             addresses, secure = parse_addresses(topics)
             endpoint = Endpoint(addresses, context() if secure else None)
-        self._topics = Topics(endpoint, timeout=timeout, token=token)
+        self._topics = TopicBroker(endpoint, timeout=timeout, token=token)
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer] = []
+        self.admin = Admin(self._brokers)
         self.schedules = Schedules(self._brokers)
         self.routes = Routes(self._brokers)
 
     @classmethod
     def from_env(cls) -> Self:
         """Create a client from environment variables: PENSTOCK_URL, PENSTOCK_TOKEN,
-        PENSTOCK_CA_FILE, PENSTOCK_BROKER (for topics), PENSTOCK_TIMEOUT and PENSTOCK_PATIENCE (in
+        PENSTOCK_CA_FILE, PENSTOCK_BROKER (for topics), PENSTOCK_TIMEOUT and PENSTOCK_RETRY_FOR (in
         seconds).
         """
         return cls(**limits_from_env())
@@ -163,7 +125,7 @@ class Client(QueueClient):
 
     async def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return await self._topics.names()
+        return frames.read_names(await self._topics.ask(Command.LIST_TOPICS))
 
     async def status(self) -> BrokerStatus:
         """Return the health of the broker; with several brokers, of the first that answers."""
@@ -174,8 +136,37 @@ class Client(QueueClient):
         failures = [f"{url}: {status}" for url, status in statuses]
         raise Unavailable(f"no broker answers ({'; '.join(failures)})")
 
+    async def configure(
+        self,
+        queue: str,
+        *,
+        namespace: str = "",
+        task: str = "",
+        **options: Unpack[QueueSettings],
+    ) -> Configured:
+        """Create a queue or replace its options. Options you leave out get their defaults."""
+        body = {
+            "queue": queue,
+            "namespace": namespace,
+            "task": task,
+            "options": {_camel(name): value for name, value in options.items()},
+        }
+        return await self._brokers.call(operations.CONFIGURE_QUEUE, body=body)
+
+    async def cancel(
+        self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
+    ) -> bool:
+        """Cancel a delayed message. Returns False if there is none with this transaction id."""
+        names = (queue, partition, transaction_id)
+        try:
+            await self._brokers.call(operations.CANCEL_SCHEDULED, *names)
+        except NotFound:
+            return False
+        return True
+
     # Consumers and buffers
 
+    @renamed(each=("batches", operator.not_))
     def consumer(
         self, address: str | Address, **options: Unpack[ConsumerOptions]
     ) -> Callable[[Handler], Consumer]:
@@ -204,10 +195,6 @@ class Client(QueueClient):
             return consumer
 
         return register
-
-    def registered(self) -> list[Consumer]:
-        """Return the consumers that `run` starts."""
-        return list(self._consumers)
 
     async def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
         """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
@@ -273,12 +260,12 @@ class Client(QueueClient):
             fetched += held
         if fetched:
             await asyncio.wait(
-                [asyncio.ensure_future(self.give_back(fetched))],
-                timeout=max(GIVE_BACK_SECONDS, ends - clock()),
+                [asyncio.ensure_future(self._give_back(fetched))],
+                timeout=max(RELEASE_SECONDS, ends - clock()),
             )
         await asyncio.gather(*parked, return_exceptions=True)
         await self._leases.close()
-        await self._topics.close()
+        self._topics.close()
         await self._brokers.close()
         return unsent
 
@@ -289,180 +276,6 @@ class Client(QueueClient):
         unsent = await self.close()
         if kind is None:
             check_sent(unsent, "client")
-
-    # What an operator asks
-
-    async def configure(
-        self,
-        queue: str,
-        *,
-        namespace: str = "",
-        task: str = "",
-        **options: Unpack[QueueSettings],
-    ) -> Configured:
-        """Create a queue or replace its options. Options you leave out get their defaults."""
-        body = {
-            "queue": queue,
-            "namespace": namespace,
-            "task": task,
-            "options": {_camel(name): value for name, value in options.items()},
-        }
-        return await self._brokers.json(
-            Configured, "POST", "/api/v1/configure", body=body, again=True
-        )
-
-    async def queues(self) -> list[QueueSummary]:
-        """Return all queues with their message counts, the newest first."""
-        queues: list[QueueSummary] = []
-        query: dict[str, Any] = {"limit": QUEUES_PER_PAGE}
-        while True:
-            target = "/api/v1/resources/queues"
-            page = await self._brokers.json(_Queues, "GET", target, **query)
-            queues += page.queues
-            if page.next is None:
-                return queues
-            query["cursor"] = page.next
-
-    async def describe(self, queue: str) -> QueueDescription:
-        """Return the options, partitions and message counts of a queue."""
-        return await self._brokers.json(QueueDescription, "GET", "/api/v1/status/queues", queue)
-
-    async def delete_queue(self, queue: str) -> bool:
-        """Delete a queue with all its messages. Returns False if it did not exist."""
-        target = "/api/v1/resources/queues"
-        answer = await self._brokers.json(dict[str, Any], "DELETE", target, queue)
-        return bool(answer["existed"])
-
-    async def clear(self, queue: str, partition: str | None = None) -> int:
-        """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
-        were deleted.
-        """
-        answer = await self._brokers.json(
-            _Deleted, "DELETE", "/api/v1/queues", queue, "clear", partition=partition
-        )
-        return answer.deleted
-
-    async def groups(self) -> list[GroupSummary]:
-        """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.json(list[GroupSummary], "GET", GROUPS)
-
-    async def group(self, group: str) -> list[GroupPartition]:
-        """Return the lag of a consumer group in each partition."""
-        answer = await self._brokers.json(dict[str, _Partitions], "GET", GROUPS, group)
-        for queue, about in answer.items():
-            for partition in about.partitions:
-                partition.queue = queue
-        return [partition for about in answer.values() for partition in about.partitions]
-
-    async def consumers(
-        self, queue: str | None = None, *, group: str | None = None
-    ) -> list[ConsumerHealth]:
-        """Return the running consumers of all clients: messages in flight, counts, last error."""
-        answer = await self._brokers.json(
-            _Consumers, "GET", "/api/v1/consumers", queue=queue, group=group
-        )
-        return answer.consumers
-
-    async def seek(
-        self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
-    ) -> Seek:
-        """Move a consumer group to a time, to "end" or to "beginning". With `dry_run`, nothing is
-        moved and the result says how many messages would be redelivered or skipped.
-        """
-        body: dict[str, Any] = {"dryRun": True} if dry_run else {}
-        if to == "end":
-            body["toEnd"] = True
-        elif to == "beginning":
-            body["toBeginning"] = True
-        else:
-            body["timestamp"] = iso_time(to)
-        return await self._brokers.json(
-            Seek, "POST", GROUPS, group, "queues", queue, "seek", body=body, again=True
-        )
-
-    async def delete_group(self, group: str, queue: str | None = None) -> int:
-        """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
-        partitions it had a cursor in.
-        """
-        of = ("queues", queue) if queue else ()
-        answer = await self._brokers.json(_Deleted, "DELETE", GROUPS, group, *of)
-        return answer.deleted_partitions
-
-    async def dead_letters(
-        self,
-        queue: str | None = None,
-        *,
-        limit: int = 100,
-        before: int | None = None,
-        **which: Unpack[DeadLetterFilter],
-    ) -> DeadLetters:
-        """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
-        last one as `before`.
-        """
-        query = _filter(queue, **which)
-        return await self._brokers.json(
-            DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
-        )
-
-    async def requeue(
-        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
-    ) -> int:
-        """Deliver dead letters again, to the groups they failed in: all that match, or the one with
-        the `dlq_id` given as `id`. Returns how many.
-        """
-        query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
-        return answer.requeued
-
-    async def purge(
-        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
-    ) -> int:
-        """Delete the dead letters that match. Returns how many."""
-        query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
-        return answer.deleted
-
-    async def scheduled(
-        self,
-        queue: str | None = None,
-        *,
-        partition: str | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> ScheduledMessages:
-        """Return a page of delayed messages, next due first."""
-        where: dict[str, Any] = {"queue": queue, "partition": partition}
-        return await self._brokers.json(
-            ScheduledMessages, "GET", SCHEDULED, **where, limit=limit, cursor=cursor
-        )
-
-    async def cancel(
-        self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
-    ) -> bool:
-        """Cancel a delayed message. Returns False if there is none with this transaction id."""
-        names = (queue, partition, transaction_id)
-        try:
-            await self._brokers.json(msgspec.Raw, "DELETE", SCHEDULED, *names)
-        except NotFound:
-            return False
-        return True
-
-
-def _filter(
-    queue: str | None,
-    *,
-    group: str | None = None,
-    partition: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> dict[str, Any]:
-    times = {"from": iso_time(since), "to": iso_time(until)}
-    return {"queue": queue, "consumerGroup": group, "partition": partition, **times}
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 @contextmanager
@@ -488,11 +301,19 @@ def sigterm_is_free() -> bool:
 def limits_from_env() -> dict[str, Any]:
     """The time-outs of a client that the environment names."""
     limits = {}
-    for name in ("timeout", "patience"):
-        variable = f"PENSTOCK_{name.upper()}"
+    for name, variable in (
+        ("timeout", "PENSTOCK_TIMEOUT"),
+        ("retry_for", "PENSTOCK_PATIENCE"),  # its former name
+        ("retry_for", "PENSTOCK_RETRY_FOR"),
+    ):
         if text := os.environ.get(variable):
             try:
                 limits[name] = float(text)
             except ValueError:
                 raise InvalidRequest(f"{variable} is a number of seconds, not {text!r}") from None
     return limits
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

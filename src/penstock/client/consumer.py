@@ -9,7 +9,7 @@ Returning means completed. An exception means failed, with its text: the message
 finally goes to the dead-letter queue, after as many attempts as the queue allows or, with `retry`,
 as that says; `Retry` gives it back without counting, `DeadLetter` puts it aside at once, and so
 does a payload that is not of the type the function names (`handlers.py`). With `batch` above 1 and
-`each=False` the function gets the whole list and answers for all of it. A function that is not
+`batches` the function gets the whole list and answers for all of it. A function that is not
 async runs in a thread, `concurrency` of them at a time.
 
 With `retry` the attempts are made here: between them the message waits under its lease, beside the
@@ -20,7 +20,7 @@ Brokers may come and go: a worker waits and goes on. `stop` lets what is being h
 long as `run` allows; messages that were fetched and not begun, or wait for their next attempt, go
 back. A consumer that is cancelled releases what is in progress, too.
 
-The answer to the last message of a batch travels with the next pop (`QueueClient.ack_and_pop`).
+The answer to the last message of a batch travels with the next pop (`QueueClient._ack_and_pop`).
 
 A worker may fetch its next batch while the handler works on the one before (`prefetch`): one batch
 per worker, under a lease, given back on `stop` without counting an attempt. Where a queue has one
@@ -43,7 +43,6 @@ from typing import Any, ClassVar, TypedDict
 from penstock.client.handlers import BoundHandler, Handler, Misfit
 from penstock.client.messages import (
     Acked,
-    AckRefused,
     AckStatus,
     Address,
     DeadLetter,
@@ -53,7 +52,7 @@ from penstock.client.messages import (
 )
 from penstock.client.queues import LONG_POLL_SECONDS, QueueClient, received_late
 from penstock.client.tracing import processing
-from penstock.errors import Full, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import AckRefused, Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled
 from penstock.net.retry import Backoff
 
@@ -97,7 +96,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     concurrency: int  # calls at the same time; default 1
     batch: int  # messages per fetch; default 1
-    each: bool  # False: call the function with the whole batch, as a list
+    batches: bool  # call the function with the whole batch, as a list
     retry: RetryPolicy | None  # such as backoff(5); default: the queue's options decide
     auto_ack: bool  # acknowledge on delivery: at most once
     partitions: int  # the most partitions to take one batch from; default 1
@@ -118,7 +117,7 @@ class Outcome:
     delay: float = 0.0
 
     def answer(self, worker: str) -> dict[str, str]:
-        """As `ack_each` takes it."""
+        """As `_ack_each` takes it."""
         about = {} if self.error is None else {"error": self.error, "worker": worker}
         return {"status": self.status} | about
 
@@ -142,7 +141,7 @@ class Consumer:
         *,
         concurrency: int = 1,
         batch: int = 1,
-        each: bool = True,
+        batches: bool = False,
         retry: RetryPolicy | None = None,
         auto_ack: bool = False,
         partitions: int = 1,
@@ -172,8 +171,8 @@ class Consumer:
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
         self._client = client
-        self._handler = BoundHandler(handler, each=each, stateful=self._stateful)
-        self._each, self._auto_ack, self._retry = each, auto_ack, retry
+        self._handler = BoundHandler(handler, batches=batches, stateful=self._stateful)
+        self._batches, self._auto_ack, self._retry = batches, auto_ack, retry
         self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {  # of every pop
             "wait": LONG_POLL_SECONDS,
@@ -290,7 +289,7 @@ class Consumer:
         begun = 0
         last = None
         try:
-            if not self._each:
+            if self._batches:
                 begun = len(messages)
                 return await self._handle(messages, hold_answer=len(messages) == 1)
             for message in messages:
@@ -306,9 +305,9 @@ class Consumer:
     def _poll(self, last: Done | None) -> "asyncio.Future[list[Message]]":
         """Ask for the next messages, with the answer to the one before them."""
         if last is None:
-            asked = self._client.pop(self.address, patience=0.0, **self._options)
+            asked = self._client.pop(self.address, retry_for=0.0, **self._options)
         else:
-            asked = self._client.ack_and_pop(
+            asked = self._client._ack_and_pop(
                 self.address,
                 [(last[0], last[1].answer(self.name))],
                 self._note_acked,
@@ -338,7 +337,7 @@ class Consumer:
         """End a fetch that nobody waits for; what it brought goes back."""
         messages = await received_late(poll)
         if messages:
-            await self._client.give_back(messages)
+            await self._client._give_back(messages)
         else:
             await self._answer_done(last)
 
@@ -403,7 +402,7 @@ class Consumer:
 
     async def _release(self, messages: Sequence[Message]) -> None:
         """Return the messages to the queue, even if the caller is cancelled meanwhile."""
-        releasing = asyncio.ensure_future(self._client.give_back(messages))
+        releasing = asyncio.ensure_future(self._client._give_back(messages))
         try:
             await asyncio.shield(releasing)
         except asyncio.CancelledError:
@@ -470,7 +469,7 @@ class Consumer:
                 await self._client.ack(messages, outcome.status, delay=outcome.delay)
             else:
                 answer = outcome.answer(self.name)
-                await self._client.ack_each([(message, answer) for message in messages])
+                await self._client._ack_each([(message, answer) for message in messages])
         except AckRefused as refused:
             log.warning("%s: %s", self.address, refused)
         except PenstockError as failure:

@@ -2,7 +2,7 @@
 
 The annotation of its first parameter decides. `Message` (or none at all) is the message; any other
 type is the payload, decoded and checked: a msgspec struct, a dataclass, a `TypedDict`, a pydantic
-model, or a plain type. A second parameter is the message beside the payload. With `each=False` both
+model, or a plain type. A second parameter is the message beside the payload. With `batches` both
 are lists, and the type is that of an item: `list[Order]`. The last parameter of a consumer with
 state is the state.
 """
@@ -32,10 +32,10 @@ class Misfit(Exception):
 class BoundHandler:
     """A handler with what it wants."""
 
-    def __init__(self, function: Handler, *, each: bool, stateful: bool = False) -> None:
+    def __init__(self, function: Handler, *, batches: bool, stateful: bool = False) -> None:
         self.function = function
         self.threaded = not inspect.iscoroutinefunction(function)
-        self._each = each
+        self._batches = batches
         wanted = _parameters(function)
         if stateful:
             if len(wanted) < 2:
@@ -45,7 +45,7 @@ class BoundHandler:
                 )
             wanted.pop()
         self._with_message = len(wanted) > 1
-        self._decode = _decoder(wanted[0] if wanted else Any, each, function)
+        self._decode = _decoder(wanted[0] if wanted else Any, batches, function)
         if self._with_message and self._decode is None:
             raise InvalidRequest(
                 f"{_name(function)} takes {len(wanted)} arguments: a consumer's function takes the "
@@ -66,9 +66,9 @@ class BoundHandler:
         *more: Any,
     ) -> None:
         """Run the handler with these arguments and `more`, in a thread when it is not async."""
-        arguments: list[Any] = [payloads[0] if self._each else list(payloads)]
+        arguments: list[Any] = [list(payloads) if self._batches else payloads[0]]
         if self._with_message:
-            arguments.append(messages[0] if self._each else list(messages))
+            arguments.append(list(messages) if self._batches else messages[0])
         arguments += more
         if threads is None:
             await self.function(*arguments)
@@ -111,15 +111,15 @@ def _parameters(function: Handler) -> list[Any]:
     ]
 
 
-def _decoder(wanted: Any, each: bool, function: Handler) -> Decode | None:
+def _decoder(wanted: Any, batches: bool, function: Handler) -> Decode | None:
     """What makes the payload of JSON text; None when the message itself is wanted."""
-    if not each and typing.get_origin(wanted) in (list, Sequence):
+    if batches and typing.get_origin(wanted) in (list, Sequence):
         (wanted,) = typing.get_args(wanted)
-    elif not each and wanted not in (Any, list):
+    elif batches and wanted not in (Any, list):
         raise InvalidRequest(
-            f"with each=False {_name(function)} gets a list: annotate it as list[...]"
+            f"with batches=True {_name(function)} gets a list: annotate it as list[...]"
         )
-    if wanted in (Any, object, list if not each else None):
+    if wanted in (Any, object, list if batches else None):
         return None
     if isinstance(wanted, type) and issubclass(wanted, Received):
         return None

@@ -10,11 +10,10 @@ import os
 import socket
 from collections.abc import Sequence
 
-import msgspec
-
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import Consumer
-from penstock.client.results import ConsumerHealth
+from penstock.contract import operations
+from penstock.contract.consumers import ConsumerHealth
 from penstock.errors import NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 
@@ -47,14 +46,8 @@ class HealthReporter:
     async def _report(self, timeout: float, *, ended: bool) -> bool:
         body = {"consumers": [self._health(consumer, ended) for consumer in self._consumers]}
         try:
-            await self._brokers.json(
-                msgspec.Raw,
-                "POST",
-                "/api/v1/consumers",
-                body=body,
-                again=True,
-                timeout=timeout,
-                patience=0.0,
+            await self._brokers.call(
+                operations.REPORT_CONSUMERS, body=body, timeout=timeout, retry_for=0.0
             )
         except NotFound:
             return False

@@ -128,6 +128,6 @@ class LeaseKeeper:
             body={"seconds": seconds},
             again=True,
             timeout=limit,
-            patience=limit,
+            retry_for=limit,
         )
         return all(result.success for result in results)

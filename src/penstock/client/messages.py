@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from penstock.errors import Conflict, Full, InvalidRequest
+from penstock.errors import InvalidRequest
 from penstock.net.addresses import resource
 from penstock.protocol.names import QUEUE_MODE
 
@@ -163,26 +163,6 @@ class Acked(msgspec.Struct, rename="camel", eq=False):
     partition_name: str | None = None
     lease_released: bool | None = None
     dlq: bool = False
-
-
-class QueueFull(Full):
-    """Some messages of a push did not fit into the queue (`maxSize`). `results` says which; the
-    others are stored.
-    """
-
-    def __init__(self, text: str, results: list[Pushed]) -> None:
-        super().__init__(text)
-        self.results = results
-
-
-class AckRefused(Conflict):
-    """The broker rejected some acks: the lease was lost, or the message is gone. `results` says
-    which.
-    """
-
-    def __init__(self, text: str, results: list[Acked]) -> None:
-        super().__init__(text)
-        self.results = results
 
 
 class Retry(Exception):

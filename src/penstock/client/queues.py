@@ -30,18 +30,16 @@ from penstock.client.items import Item, ack_item, new_item, storable
 from penstock.client.leases import MAX_KEPT_SECONDS, LeaseKeeper
 from penstock.client.messages import (
     Acked,
-    AckRefused,
     AckStatus,
     Address,
     Message,
     Popped,
     Pushed,
-    QueueFull,
     Received,
     bind,
 )
 from penstock.client.transactions import Transaction
-from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.payload import check_payload
@@ -127,7 +125,7 @@ class QueueClient:
             transaction_id=transaction_id,
             trace_id=trace_id,
         )
-        (result,) = await self.push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
+        (result,) = await self._push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
         return result if transaction_id else _own(result)
 
     async def push_many(
@@ -152,20 +150,20 @@ class QueueClient:
         for begin in range(0, len(items), MAX_ITEMS):
             part = items[begin : begin + MAX_ITEMS]
             try:
-                results += await self.push_items(part, buffer_ms=buffer_ms, buffer_max=buffer_max)
+                results += await self._push_items(part, buffer_ms=buffer_ms, buffer_max=buffer_max)
             except QueueFull as error:
                 raise QueueFull(str(error), [*results, *error.results]) from None
         for index, result in enumerate(results):
             result.index = index
         return [_own(result) for result in results]
 
-    async def push_items(
+    async def _push_items(
         self,
         items: Sequence[Item],
         *,
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
-        patience: float | None = None,
+        retry_for: float | None = None,
     ) -> list[Pushed]:
         """Push items in the format of the HTTP API. Each needs a `transactionId`, so that a retry
         is not stored twice.
@@ -181,7 +179,7 @@ class QueueClient:
         with tracing.sending(list(items)) as sent:
             body["items"] = sent
             answer = await self._brokers.ask(
-                "POST", "/api/v1/push", msgspec.json.encode(body), again=True, patience=patience
+                "POST", "/api/v1/push", msgspec.json.encode(body), again=True, retry_for=retry_for
             )
         if answer.status == 429:
             refused = understood(_refused.decode, answer.body)
@@ -226,7 +224,7 @@ class QueueClient:
         subscription_mode: str | None = None,
         subscription_from: datetime | str | None = None,
         renew: bool = True,
-        patience: float | None = None,
+        retry_for: float | None = None,
     ) -> list[Message]:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
@@ -256,13 +254,13 @@ class QueueClient:
             target,
             again=not auto_ack,
             timeout=wait + GRACE_SECONDS,
-            patience=patience,
+            retry_for=retry_for,
             polling=wait > 0,
         )
         source = str(address or namespace or task)
         return self._messages_of(answer, source, started, renew=renew and not auto_ack)
 
-    async def ack_and_pop(  # noqa: PLR0913 public, by keyword
+    async def _ack_and_pop(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address,
         answers: Sequence[tuple[Received, dict[str, str]]],
@@ -299,7 +297,7 @@ class QueueClient:
                 target,
                 _acks_body(answers, group),
                 timeout=wait + GRACE_SECONDS,
-                patience=0.0,
+                retry_for=0.0,
                 polling=wait > 0,
             )
             if answer.status not in (404, 405):
@@ -316,7 +314,7 @@ class QueueClient:
             subscription_mode=subscription_mode,
             subscription_from=subscription_from,
             auto_ack=auto_ack,
-            patience=0.0,
+            retry_for=0.0,
         )
 
     def _messages_of(
@@ -361,7 +359,7 @@ class QueueClient:
         When the loop ends, messages it has not seen yet are returned to the queue.
 
         The loop continues when brokers restart. It raises `Unavailable` if no broker answers for
-        the client's `patience`.
+        the client's `retry_for`.
         """
         if prefetch and auto_ack:
             raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
@@ -408,7 +406,7 @@ class QueueClient:
                 self._fetched.pop(id(messages), None)
                 remaining = remaining + messages
             if remaining and not auto_ack:
-                await asyncio.shield(self.give_back(remaining))
+                await asyncio.shield(self._give_back(remaining))
 
     async def _held(self, fetching: Awaitable[list[Message]]) -> list[Message]:
         """Messages fetched ahead, which `close` gives back."""
@@ -431,10 +429,10 @@ class QueueClient:
                 # `auto_ack` says.
                 now = clock()
                 failing_since = now if failing_since is None else failing_since
-                if not options["auto_ack"] or now - failing_since >= self._brokers.patience:
+                if not options["auto_ack"] or now - failing_since >= self._brokers.retry_for:
                     raise
                 log.warning("taking from %s resumes after: %s", address, error)
-                await asyncio.sleep(min(0.1, self._brokers.patience))
+                await asyncio.sleep(min(0.1, self._brokers.retry_for))
                 continue
             failing_since = None
             if messages or clock() >= stop_at:
@@ -462,9 +460,9 @@ class QueueClient:
         answer: dict[str, str] = {"status": status}
         if error is not None:
             answer["error"] = error
-        return await self.ack_each([(one, answer) for one in messages], group=group)
+        return await self._ack_each([(one, answer) for one in messages], group=group)
 
-    async def ack_each(
+    async def _ack_each(
         self, answers: Sequence[tuple[Received, dict[str, str]]], *, group: str | None = None
     ) -> list[Acked]:
         """Acknowledge each message with its own status: `{"status": ..., "error": ...}`."""
@@ -508,13 +506,13 @@ class QueueClient:
 
         async def later() -> None:
             await asyncio.sleep(delay)
-            await self.give_back(messages)
+            await self._give_back(messages)
 
         task = asyncio.create_task(later(), name="penstock delayed retry")
         self._parked[task] = messages
         task.add_done_callback(lambda task: self._parked.pop(task, None))
 
-    async def give_back(self, messages: Sequence[Received]) -> None:
+    async def _give_back(self, messages: Sequence[Received]) -> None:
         """Return unprocessed messages to the queue without counting an attempt. If that fails, they
         are delivered again when their lease expires.
         """

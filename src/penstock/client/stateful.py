@@ -202,7 +202,7 @@ class StatefulConsumer(Consumer):
         finally:
             if waiting:
                 rest = [message for some in waiting for message in some]
-                await asyncio.shield(self._client.give_back(rest))
+                await asyncio.shield(self._client._give_back(rest))
         return None
 
     async def _handle_partition(self, messages: list[Message]) -> None:
@@ -214,11 +214,11 @@ class StatefulConsumer(Consumer):
             try:
                 state = await self._store.load(fitting[0])
             except PenstockError as error:
-                await self._client.give_back(fitting)
+                await self._client._give_back(fitting)
                 await self._wait_after(error)
                 return
             outcome, done = Outcome("completed"), 0
-            size = 1 if self._each else len(fitting)
+            size = len(fitting) if self._batches else 1
             while done < len(fitting) and not (done and self._stopping.is_set()):
                 step = slice(done, done + size)
                 before = state.copy()
@@ -245,22 +245,22 @@ class StatefulConsumer(Consumer):
                 await self._answer(
                     messages[:done], self._noted(Outcome("failed", str(error)), done)
                 )
-                await self._client.give_back(messages[done:])
+                await self._client._give_back(messages[done:])
                 return
             except PenstockError as error:
                 # It may have been applied. If not, the messages come again, and a request that is
                 # still under way is refused: their lease has ended.
-                await self._client.give_back(messages)
+                await self._client._give_back(messages)
                 await self._wait_after(error)
                 await self._store.register()  # raises when another version took over
                 return
         rest = messages[done:]
         if failed:
-            size = 1 if self._each else len(rest)
+            size = len(rest) if self._batches else 1
             await self._answer(rest[:size], outcome)
             rest = rest[size:]
         if rest and failed:
-            await self._client.give_back(rest)
+            await self._client._give_back(rest)
         elif rest:  # the commit has ended their lease
             self._store.forget(rest)
 

@@ -1,61 +1,155 @@
-"""One topic, and one group on it: what `Client.topic` gives.
+"""Topics over the binary protocol: `Client.topic` gives a `Topic`.
 
-The binary port is found by itself: brokers name their listeners in `/health`, and we connect to
-that port on the host whose URL we were given. Where the port is another one on the way (a mapped
-port of a container), name it with `topics="tcp://host:port"`.
+The client finds the TCP port by itself: brokers name their listeners in `/health`, and the client
+connects to that port on the host of the URL. Where the port differs on the way, such as a mapped
+port of a container, name it with `topics="tcp://host:port"`.
+
+All topics of a client share one connection, to the first address that answers. A request that may
+be sent twice is sent again after a lost connection until `timeout`. `produce` carries a producer
+id, so it is one of those.
 """
 
+import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
 from typing import Unpack
 from urllib.parse import urlsplit
 
+from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.brokers import Brokers
-from penstock.client.connection import Endpoint
-from penstock.client.new_records import RecordFields
+from penstock.client.connection import Endpoint, Link
+from penstock.client.former_names import renamed
+from penstock.client.new_records import RecordFields, outgoing, produce_frame
 from penstock.client.producer import Producer, ProducerOptions
-from penstock.client.reader import Reader, ReaderOptions, Start
-from penstock.client.topics import Topics
-from penstock.errors import InvalidRequest, Unavailable
-from penstock.net.addresses import Address, parse_addresses
-from penstock.protocol.frames import Bytes, Info
+from penstock.client.reader import FETCH_FLAGS, Reader, ReaderOptions, Start, ask
+from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.net.addresses import Address, Token, parse_addresses
+from penstock.protocol import frames
+from penstock.protocol.frames import (
+    BATCH_ANSWER,
+    FETCHED_ANSWER,
+    TIMESTAMP,
+    U64,
+    Body,
+    Bytes,
+    Command,
+    Info,
+)
+from penstock.protocol.names import partition_label
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.record_batch import Batch, Record
+
+INFO_SECONDS = 60.0  # after which a client notices that a topic got more partitions
+CONSUME_BYTES = 1 << 20  # of one fetch
+CONNECT_SECONDS = 5.0
+
+
+class _PlainProducer:
+    """The producer that `Topic.produce` is to one partition."""
+
+    __slots__ = ("numbers", "turn")
+
+    def __init__(self) -> None:
+        self.numbers = BatchNumbers()
+        self.turn = asyncio.Lock()  # one batch at a time: a retried one must not be overtaken
+
+
+class TopicBroker:
+    """The shared connection of a client's topics. Connects when it is first used."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint | Callable[[], Awaitable[Endpoint]],
+        *,
+        timeout: float,
+        token: Token | None,
+    ) -> None:
+        self._endpoint, self._token, self._timeout = endpoint, token, timeout
+        self._link = self.new_link()
+        self._infos: dict[
+            str, tuple[Info | None, float]
+        ] = {}  # by topic, and until when they count
+        self.plain_producers: dict[str, _PlainProducer] = {}  # by partition label
+        self.rotation = Rotation()
+
+    def new_link(self) -> Link:
+        """Return a connection of its own, for a producer or a reader."""
+        return Link(self._endpoint, CONNECT_SECONDS, self._token)
+
+    async def ask(self, command: Command, *parts: bytes) -> memoryview:
+        return await self.send(frames.request(command, *parts))
+
+    async def send(self, frame: bytes) -> memoryview:
+        return await ask(self._link, frame, self._timeout)
+
+    async def info(self, label: str) -> Info:
+        return frames.read_info(await self.ask(Command.TOPIC_INFO, frames.name(label)))
+
+    async def recent_info(self, topic: str) -> Info | None:
+        """Return what the topic was like, a minute ago at most; None if it did not exist."""
+        now = asyncio.get_running_loop().time()
+        info, until = self._infos.get(topic, (None, 0.0))
+        if now >= until:
+            try:
+                info = await self.info(topic)
+            except NotFound:
+                info = None
+            self._infos[topic] = info, now + INFO_SECONDS
+        return info
+
+    def forget(self, topic: str) -> None:
+        """Ask again what the topic is like: it has changed."""
+        self._infos.pop(topic, None)
+
+    def close(self) -> None:
+        self._link.close()
 
 
 class Topic:
     """A topic: append records, read them from any offset, or consume them as a group."""
 
-    def __init__(self, topics: Topics, name: str) -> None:
-        self._topics = topics
+    def __init__(self, broker: TopicBroker, name: str) -> None:
+        self._broker = broker
         self.name = name
 
     async def create(self, *, format: str | None = None, partitions: int = 1) -> None:
         """Create the topic, in the broker's default format unless `format` ("aiq" or "kafka") names
         one. Does nothing if it exists.
         """
-        await self._topics.create(self.name, format=format, partitions=partitions)
+        if format is None and partitions == 1:
+            await self._broker.ask(Command.CREATE_TOPIC, frames.name(self.name))
+            return
+        await self._broker.send(frames.create_partitioned(self.name, format or "", partitions))
+        self._broker.forget(self.name)
 
     async def delete(self) -> None:
         """Delete the topic and all its records. Raises `NotFound` if it does not exist."""
-        await self._topics.delete(self.name)
+        await self._broker.ask(Command.DELETE_TOPIC, frames.name(self.name))
+        self._broker.forget(self.name)
 
     async def info(self) -> Info:
-        """Return offsets, number of records, bytes and segments. Raises `NotFound` if the topic
-        does not exist.
+        """Return offsets, number of records, bytes, segments, incarnation and policy. Raises
+        `NotFound` if the topic does not exist.
         """
-        return await self._topics.info(self.name)
+        return await self._broker.info(self.name)
 
     async def next_offset(self, *, partition: int = 0) -> int:
         """Return the offset that the next record will get; 0 if the topic does not exist."""
-        return await self._topics.next_offset(self.name, partition=partition)
+        if partition:
+            return (await self._broker.info(self._label(partition))).next_offset
+        body = await self._broker.ask(Command.NEXT_OFFSET, frames.name(self.name))
+        return int(Body(body).take(U64)[0])
 
     async def offset_at(self, at: datetime, *, partition: int = 0) -> int:
         """Return the offset of the first record appended at or after `at`, or the next offset if
         there is none.
         """
-        return await self._topics.offset_at(self.name, at, partition=partition)
+        milliseconds = TIMESTAMP.pack(round(at.timestamp() * 1000))
+        name = frames.name(self._label(partition))
+        body = await self._broker.ask(Command.OFFSET_AT, name, milliseconds)
+        return int(Body(body).take(U64)[0])
 
     async def produce(self, *payloads: Bytes | None, **fields: Unpack[RecordFields]) -> int:
         """Append the payloads as one batch: all of them or none, and once even if the request is
@@ -63,39 +157,84 @@ class Topic:
         of every record; a payload of None is a tombstone. Without a `partition` the key decides, or
         batches rotate.
         """
-        return await self._topics.produce(self.name, *payloads, **fields)
+        if not payloads:
+            raise InvalidRequest("nothing to produce")
+        key, partition = fields.get("key"), fields.get("partition")
+        if partition is None:
+            info = await self._broker.recent_info(self.name)
+            count = info.partitions if info is not None else 1
+            if count > 1:
+                rotated = self._broker.rotation.next(count)
+                partition = rotated if key is None else partition_of(key, count)
+        label = self._label(partition or 0)
+        records = [outgoing(payload, fields) for payload in payloads]
+        producer = self._broker.plain_producers.setdefault(label, _PlainProducer())
+        async with producer.turn:
+            number = producer.numbers.id, producer.numbers.take()
+            try:
+                body = await self._broker.send(b"".join(produce_frame(label, records, number)))
+                return int(Body(body).take(BATCH_ANSWER)[0])
+            except BaseException:  # refused, without an answer, or cancelled: the next one can pass
+                producer.numbers.renew_id()
+                raise
 
     async def consume(
         self, start: int = 0, max_records: int = 100, *, partition: int = 0
     ) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of
-        the topic.
+        the topic, or if there is no such topic.
         """
-        return await self._topics.consume(self.name, start, max_records, partition=partition)
+        info = await self._broker.recent_info(self.name)
+        if partition or (info is not None and info.format == "kafka"):
+            return await self._consume_batches(partition, start, max_records)
+        body = await self._broker.send(frames.consume(self.name, start, max_records))
+        return [Record(*record) for record in frames.read_consumed(body)]
 
-    def tail(self, from_: Start = "latest", *, partition: int = 0) -> AsyncGenerator[Record, None]:
-        """Iterate over records and keep waiting for new ones. `from_` is an offset, a time,
+    async def _consume_batches(self, partition: int, start: int, most: int) -> list[Record]:
+        label = self._label(partition)
+        try:
+            info = await self._broker.info(label)
+        except NotFound:
+            return []
+        records, at = list[Record](), max(start, info.first_offset)
+        while len(records) < most and at < info.next_offset:
+            frame = frames.fetch(label, at, CONSUME_BYTES, 0, FETCH_FLAGS)
+            fetched = frames.read_fetched(await self._broker.send(frame), FETCH_FLAGS)
+            records += Batch.decoded(self.name, partition, fetched.raw, at, fetched.next_offset)
+            at = fetched.next_offset
+        return records[:most]
+
+    @renamed(from_="start")
+    def tail(self, start: Start = "latest", *, partition: int = 0) -> AsyncGenerator[Record, None]:
+        """Iterate over records and keep waiting for new ones. `start` is an offset, a time,
         "earliest" or "latest".
         """
-        return _records(self.reader(from_, partition=partition))
+        return _records(self.reader(start, partition=partition))
 
+    @renamed(from_="start")
     def read(
-        self, from_: Start = "earliest", *, partition: int = 0
+        self, start: Start = "earliest", *, partition: int = 0
     ) -> AsyncGenerator[Record, None]:
-        """Iterate over the existing records, from `from_` to the end of the topic."""
-        return _records(self.reader(from_, partition=partition, follow=False))
+        """Iterate over the existing records, from `start` to the end of the topic."""
+        return _records(self.reader(start, partition=partition, follow=False))
 
     def group(self, name: str) -> "TopicGroup":
         """Return a consumer group on this topic. Its members share the records."""
-        return TopicGroup(self._topics, self.name, name)
+        return TopicGroup(self, name)
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """Create a producer that sends records in batches, over a connection of its own."""
-        return self._topics.producer(self.name, **options)
+        return Producer(self._broker.new_link(), self.name, **options)
 
-    def reader(self, from_: Start = "earliest", **options: Unpack[ReaderOptions]) -> Reader:
-        """Create a reader for batches and positions, over a connection of its own."""
-        return self._topics.reader(self.name, from_, **options)
+    @renamed(from_="start")
+    def reader(self, start: Start = "earliest", **options: Unpack[ReaderOptions]) -> Reader:
+        """Create a reader for batches and positions, over a connection of its own. It starts at an
+        offset, a time, "earliest" or "latest", or reads as a member of a `group`.
+        """
+        return Reader(self._broker.new_link(), self.name, start, **options)
+
+    def _label(self, partition: int) -> str:
+        return partition_label(self.name, partition)
 
 
 async def _records(reader: Reader) -> AsyncGenerator[Record, None]:
@@ -108,9 +247,9 @@ async def _records(reader: Reader) -> AsyncGenerator[Record, None]:
 class TopicGroup:
     """A consumer group on a topic."""
 
-    def __init__(self, topics: Topics, topic: str, name: str) -> None:
-        self._topics = topics
-        self.topic, self.name = topic, name
+    def __init__(self, topic: Topic, name: str) -> None:
+        self._topic = topic
+        self.topic, self.name = topic.name, name
 
     async def take(
         self,
@@ -124,8 +263,7 @@ class TopicGroup:
         `follow=False`, up to the end of the topic. A batch is completed when you ask for the next
         one.
         """
-        reader = self._topics.reader(
-            self.topic,
+        reader = self._topic.reader(
             group=self.name,
             max_records=max_records,
             follow=follow,
@@ -138,15 +276,20 @@ class TopicGroup:
 
     async def commit(self, offset: int, *, partition: int = 0) -> None:
         """Set the committed offset: all records before `offset` count as read."""
-        await self._topics.commit(self.topic, self.name, offset, partition=partition)
+        await self._ask(Command.GROUP_COMMIT, partition, U64.pack(offset))
 
     async def committed(self, *, partition: int = 0) -> tuple[int, int]:
         """Return the committed offset and the lag in records."""
-        return await self._topics.committed(self.topic, self.name, partition=partition)
+        offset, lag = Body(await self._ask(Command.GROUP_FETCH, partition)).take(FETCHED_ANSWER)
+        return offset, lag
+
+    async def _ask(self, command: Command, partition: int, *parts: bytes) -> memoryview:
+        label = frames.name(self._topic._label(partition))
+        return await self._topic._broker.ask(command, label, frames.name(self.name), *parts)
 
 
 class TopicFinder:
-    """Asks the brokers where they serve topics; called before each connection."""
+    """Asks the brokers where they serve topics, before each connection."""
 
     def __init__(self, brokers: Brokers, context: Callable[[], ssl.SSLContext]) -> None:
         self._brokers, self._context = brokers, context

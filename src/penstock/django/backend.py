@@ -116,7 +116,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def _push(self, item: dict[str, Any]) -> None:
         body = {"items": [item]}
         (result,) = self.line().json(
-            "POST", "/api/v1/push", body=body, patience=PUSH_PATIENCE_SECONDS
+            "POST", "/api/v1/push", body=body, retry_for=PUSH_PATIENCE_SECONDS
         )
         if result["status"] == "failed":
             raise PenstockError(f"the task was not sent: {result.get('error')}")

@@ -6,7 +6,7 @@ small writes that wait for no fsync, in the pool otherwise.
 The files of a commit are written in the order that the format says. Under `always` and `group` the
 data is synced at the end, and before it what the format wants durable first: record batches have
 their checksum in the data and need one fsync, aiq's layout has it in a sidecar and needs two
-(decision 0020), so that data on disk implies its checksum on disk.
+(docs/decisions/storage.md), so that data on disk implies its checksum on disk.
 
 A failure before the data is synced cuts all files back to where they were. When the cut fails too,
 or an fsync failed (after which the kernel may have dropped the pages, so asking again proves

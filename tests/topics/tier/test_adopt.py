@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from penstock.client import TopicClient
+from penstock.client import Client
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
 from penstock.topics.tier.state import STATE, State
@@ -119,11 +119,11 @@ async def test_readers_get_over_the_offsets_that_a_start_from_the_tier_leaves_ou
     adopting = {"tier": address, "adopt": True, "scrub_interval": 0}
     async with (
         serving(tmp_path / "two", keep_alive=100.0, **adopting) as served,
-        TopicClient(served.address) as client,
+        Client(topics=served.address) as client,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.http.port}", timeout=60) as http,
         http.stream("GET", f"/topics/t/stream?offset={end}") as stream,
-        client.reader("t", end) as reader,
-        client.reader("t", group="g", max_records=30) as member,
+        client.topic("t").reader(end) as reader,
+        client.topic("t").reader(group="g", max_records=30) as member,
     ):
         topic = served.topics.require("t")
         assert topic.next_offset > end + 1_000_000

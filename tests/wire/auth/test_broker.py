@@ -16,11 +16,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock import Client, SyncClient, errors
 from penstock.cli.buffer import commands as buffer_commands
-from penstock.cli.export import commands as export_commands
 from penstock.cli.pipeline import commands as pipeline_commands
 from penstock.cli.queue import commands as queue_commands
+from penstock.cli.route import commands as route_commands
 from penstock.cli.topic import commands as topic_commands
-from penstock.client import TopicClient
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from penstock.protocol.frames import Command
@@ -404,21 +403,21 @@ async def test_the_clients_send_their_token(broker, monkeypatch):
         [message] = await client.pop("by-client", wait=5.0)
         assert message.data == {"n": 1}
         with pytest.raises(errors.Forbidden, match="needs the role admin"):
-            await client.delete_queue("by-client")
+            await client.admin.delete_queue("by-client")
     given = iter([READ_WRITE, ADMIN])
     async with Client(broker.url, token=lambda: next(given)) as client:  # asked before each request
         await client.push("by-client", {"n": 2})
-        assert await client.delete_queue("by-client")
+        assert await client.admin.delete_queue("by-client")
     async with Client(broker.url) as client:
         with pytest.raises(errors.Unauthorized, match="Authentication required"):
-            await client.queues()
-    async with TopicClient(address, token=READ_WRITE) as topics:
-        async with topics.producer("by-client") as producer:
+            await client.admin.queues()
+    async with Client(topics=address, token=READ_WRITE) as topics:
+        async with topics.topic("by-client").producer() as producer:
             assert await (await producer.send(b"one")) == 0
-        async for record in topics.reader("by-client", "earliest", follow=False):
+        async for record in topics.topic("by-client").reader("earliest", follow=False):
             assert bytes(record.payload) == b"one"
         with pytest.raises(errors.Forbidden):
-            await topics.delete("by-client")
+            await topics.topic("by-client").delete()
     async with asyncio.timeout(20):
         given_out: list[str] = []
 
@@ -426,18 +425,18 @@ async def test_the_clients_send_their_token(broker, monkeypatch):
             given_out.append(READ_WRITE if given_out else token("read-write", lifetime=1.5))
             return given_out[-1]
 
-        async with TopicClient(address, token=renewed) as topics:
-            producer = topics.producer("by-client")
+        async with Client(topics=address, token=renewed) as topics:
+            producer = topics.topic("by-client").producer()
             while (
                 len(given_out) < 2
             ):  # the first token expires, the connection is made anew with the next
                 await (await producer.send(b"more"))
             await producer.close()
         for wrong in ("nonsense", None):
-            async with TopicClient(address, token=wrong) as topics:
+            async with Client(topics=address, token=wrong) as topics:
                 with pytest.raises(errors.Unauthorized):
-                    await topics.names()
-                producer = topics.producer("by-client")
+                    await topics.topics()
+                producer = topics.topic("by-client").producer()
                 with pytest.raises(errors.Unauthorized):
                     await (await producer.send(b"two"))
     with TopicLink(address, patience=5.0, token=READ_ONLY) as link:
@@ -457,10 +456,10 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
     at, tcp = ("--url", broker.url), ("--broker", "{}:{}".format(*broker.tcp))
     commands = [
         (queue_commands, ["list", *at]),
-        (topic_commands, ["list", *tcp]),
+        (topic_commands, ["describe", "t", *tcp]),
         (topic_commands, ["scrub", *at]),
         (buffer_commands, ["status", *at]),
-        (export_commands, ["list", *at]),
+        (route_commands, ["list", *at]),
         (pipeline_commands, ["list", *at]),
     ]
 

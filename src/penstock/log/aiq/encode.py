@@ -7,7 +7,7 @@ copy (about 1.3 ns a byte); for large unequal ones a copy per record is cheaper 
 every byte. Columns are plain arrays with strides: making a structured dtype costs 100 us.
 
 Up to `MAX_STRUCT_RECORDS` records are packed one by one: between two requests the caches are cold,
-and then a short loop beats the many small calls of numpy (decision 0034).
+and then a short loop beats the many small calls of numpy (docs/decisions/storage.md).
 """
 
 from collections.abc import Sequence

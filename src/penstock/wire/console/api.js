@@ -44,7 +44,10 @@ async function send(method, target, { query, body, signal, anyway } = {}) {
   let answer;
   try {
     answer = await fetch(address(target, query), {
-      method, headers, signal, cache: "no-store",
+      method,
+      headers,
+      signal,
+      cache: "no-store",
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
@@ -55,7 +58,9 @@ async function send(method, target, { query, body, signal, anyway } = {}) {
   let text = "";
   try {
     text = (await answer.json()).error;
-  } catch { /* a proxy's page: the status says it */ }
+  } catch {
+    /* a proxy's page: the status says it */
+  }
   throw new ApiError(text || `The broker answered ${answer.status} ${answer.statusText}.`, answer.status);
 }
 
@@ -83,7 +88,10 @@ export async function listen(target, query, seen, signal) {
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5));
+      const data = part
+        .split("\n")
+        .filter((line) => line.startsWith("data:"))
+        .map((line) => line.slice(5));
       const name = part.match(/^event:\s*(\S+)/m)?.[1] ?? "message";
       if (data.length) seen(JSON.parse(data.join("\n")), name);
     }

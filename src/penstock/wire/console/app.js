@@ -45,11 +45,10 @@ function parse(address) {
 function match(parts) {
   for (const route of pages) {
     const wanted = route.path.split("/").filter(Boolean);
-    if (wanted.length !== parts.length) continue;
-    const params = {};
-    if (wanted.every((part, i) => (part.startsWith(":") ? ((params[part.slice(1)] = parts[i]), true) : part === parts[i]))) {
-      return { route, params };
-    }
+    const fits = (part, i) => part.startsWith(":") || part === parts[i];
+    if (wanted.length !== parts.length || !wanted.every(fits)) continue;
+    const named = wanted.map((part, i) => [part.slice(1), parts[i]]).filter((_, i) => wanted[i].startsWith(":"));
+    return { route, params: Object.fromEntries(named) };
   }
   return null;
 }
@@ -72,7 +71,8 @@ function withQuery(changes) {
 function navigate() {
   const { parts, query } = parse(location.hash || "#/overview");
   const matched = match(parts);
-  const same = page && matched && page.route === matched.route && JSON.stringify(page.params) === JSON.stringify(matched.params);
+  const same =
+    page && matched && page.route === matched.route && JSON.stringify(page.params) === JSON.stringify(matched.params);
   page = matched
     ? { ...matched, query, data: same ? page.data : null, error: null, state: same ? page.state : {} }
     : { route: null, query, data: null, error: null, state: {} };
@@ -82,7 +82,9 @@ function navigate() {
   refresh();
   if (!same) {
     document.getElementById("main")?.focus({ preventScroll: true });
-    requestAnimationFrame(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }));
+    requestAnimationFrame(() =>
+      document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }),
+    );
   }
 }
 
@@ -99,7 +101,10 @@ async function refresh() {
     mine.error = null;
   } catch (error) {
     if (error.name === "AbortError") return;
-    if (error instanceof ApiError && error.status === 401) { signIn(); return; }
+    if (error instanceof ApiError && error.status === 401) {
+      signIn();
+      return;
+    }
     mine.error = error;
   }
   if (mine !== page) return;
@@ -115,54 +120,101 @@ function say(text, kind = "note") {
 }
 
 const context = {
-  get params() { return page.params; },
-  get query() { return page.query; },
-  get data() { return page.data; },
-  get state() { return page.state; },
-  get me() { return me; },
-  may, go, say, withQuery,
-  refresh: () => { release(); return refresh(); },
+  get params() {
+    return page.params;
+  },
+  get query() {
+    return page.query;
+  },
+  get data() {
+    return page.data;
+  },
+  get state() {
+    return page.state;
+  },
+  get me() {
+    return me;
+  },
+  may,
+  go,
+  say,
+  withQuery,
+  refresh: () => {
+    release();
+    return refresh();
+  },
   draw: () => draw(),
 };
 
 // Drawing
 
 const NAVIGATION = [
-  ["overview", "Overview"], ["queues", "Queues", "queues"], ["topics", "Topics", "topics"],
-  ["dead-letters", "Dead letters", "deadLetters"], ["routes", "Routes", "routes"], ["buffers", "Buffers"],
-  ["pipelines", "Pipelines", "pipelines"], ["schedules", "Schedules", "schedules"], ["system", "System"],
+  ["overview", "Overview"],
+  ["queues", "Queues", "queues"],
+  ["topics", "Topics", "topics"],
+  ["dead-letters", "Dead letters", "deadLetters"],
+  ["routes", "Routes", "routes"],
+  ["buffers", "Buffers"],
+  ["pipelines", "Pipelines", "pipelines"],
+  ["schedules", "Schedules", "schedules"],
+  ["system", "System"],
 ];
 
 const STATES = {
-  live: "live", connecting: "connecting", paused: "paused", refused: "no access",
+  live: "live",
+  connecting: "connecting",
+  paused: "paused",
+  refused: "no access",
   away: "broker unreachable, retrying",
 };
 
 function navigation() {
   const counts = live.now?.counts ?? {};
   const current = location.hash.split(/[/?]/)[1] || "overview";
-  return html`<nav aria-label="Views"><a class="brand" href="#/overview"><img src="icon.svg" alt="" width="20" height="20"> Penstock</a>
-    <ul>${NAVIGATION.map(([name, title, figure]) => html`<li><a href="#/${name}" ${name === current ? html`aria-current="page"` : ""}>
-      ${title}${figure && counts[figure] ? html` <span class="badge ${figure === "deadLetters" ? "bad" : ""}">${count(counts[figure])}</span>` : ""}</a></li>`)}
-    </ul></nav>`;
+  return html`<nav aria-label="Views">
+    <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="20" height="20" /> Penstock</a>
+    <ul>
+      ${NAVIGATION.map(
+        ([name, title, figure]) =>
+          html`<li>
+            <a href="#/${name}" aria-current="${name === current ? "page" : null}">
+              ${title}${figure && counts[figure] ? html` <span class="badge ${figure === "deadLetters" ? "bad" : ""}">${count(counts[figure])}</span>` : ""}</a
+            >
+          </li>`,
+      )}
+    </ul>
+  </nav>`;
 }
 
 function problems() {
   const list = live.now?.problems ?? [];
   if (!list.length) return "";
-  return html`<section class="problems" aria-label="Problems"><b>! ${plural(list.length, "problem")}</b>
-    <ul>${list.slice(0, 5).map((problem) => html`<li class="${problem.level}"><a href="#${problem.path}">${problem.text}</a>
-      ${problem.since ? html`<small title="since ${moment(problem.since)}">for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}</li>`)}
-      ${list.length > 5 ? html`<li>and ${count(list.length - 5)} more</li>` : ""}</ul></section>`;
+  return html`<section class="problems" aria-label="Problems">
+    <b>! ${plural(list.length, "problem")}</b>
+    <ul>
+      ${list.slice(0, 5).map(
+        (problem) =>
+          html`<li class="${problem.level}">
+            <a href="#${problem.path}">${problem.text}</a>
+            ${problem.since ? html`<small title="since ${moment(problem.since)}">for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}
+          </li>`,
+      )}
+      ${list.length > 5 ? html`<li>and ${count(list.length - 5)} more</li>` : ""}
+    </ul>
+  </section>`;
 }
 
 function content() {
-  if (!page.route) return html`<h1>Not found</h1><p>There is no view at this address. <a href="#/overview">Overview</a></p>`;
+  if (!page.route)
+    return html`<h1>Not found</h1>
+      <p>There is no view at this address. <a href="#/overview">Overview</a></p>`;
   if (page.error) {
     return html`${page.data ? page.route.view(page.data, context) : html`<h1>${page.route.title(page.params)}</h1>`}
       <p class="problem" role="alert">${page.error.message}</p>`;
   }
-  if (page.route.load && !page.data) return html`<h1>${page.route.title(page.params)}</h1><p class="loading">…</p>`;
+  if (page.route.load && !page.data)
+    return html`<h1>${page.route.title(page.params)}</h1>
+      <p class="loading">…</p>`;
   return page.route.view(page.data, context);
 }
 
@@ -178,16 +230,24 @@ function draw() {
     drawn = 0;
     if (!page) return;
     const who = me?.authentication ? `${me.subject ?? "someone"} (${me.role.replace("_", " ")})` : "";
-    render(app, html`${navigation()}
-      <header><div class="crumbs">${crumbs()}</div>
-        <span class="state ${live.state}" title="since ${new Date(live.since).toLocaleString()}">● ${STATES[live.state]}</span>
-        <button class="plain" data-action="find" aria-label="Filter this list" title="Filter this list ( / )">⌕</button>
-        <button class="plain" data-action="theme" aria-label="Light or dark" title="Light or dark">☾</button>
-        <button class="plain" data-action="keys" aria-label="Keys" title="Keys ( ? )">?</button>
-        ${who ? html`<button class="plain" data-action="sign-out" title="Sign out">${who}</button>` : ""}
-      </header>
-      ${problems()}
-      <main id="main" tabindex="-1">${content()}</main>`);
+    render(
+      app,
+      html`${navigation()}
+        <header>
+          <div class="crumbs">${crumbs()}</div>
+          <span class="state ${live.state}" title="since ${new Date(live.since).toLocaleString()}"
+            >● ${STATES[live.state]}</span
+          >
+          <button class="plain" data-action="find" aria-label="Filter this list" title="Filter this list ( / )">
+            ⌕
+          </button>
+          <button class="plain" data-action="theme" aria-label="Light or dark" title="Light or dark">☾</button>
+          <button class="plain" data-action="keys" aria-label="Keys" title="Keys ( ? )">?</button>
+          ${who ? html`<button class="plain" data-action="sign-out" title="Sign out">${who}</button>` : ""}
+        </header>
+        ${problems()}
+        <main id="main" tabindex="-1">${content()}</main>`,
+    );
   });
 }
 
@@ -197,12 +257,18 @@ function signIn(problem = "") {
   clearTimeout(timer);
   page = null;
   document.title = "Sign in · Penstock";
-  render(app, html`<main class="sign-in" id="main"><h1>Penstock</h1>
-    <form data-form="sign-in"><label>Token
-      <input name="token" type="password" autocomplete="off" required autofocus></label>
-      <p class="problem" role="alert">${problem}</p>
-      <button class="primary">Sign in</button>
-      <p><small>This broker requires a token (JWT). It is kept in this tab only.</small></p></form></main>`);
+  render(
+    app,
+    html`<main class="sign-in" id="main">
+      <h1>Penstock</h1>
+      <form data-form="sign-in">
+        <label>Token <input name="token" type="password" autocomplete="off" required autofocus /></label>
+        <p class="problem" role="alert">${problem}</p>
+        <button class="primary">Sign in</button>
+        <p><small>This broker requires a token (JWT). It is kept in this tab only.</small></p>
+      </form>
+    </main>`,
+  );
 }
 
 on(document, "submit", "form[data-form='sign-in']", (event, form) => {
@@ -214,10 +280,31 @@ on(document, "submit", "form[data-form='sign-in']", (event, form) => {
 // Keys and clicks
 
 const KEYS = [
-  ["/", "filter this list"], ["?", "show these keys"], ["g o", "overview"], ["g q", "queues"], ["g t", "topics"],
-  ["g d", "dead letters"], ["g r", "routes"], ["g b", "buffers"], ["g p", "pipelines"], ["g c", "schedules"], ["g s", "system"], ["↑ ↓ Enter", "move in a list, open a row"], ["Esc", "close, leave the filter"],
+  ["/", "filter this list"],
+  ["?", "show these keys"],
+  ["g o", "overview"],
+  ["g q", "queues"],
+  ["g t", "topics"],
+  ["g d", "dead letters"],
+  ["g r", "routes"],
+  ["g b", "buffers"],
+  ["g p", "pipelines"],
+  ["g c", "schedules"],
+  ["g s", "system"],
+  ["↑ ↓ Enter", "move in a list, open a row"],
+  ["Esc", "close, leave the filter"],
 ];
-const GO = { o: "overview", q: "queues", t: "topics", d: "dead-letters", r: "routes", c: "schedules", b: "buffers", p: "pipelines", s: "system" };
+const GO = {
+  o: "overview",
+  q: "queues",
+  t: "topics",
+  d: "dead-letters",
+  r: "routes",
+  c: "schedules",
+  b: "buffers",
+  p: "pipelines",
+  s: "system",
+};
 let pressed = "";
 
 document.addEventListener("keydown", (event) => {
@@ -228,23 +315,45 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (pressed === "g" && GO[event.key]) go(`#/${GO[event.key]}`);
-  else if (event.key === "/") { event.preventDefault(); actions.find(); }
-  else if (event.key === "?") actions.keys();
+  else if (event.key === "/") {
+    event.preventDefault();
+    actions.find();
+  } else if (event.key === "?") actions.keys();
   pressed = event.key;
 });
 
 const actions = {
-  find: () => { const filter = document.querySelector("[data-filter]"); filter?.focus(); filter?.select(); },
-  keys: () => show({ title: "Keys", content: html`<dl class="keys">${KEYS.map(([key, what]) => html`<dt><kbd>${key}</kbd></dt><dd>${what}</dd>`)}</dl>` }),
+  find: () => {
+    const filter = document.querySelector("[data-filter]");
+    filter?.focus();
+    filter?.select();
+  },
+  keys: () =>
+    show({
+      title: "Keys",
+      content: html`<dl class="keys">
+        ${KEYS.map(
+          ([key, what]) =>
+            html`<dt><kbd>${key}</kbd></dt>
+              <dd>${what}</dd>`,
+        )}
+      </dl>`,
+    }),
   theme: () => {
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
     document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
     localStorage.setItem("penstock.theme", document.documentElement.dataset.theme);
   },
-  "sign-out": () => { token.set(""); location.reload(); },
+  "sign-out": () => {
+    token.set("");
+    location.reload();
+  },
   sort: (element) => go(withQuery({ sort: element.dataset.sort, offset: "" })),
-  copy: async (element) => { await navigator.clipboard?.writeText(element.dataset.text); say("Copied."); },
+  copy: async (element) => {
+    await navigator.clipboard?.writeText(element.dataset.text);
+    say("Copied.");
+  },
 };
 
 on(document, "click", "[data-action]", async (event, element) => {
@@ -260,11 +369,18 @@ on(document, "click", "[data-action]", async (event, element) => {
 });
 
 let typing = 0;
-on(document, "input", "[data-filter]", (event, input) => {
+on(document, "input", "[data-filter]", (_, input) => {
   clearTimeout(typing);
-  typing = setTimeout(() => history.replaceState(null, "", withQuery({ [input.dataset.filter || "filter"]: input.value, offset: "" })) ?? navigate(), 200);
+  typing = setTimeout(
+    () =>
+      history.replaceState(null, "", withQuery({ [input.dataset.filter || "filter"]: input.value, offset: "" })) ??
+      navigate(),
+    200,
+  );
 });
-on(document, "change", "[data-choice]", (event, select) => go(withQuery({ [select.dataset.choice]: select.value, offset: "" })));
+on(document, "change", "[data-choice]", (_, select) =>
+  go(withQuery({ [select.dataset.choice]: select.value, offset: "" })),
+);
 
 // Beginning
 
@@ -283,7 +399,8 @@ async function begin() {
   navigate();
 }
 
-if (localStorage.getItem("penstock.theme")) document.documentElement.dataset.theme = localStorage.getItem("penstock.theme");
+if (localStorage.getItem("penstock.theme"))
+  document.documentElement.dataset.theme = localStorage.getItem("penstock.theme");
 followPointer(app);
 followRows(app, go);
 watch(() => {
@@ -291,5 +408,7 @@ watch(() => {
   else if (page) draw();
 });
 addEventListener("hashchange", navigate);
-document.addEventListener("visibilitychange", () => { if (!document.hidden && page) refresh(); });
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && page) refresh();
+});
 begin();

@@ -25,7 +25,10 @@ export function size(bytes) {
   const units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
   let value = bytes;
-  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
   return `${(unit && value < 100 ? one : whole).format(value)} ${units[unit]}`;
 }
 

@@ -39,7 +39,8 @@ function seen(value) {
     const { times, series } = live.history;
     times.push(value.at);
     for (const name of new Set([...Object.keys(series), ...Object.keys(value.sample)])) {
-      (series[name] ??= Array(times.length - 1).fill(null)).push(value.sample[name] ?? null);
+      series[name] ??= Array(times.length - 1).fill(null);
+      series[name].push(value.sample[name] ?? null);
     }
     if (times.length > KEPT) {
       times.shift();
@@ -51,16 +52,28 @@ function seen(value) {
   else become("live");
 }
 
-const pause = (ms, signal) => new Promise((resolve) => {
-  const timer = setTimeout(resolve, ms);
-  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); });
-});
+const pause = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
 
 async function run(signal) {
   let wait = 500;
   while (!signal.aborted) {
     try {
-      await listen("/api/v1/live", {}, (value) => { wait = 500; seen(value); }, signal);
+      await listen(
+        "/api/v1/live",
+        {},
+        (value) => {
+          wait = 500;
+          seen(value);
+        },
+        signal,
+      );
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {

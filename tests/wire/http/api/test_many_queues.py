@@ -182,5 +182,5 @@ def test_pushes_do_not_wait_for_who_looks(broker, http, path):
 
 async def test_the_client_reads_all_pages(broker):
     async with Client(broker.url) as client:
-        names = [queue.name for queue in await client.queues()]
+        names = [queue.name for queue in await client.admin.queues()]
     assert len(names) == len(set(names)) == QUEUES

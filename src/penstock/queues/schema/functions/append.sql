@@ -17,7 +17,7 @@
 --
 -- Locks the partitions by id: numbers and times follow the last stored message, and a push updates no row. A queue with
 -- maxSize is locked too, so that its count is exact; a scheduled item takes room from now on. Wakes the cursors that rest.
--- Planned once per session: planning for the arrays of each call would cost more than running it (decision 0095).
+-- Planned once per session: planning for the arrays of each call would cost more than running it (docs/decisions/queues.md).
 CREATE FUNCTION append(
   p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
   p_keys text[], p_payloads bytea, p_payload_bounds int[], p_headers bytea DEFAULT NULL, p_header_bounds int[] DEFAULT NULL,

@@ -22,7 +22,7 @@
 --
 -- Messages are settled one by one, in any order, any number of times; a cursor's position moves only over its settled prefix.
 -- Cursors are locked by partition and group, in the order that all follow.
--- Planned once per session, like append, with everything that it calls (decision 0095).
+-- Planned once per session, like append, with everything that it calls (docs/decisions/queues.md).
 CREATE TYPE settled AS (
   runs int[], more boolean[], queue text, partition text, outcomes text[], released boolean[], dead boolean[]
 );

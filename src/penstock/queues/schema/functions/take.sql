@@ -16,7 +16,7 @@
 --
 -- A cursor is claimed with SKIP LOCKED, so a pop waits for nobody. What is taken is leased: the cursor is not due before the
 -- lease expires, or before the next message where consumers share a partition (`ordering: none`, take_shared).
--- Planned once per session, like append, with everything that it calls (decision 0095).
+-- Planned once per session, like append, with everything that it calls (docs/decisions/queues.md).
 CREATE TYPE taken AS (
   request      int,               -- the place of the pop among the arguments, from 1
   outcome      text,              -- NULL: more rows of this pop follow

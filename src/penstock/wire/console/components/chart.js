@@ -2,7 +2,7 @@
  * Charts as SVG text: lines over time, bars, sparklines. At most four lines, labels beside the lines,
  * counts from 0, gaps where there is no data. The hover line and its values are drawn by chart-hover.
  */
-import { html } from "../html.js";
+import { each, html, svg } from "../html.js";
 import { clock, day, short } from "../format.js";
 
 const WIDTH = 600;
@@ -14,8 +14,21 @@ const BOTTOM = 20;
 
 /** The same colour for the same thing on every page. */
 const COLOURS = {
-  in: "1", pushed: "1", produced: "1", out: "2", delivered: "2", sent: "2", acked: "2",
-  waiting: "3", lag: "3", pending: "3", failed: "3", p99: "3", p50: "1", dead: "4", dropped: "4",
+  in: "1",
+  pushed: "1",
+  produced: "1",
+  out: "2",
+  delivered: "2",
+  sent: "2",
+  acked: "2",
+  waiting: "3",
+  lag: "3",
+  pending: "3",
+  failed: "3",
+  p99: "3",
+  p50: "1",
+  dead: "4",
+  dropped: "4",
 };
 export const colourOf = (name, index = 0) => COLOURS[name] ?? String((index % 4) + 1);
 
@@ -35,7 +48,10 @@ function path(values, x, y, times = []) {
   const longest = 2.5 * Math.max(MINUTE, (times.at(-1) - times[0]) / (times.length - 1));
   for (let i = 0; i < values.length; i += 1) {
     const value = values[i];
-    if (value === null || value === undefined) { open = false; continue; }
+    if (value === null || value === undefined) {
+      open = false;
+      continue;
+    }
     if (times[i] - times[i - 1] > longest) open = false;
     text += open ? `L${x(i).toFixed(1)} ${y(value).toFixed(1)}` : `M${x(i).toFixed(1)} ${y(value).toFixed(1)}h.1`; // one alone is a dot
     open = true;
@@ -64,20 +80,26 @@ export function lines({ times, series, format = short, title }) {
   const ticks = [0, 0.5, 1].map((share) => share * top);
   const marks = [0, 0.5, 1].map((share) => start + share * span);
   const summary = some.map((one) => `${one.name} ${format(last(one.values) ?? 0)}`).join(", ");
-  const points = JSON.stringify({ times, series: some });
-  return html`<figure class="chart" data-chart="${points}">
-    <svg viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" role="img"
-         aria-label="${title}: ${summary}">
-      ${ticks.map((tick) => html`<line class="grid" x1="${LEFT}" x2="${WIDTH - RIGHT}" y1="${y(tick)}"
-        y2="${y(tick)}"/>`)}
-      ${some.map((one, i) => html`<path class="line c${colourOf(one.name, i)}"
-        d="${path(one.values, x, y, times)}"/>`)}
-      <line class="hover" x1="-9" x2="-9" y1="${TOP}" y2="${HEIGHT - BOTTOM}"/>
+  return html`<figure class="chart" .points="${{ times, series: some }}">
+    <svg viewBox="0 0 ${WIDTH} ${HEIGHT}" preserveAspectRatio="none" role="img" aria-label="${title}: ${summary}">
+      ${ticks.map(
+        (tick) => svg`<line class="grid" x1="${LEFT}" x2="${WIDTH - RIGHT}" y1="${y(tick)}"
+        y2="${y(tick)}"/>`,
+      )}
+      ${some.map(
+        (one, i) => svg`<path class="line c${colourOf(one.name, i)}"
+        d="${path(one.values, x, y, times)}"/>`,
+      )}
+      <line class="hover" x1="-9" x2="-9" y1="${TOP}" y2="${HEIGHT - BOTTOM}" />
     </svg>
     <div class="ticks" aria-hidden="true">${ticks.toReversed().map((tick) => html`<span>${format(tick)}</span>`)}</div>
     <div class="times" aria-hidden="true">${marks.map((at) => html`<span>${label(at)}</span>`)}</div>
-    <figcaption>${some.map((one, i) => html`<span class="key c${colourOf(one.name, i)}">${one.name}
-      <b>${format(last(one.values))}</b></span>`)}<span class="at"></span></figcaption>
+    <figcaption>
+      ${some.map(
+        (one, i) =>
+          html`<span class="key c${colourOf(one.name, i)}">${one.name} <b>${format(last(one.values))}</b></span>`,
+      )}<span class="at"></span>
+    </figcaption>
   </figure>`;
 }
 
@@ -86,19 +108,33 @@ export function sparkline(values, name = "in", title = "") {
   const shown = values.filter((value) => value !== null && value !== undefined);
   if (shown.length < 2) return html`<svg class="spark" viewBox="0 0 80 20" aria-hidden="true"></svg>`;
   const top = Math.max(...shown) || 1;
-  const d = path(values, (i) => (i / (values.length - 1)) * 80, (value) => 18 - (value / top) * 16);
+  const d = path(
+    values,
+    (i) => (i / (values.length - 1)) * 80,
+    (value) => 18 - (value / top) * 16,
+  );
   return html`<svg class="spark" viewBox="0 0 80 20" role="img" aria-label="${title}">
-    <path class="line c${colourOf(name)}" d="${d}"/></svg>`;
+    <path class="line c${colourOf(name)}" d="${d}" />
+  </svg>`;
 }
 
 /** Bars beside their labels: rows of {label, value, href?, more?}. */
 export function bars(rows, format = short, title = "") {
   const top = Math.max(...rows.map((row) => row.value ?? 0), 1);
-  return html`<ul class="bars" aria-label="${title}">${rows.map((row) => html`<li data-key="${row.label}">
-    <span title="${row.label}">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</span>
-    <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="bar"
-      width="${Math.max(0, (row.value ?? 0) / top) * 100}" height="8"/></svg>
-    <b>${format(row.value)}</b><small>${row.more ?? ""}</small></li>`)}</ul>`;
+  return html`<ul class="bars" aria-label="${title}">
+    ${each(
+      rows,
+      (row) => row.label,
+      (row) =>
+        html`<li>
+          <span title="${row.label}">${row.href ? html`<a href="${row.href}">${row.label}</a>` : row.label}</span>
+          <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">
+            <rect class="bar" width="${Math.max(0, (row.value ?? 0) / top) * 100}" height="8" />
+          </svg>
+          <b>${format(row.value)}</b><small>${row.more ?? ""}</small>
+        </li>`,
+    )}
+  </ul>`;
 }
 
 /** Show the values under the pointer. Called once, for all charts of the page. */
@@ -107,19 +143,23 @@ export function followPointer(root, format = short) {
     const figure = event.target instanceof Element ? event.target.closest("figure.chart") : null;
     if (!figure) return;
     const svg = figure.querySelector("svg");
-    const { times, series } = JSON.parse(figure.dataset.chart);
+    const { times, series } = figure.points;
     const box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
     const start = times[0];
     const span = times[times.length - 1] - start || 1;
     const wanted = start + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * span;
     let nearest = 0;
-    times.forEach((time, i) => { if (Math.abs(time - wanted) < Math.abs(times[nearest] - wanted)) nearest = i; });
+    times.forEach((time, i) => {
+      if (Math.abs(time - wanted) < Math.abs(times[nearest] - wanted)) nearest = i;
+    });
     const place = LEFT + ((times[nearest] - start) / span) * (WIDTH - LEFT - RIGHT);
     const hover = svg.querySelector(".hover");
     hover.setAttribute("x1", place);
     hover.setAttribute("x2", place);
-    const values = series.map((one) => `${one.name} ${one.values[nearest] === null ? "–" : format(one.values[nearest])}`);
+    const values = series.map(
+      (one) => `${one.name} ${one.values[nearest] === null ? "–" : format(one.values[nearest])}`,
+    );
     const utc = new Date(times[nearest]).toISOString().slice(11, 19);
     figure.querySelector(".at").textContent = `${clock(times[nearest])} (${utc} UTC): ${values.join(", ")}`;
   });

@@ -10,7 +10,7 @@
  * Nothing moves under the pointer: while it is over the rows of a list, they stay where they are and only
  * their values change. What came or went meanwhile is shown when the pointer leaves, or after an action.
  */
-import { html } from "../html.js";
+import { each, html } from "../html.js";
 
 const arrow = (sort, name) => (sort === name ? "↑" : sort === `-${name}` ? "↓" : "");
 const next = (sort, name, number) => {
@@ -41,15 +41,55 @@ export function table({ columns, rows: given, key, href, sort = "", caption, emp
   if (!given.length) return html`<div class="empty">${empty}</div>`;
   const rows = steady(caption, given, key);
   const shown = columns.filter(Boolean);
-  return html`<div class="scroll"><table class="list" data-list><caption class="hidden">${caption}</caption><thead><tr>
-    ${shown.map((column) => html`<th scope="col" class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
-      ${sort && sort.replace("-", "") === column.name ? html`aria-sort="${sort.startsWith("-") ? "descending" : "ascending"}"` : ""}>
-      ${column.sort ? html`<button class="plain" data-action="sort" data-sort="${next(sort, column.name, column.number)}"
-        >${column.title} ${arrow(sort, column.name)}</button>` : column.title || html`<span class="hidden">Actions</span>`}</th>`)}
-  </tr></thead><tbody>${rows.map((row) => html`<tr data-key="${key(row)}" ${href ? html`data-href="${href(row)}" tabindex="0"` : ""}>
-    ${shown.map((column) => html`<td class="${column.number ? "number" : ""} ${column.card ? "card" : ""} ${column.kind ?? ""}"
-      data-title="${column.title}">${column.cell(row)}</td>`)}
-  </tr>`)}</tbody></table></div>`;
+  return html`<div class="scroll">
+    <table class="list" data-list>
+      <caption class="hidden">
+        ${caption}
+      </caption>
+      <thead>
+        <tr>
+          ${shown.map(
+            (column) =>
+              html`<th
+                scope="col"
+                class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
+                aria-sort="${sort && sort.replace("-", "") === column.name ? (sort.startsWith("-") ? "descending" : "ascending") : null}"
+              >
+                ${
+                  column.sort
+                    ? html`<button
+                        class="plain"
+                        data-action="sort"
+                        data-sort="${next(sort, column.name, column.number)}"
+                      >
+                        ${column.title} ${arrow(sort, column.name)}
+                      </button>`
+                    : column.title || html`<span class="hidden">Actions</span>`
+                }
+              </th>`,
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        ${each(
+          rows,
+          key,
+          (row) =>
+            html`<tr data-key="${key(row)}" data-href="${href ? href(row) : null}" tabindex="${href ? 0 : null}">
+              ${shown.map(
+                (column) =>
+                  html`<td
+                    class="${column.number ? "number" : ""} ${column.card ? "card" : ""} ${column.kind ?? ""}"
+                    data-title="${column.title}"
+                  >
+                    ${column.cell(row)}
+                  </td>`,
+              )}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+  </div>`;
 }
 
 /** Keyboard, pointer and clicks for all tables below `root`. */
@@ -70,6 +110,9 @@ export function followRows(root, go) {
     if (!row || event.target !== row) return;
     if (event.key === "Enter") go(row.dataset.href);
     const other = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
-    if (other) { event.preventDefault(); other.focus(); }
+    if (other) {
+      event.preventDefault();
+      other.focus();
+    }
   });
 }

@@ -8,52 +8,100 @@ export const QUEUE_MODE = "__QUEUE_MODE__";
 export const groupName = (group) => (group && group !== QUEUE_MODE ? group : "queue mode");
 
 /** A large figure with its name, and what is said under it. */
-export const figure = (name, value, more = "") => html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
+export const figure = (name, value, more = "") =>
+  html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
 
 /** The filter of a list; its text stands in the address. `words` are offered to complete it. */
-export const filter = (query, what, name = "filter", words = null) => html`<input class="grow" type="search" data-filter="${name}"
-  value="${query[name] ?? ""}" placeholder="${what}${name === "filter" ? " ( / )" : ""}" aria-label="${what}" ${words ? html`list="words-${name}"` : ""}>
-  ${words ? html`<datalist id="words-${name}">${[...new Set(words)].map((word) => html`<option value="${word}"></option>`)}</datalist>` : ""}`;
+export const filter = (query, what, name = "filter", words = null) =>
+  html`<input
+      class="grow"
+      type="search"
+      data-filter="${name}"
+      value="${query[name] ?? ""}"
+      placeholder="${what}${name === "filter" ? " ( / )" : ""}"
+      aria-label="${what}"
+      list="${words ? `words-${name}` : null}"
+    />
+    ${words ? html`<datalist id="words-${name}">${[...new Set(words)].map((word) => html`<option value="${word}"></option>`)}</datalist>` : ""}`;
 
 const STATES = {
-  running: "good", active: "good", sending: "good", closed: "good", direct: "good", finished: "good", idle: "good",
-  paused: "warn", draining: "warn", half_open: "warn", waiting: "warn", starting: "warn", stopping: "warn", maintenance: "warn", growing: "",
-  open: "bad", failing: "bad", failed: "bad", lost: "bad", denied: "bad", failover: "bad", stopped: "warn", blocked: "bad",
+  running: "good",
+  active: "good",
+  sending: "good",
+  closed: "good",
+  direct: "good",
+  finished: "good",
+  idle: "good",
+  paused: "warn",
+  draining: "warn",
+  half_open: "warn",
+  waiting: "warn",
+  starting: "warn",
+  stopping: "warn",
+  maintenance: "warn",
+  growing: "",
+  open: "bad",
+  failing: "bad",
+  failed: "bad",
+  lost: "bad",
+  denied: "bad",
+  failover: "bad",
+  stopped: "warn",
+  blocked: "bad",
 };
 
 /** A state as a word, in the colour that it means. */
-export const badge = (state) => html`<span class="badge ${STATES[state] ?? ""}">${state ? String(state).replace("_", "-") : "–"}</span>`;
+export const badge = (state) =>
+  html`<span class="badge ${STATES[state] ?? ""}">${state ? String(state).replace("_", "-") : "–"}</span>`;
 
 /** Names and values, one under the other. */
-export const pairs = (rows) => html`<dl class="pairs">${rows.filter(Boolean).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+export const pairs = (rows) =>
+  html`<dl class="pairs">
+    ${rows.filter(Boolean).map(
+      ([name, value]) =>
+        html`<dt>${name}</dt>
+          <dd>${value}</dd>`,
+    )}
+  </dl>`;
 
 /** Relative time with the absolute one on hover. */
 export const since = (at) => html`<time title="${moment(at)}">${ago(at)}</time>`;
 
 /** How long the oldest one waits, a dash when none does; long waits are said in colour and in words. */
-export const age = (seconds, long = 60) => (seconds === 0 ? "–" : seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds));
+export const age = (seconds, long = 60) =>
+  seconds === 0 ? "–" : seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds);
 
 /** A number that is bad unless it is 0. */
 export const bad = (value) => (value ? html`<span class="bad">${count(value)}</span>` : count(value));
 
 /** What fills an empty list: one sentence and a command to copy. */
-export const teach = (sentence, command) => html`<p>${sentence}</p><pre>${command}</pre>
-  <p><button data-action="copy" data-text="${command}">Copy</button></p>`;
+export const teach = (sentence, command) =>
+  html`<p>${sentence}</p>
+    <pre>${command}</pre>
+    <p><button data-action="copy" data-text="${command}">Copy</button></p>`;
 
 /** Pages of a list by offset; the server says how many there are. */
 export function pager(query, total, shown, context) {
   const offset = Number(query.offset ?? 0);
   if (total <= shown && !offset) return html`<div class="pager">${count(total)} total</div>`;
   const limit = Number(query.limit ?? 50);
-  return html`<div class="pager">${count(offset + 1)} to ${count(offset + shown)} of ${count(total)}
+  return html`<div class="pager">
+    ${count(offset + 1)} to ${count(offset + shown)} of ${count(total)}
     ${offset ? html`<a href="${context.withQuery({ offset: Math.max(0, offset - limit) || "" })}">← previous</a>` : ""}
-    ${offset + shown < total ? html`<a href="${context.withQuery({ offset: offset + limit })}">next →</a>` : ""}</div>`;
+    ${offset + shown < total ? html`<a href="${context.withQuery({ offset: offset + limit })}">next →</a>` : ""}
+  </div>`;
 }
 
 /** A button that is greyed out, with the reason, when the role does not allow it. */
 export function button(context, role, action, label, { danger = false, primary = false, data = {} } = {}) {
   const allowed = context.may(role);
-  const attributes = Object.entries(data).map(([name, value]) => html` data-${name}="${value}"`);
-  return html`<button data-action="${action}" class="${danger ? "danger" : primary ? "primary" : ""}" ${attributes}
-    ${allowed ? "" : html`disabled title="Your role (${context.me?.role ?? "unknown"}) does not allow this."`}>${label}</button>`;
+  return html`<button
+    data-action="${action}"
+    class="${danger ? "danger" : primary ? "primary" : ""}"
+    .dataset="${data}"
+    ?disabled="${!allowed}"
+    title="${allowed ? null : `Your role (${context.me?.role ?? "unknown"}) does not allow this.`}"
+  >
+    ${label}
+  </button>`;
 }

@@ -10,4 +10,18 @@ import { schedules } from "./schedules.js";
 import { system } from "./system.js";
 import { topic, topics } from "./topics.js";
 
-export const pages = [overview, queues, queue, message, deadLetters, topics, topic, routes, route, schedules, buffers, pipelines, system];
+export const pages = [
+  overview,
+  queues,
+  queue,
+  message,
+  deadLetters,
+  topics,
+  topic,
+  routes,
+  route,
+  schedules,
+  buffers,
+  pipelines,
+  system,
+];

@@ -9,10 +9,10 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Acked, Item, Pushed
+from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.pushes import PushItem, due_of, items_of
+from penstock.wire.http.api.pushes import PushItem, due_of, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
@@ -117,7 +117,7 @@ class TransactionsApi:
 def _operations(index: int, operation: Operation, producer: str | None) -> list[Any]:
     if operation.type == "push":
         if operation.items is not None:
-            return items_of(operation.items, producer)
+            return received(operation.items, producer)
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
         payload = next(
@@ -152,8 +152,8 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
     raise InvalidRequest(f"Unknown operation type: {operation.type[:60]}")
 
 
-def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
-    if isinstance(result, Pushed):
+def _result(index: int, result: PushOutcome | AckOutcome) -> PushResult | AckResult:
+    if isinstance(result, PushOutcome):
         stored = result.status in ("queued", "scheduled")
         return PushResult(
             index,

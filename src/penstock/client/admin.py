@@ -1,0 +1,170 @@
+"""`Client.admin`: what an operator asks of a broker."""
+
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from penstock.client.brokers import Brokers
+from penstock.client.queues import iso_time
+from penstock.contract import operations
+from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.dead_letters import DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessages
+from penstock.contract.queues import Queue, QueueDetails, QueuePartition
+
+QUEUES_PER_PAGE = 10_000
+
+
+class DeadLetterFilter(TypedDict, total=False):
+    """Which dead letters, of a queue or of all."""
+
+    group: str | None  # those of this consumer group
+    partition: str | None  # those of this partition
+    since: datetime | None  # those that failed at this time or later
+    until: datetime | None  # those that failed before this time
+
+
+class Admin:
+    """Queues, groups, consumers, dead letters and delayed messages of the broker, for operators."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def queues(self) -> list[Queue]:
+        """Return all queues with their counts and rates, by name."""
+        queues: list[Queue] = []
+        while True:
+            page = await self._brokers.call(
+                operations.LIST_QUEUES,
+                limit=QUEUES_PER_PAGE,
+                offset=len(queues),
+                recent="true" if queues else None,
+            )
+            queues += page.queues
+            if not page.queues or len(queues) >= page.total:
+                return queues
+
+    async def describe(self, queue: str) -> QueueDetails:
+        """Return the options, consumer groups and counts of a queue."""
+        return await self._brokers.call(operations.GET_QUEUE, queue)
+
+    async def partitions(
+        self, queue: str, *, group: str = "", limit: int = 50, offset: int = 0
+    ) -> list[QueuePartition]:
+        """Return partitions of a queue as a consumer group sees them, largest lag first."""
+        answer = await self._brokers.call(
+            operations.LIST_QUEUE_PARTITIONS, queue, group=group, limit=limit, offset=offset
+        )
+        return answer.partitions
+
+    async def delete_queue(self, queue: str) -> bool:
+        """Delete a queue with all its messages. Returns False if it did not exist."""
+        return (await self._brokers.call(operations.DELETE_QUEUE, queue)).existed
+
+    async def clear(self, queue: str, partition: str | None = None) -> int:
+        """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
+        were deleted.
+        """
+        answer = await self._brokers.call(operations.CLEAR_QUEUE, queue, partition=partition)
+        return answer.deleted
+
+    async def groups(self) -> list[Group]:
+        """Return the consumer groups of all queues with their lag."""
+        return await self._brokers.call(operations.LIST_GROUPS)
+
+    async def group(self, group: str) -> list[GroupPosition]:
+        """Return the position of a consumer group in each partition."""
+        queues = await self._brokers.call(operations.DESCRIBE_GROUP, group)
+        return [position for queue in queues.values() for position in queue.partitions]
+
+    async def consumers(
+        self, queue: str | None = None, *, group: str | None = None
+    ) -> list[ConsumerHealth]:
+        """Return the running consumers of all clients: messages in flight, counts, last error."""
+        answer = await self._brokers.call(operations.LIST_CONSUMERS, queue=queue, group=group)
+        return answer.consumers
+
+    async def seek(
+        self, queue: str, group: str, to: datetime | str, *, dry_run: bool = False
+    ) -> Seek:
+        """Move a consumer group to a time, to "end" or to "beginning". With `dry_run`, nothing is
+        moved and the result says how many messages would be redelivered or skipped.
+        """
+        body: dict[str, Any] = {"dryRun": True} if dry_run else {}
+        if to == "end":
+            body["toEnd"] = True
+        elif to == "beginning":
+            body["toBeginning"] = True
+        else:
+            body["timestamp"] = iso_time(to)
+        return await self._brokers.call(operations.SEEK, group, queue, body=body)
+
+    async def delete_group(self, group: str, queue: str | None = None) -> int:
+        """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
+        partitions it had a cursor in.
+        """
+        if queue:
+            call = self._brokers.call(operations.DELETE_GROUP_ON_QUEUE, group, queue)
+        else:
+            call = self._brokers.call(operations.DELETE_GROUP, group)
+        return (await call).partitions
+
+    async def dead_letters(
+        self,
+        queue: str | None = None,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        **which: Unpack[DeadLetterFilter],
+    ) -> DeadLetters:
+        """Return a page of dead letters, newest first. For the next page, pass the `number` of the
+        last one as `before`.
+        """
+        query = _filter(queue, **which)
+        return await self._brokers.call(
+            operations.LIST_DEAD_LETTERS, **query, limit=limit, before=before
+        )
+
+    async def requeue(
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
+    ) -> int:
+        """Deliver dead letters again, to the groups they failed in: all that match, or the one with
+        the `number` given as `id`. Returns how many.
+        """
+        query = _filter(queue, **which)
+        answer = await self._brokers.call(operations.REQUEUE_DEAD_LETTERS, **query, id=id)
+        return answer.requeued
+
+    async def purge(
+        self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
+    ) -> int:
+        """Delete the dead letters that match. Returns how many."""
+        query = _filter(queue, **which)
+        answer = await self._brokers.call(operations.PURGE_DEAD_LETTERS, **query, id=id)
+        return answer.deleted
+
+    async def scheduled(
+        self,
+        queue: str | None = None,
+        *,
+        partition: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> ScheduledMessages:
+        """Return a page of delayed messages, next due first."""
+        where: dict[str, Any] = {"queue": queue, "partition": partition}
+        return await self._brokers.call(
+            operations.LIST_SCHEDULED, **where, limit=limit, cursor=cursor
+        )
+
+
+def _filter(
+    queue: str | None,
+    *,
+    group: str | None = None,
+    partition: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> dict[str, Any]:
+    times = {"from": iso_time(since), "to": iso_time(until)}
+    return {"queue": queue, "consumerGroup": group, "partition": partition, **times}

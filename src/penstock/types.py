@@ -1,0 +1,85 @@
+"""The types of what the client returns, for annotations: `from penstock.types import PushResult`.
+
+Programs catch errors from `penstock.errors` and construct what `penstock` itself exports.
+"""
+
+from penstock.client.admin import Admin, DeadLetterFilter
+from penstock.client.buffer import BufferOptions
+from penstock.client.consumer import ConsumerOptions
+from penstock.client.items import PushOptions
+from penstock.client.messages import Acked, AckStatus, Pushed, Received
+from penstock.client.producer import Delivery, ProducerOptions
+from penstock.client.reader import ReaderOptions
+from penstock.client.results import (
+    BrokerStatus,
+    QueueSettings,
+    TransactionStep,
+)
+from penstock.client.routes import Routes
+from penstock.client.schedules import Schedules
+from penstock.client.sync import (
+    SyncAdmin,
+    SyncProducer,
+    SyncPushBuffer,
+    SyncReader,
+    SyncRoutes,
+    SyncSchedules,
+    SyncTopicGroup,
+    SyncTransaction,
+)
+from penstock.client.topic import TopicGroup
+from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
+from penstock.contract.queues import Configured, Queue, QueueDetails, QueueGroup, QueuePartition
+from penstock.contract.routes import RoutePushed, RouteStatus
+from penstock.contract.schedules import Schedule, ScheduleRun
+from penstock.protocol.queue_options import QueueOptions
+
+__all__ = [
+    "AckStatus",
+    "Acked",
+    "Admin",
+    "BrokerStatus",
+    "BufferOptions",
+    "Configured",
+    "ConsumerHealth",
+    "ConsumerOptions",
+    "DeadLetterFilter",
+    "DeadLetterMessage",
+    "DeadLetters",
+    "Delivery",
+    "Group",
+    "GroupPosition",
+    "ProducerOptions",
+    "PushOptions",
+    "Pushed",
+    "Queue",
+    "QueueDetails",
+    "QueueGroup",
+    "QueueOptions",
+    "QueuePartition",
+    "QueueSettings",
+    "ReaderOptions",
+    "Received",
+    "RoutePushed",
+    "RouteStatus",
+    "Routes",
+    "Schedule",
+    "ScheduleRun",
+    "ScheduledMessage",
+    "ScheduledMessages",
+    "Schedules",
+    "Seek",
+    "SyncAdmin",
+    "SyncProducer",
+    "SyncPushBuffer",
+    "SyncReader",
+    "SyncRoutes",
+    "SyncSchedules",
+    "SyncTopicGroup",
+    "SyncTransaction",
+    "TopicGroup",
+    "TransactionStep",
+]

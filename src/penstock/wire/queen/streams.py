@@ -1,0 +1,222 @@
+"""Streams: consumers whose state, output and acknowledgement are committed together.
+
+The names and shapes are those of Queen MQ: snake_case, and `success` in every answer.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from penstock.buffer import Buffer
+from penstock.errors import InvalidRequest, PenstockError
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.engine import Queues
+from penstock.queues.streams import Cycle, CycleAck
+from penstock.wire.auth import Role
+from penstock.wire.http.answers import microseconds
+from penstock.wire.http.api.items import ItemLimit
+from penstock.wire.http.api.pushes import PushAnswer, PushItem, push_answers, received
+from penstock.wire.http.decoding import body_decoder
+from penstock.wire.http.messages import Request, Response, failure_response, json_response
+from penstock.wire.http.routes import route
+
+
+class QueryBody(msgspec.Struct):
+    name: str
+    source_queue: str
+    config_hash: str
+    sink_queue: str | None = None
+    reset: bool | None = None
+
+    texts: ClassVar = {
+        "name": "name is required",
+        "source_queue": "source_queue is required",
+        "config_hash": "config_hash is required",
+    }
+
+
+class QueryAnswer(msgspec.Struct):
+    success: bool
+    query_id: str
+    name: str
+    config_hash: str
+    fresh: bool
+    reset: bool
+
+
+class StateOperation(msgspec.Struct):
+    type: Literal["upsert", "delete"]
+    key: str
+    value: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+
+
+class StreamAck(msgspec.Struct, rename="camel"):
+    transaction_id: str
+    lease_id: str
+    status: str | None = None
+    count: int | None = None  # how many messages it covers; the transaction id says it
+    error: str | None = None
+
+
+class CycleBody(msgspec.Struct):
+    query_id: str
+    partition_id: str
+    consumer_group: str | None = None
+    config_hash: str | None = None  # of the program that sends it; not in Queen MQ
+    release_lease: bool | None = None
+    state_ops: list[StateOperation] | None = None
+    push_items: list[PushItem] | None = None
+    ack: StreamAck | None = None
+
+    texts: ClassVar = {
+        "query_id": "query_id is required",
+        "partition_id": "partition_id is required",
+        "transactionId": "ack.transactionId is required",
+        "leaseId": "ack.leaseId is required",
+    }
+
+
+class StreamAckResult(msgspec.Struct):
+    success: bool
+    count: int  # messages
+    lease_released: bool
+    dlq: bool
+
+
+class CycleAnswer(msgspec.Struct):
+    success: bool
+    query_id: str
+    partition_id: str
+    state_ops_applied: int
+    push_results: list[PushAnswer]
+    ack_result: StreamAckResult | None
+
+
+class StateBody(msgspec.Struct):
+    query_id: str
+    partition_id: str
+    keys: list[str] | None = None
+    key_prefix: str | None = None
+    ripe_at_or_before: int | None = None
+
+    texts: ClassVar = {
+        "query_id": "query_id is required",
+        "partition_id": "partition_id is required",
+    }
+
+
+class StateAnswerRow(msgspec.Struct):
+    key: str
+    value: msgspec.Raw
+    updated_at: str
+
+
+class StateAnswer(msgspec.Struct):
+    success: bool
+    rows: list[StateAnswerRow]
+
+
+read_query, read_cycle = body_decoder(QueryBody), body_decoder(CycleBody)
+read_state = body_decoder(StateBody)
+
+
+class StreamsApi:
+    tag = "streams"
+
+    def __init__(self, queues: Queues, buffer: Buffer) -> None:
+        self._streams = queues.streams
+        self._buffer = buffer
+        self._limit = ItemLimit(queues.settings.max_items)
+
+    @route("POST", "/streams/v1/queries", body=QueryBody, answer=QueryAnswer)
+    async def register(self, request: Request) -> Response:
+        """Register a query, which keeps state beside the partitions of its source queue."""
+        return await _answered(request, self._register(request))
+
+    @route("POST", "/streams/v1/cycle", body=CycleBody, answer=CycleAnswer)
+    async def cycle(self, request: Request) -> Response:
+        """Change state, push and acknowledge in one transaction: all of it or nothing."""
+        return await _answered(request, self._cycle(request))
+
+    @route("POST", "/streams/v1/state/get", body=StateBody, answer=StateAnswer, role=Role.READ_ONLY)
+    async def state(self, request: Request) -> Response:
+        """Read the state of a query in a partition. Filters are combined with AND."""
+        return await _answered(request, self._state(request))
+
+    async def _register(self, request: Request) -> QueryAnswer:
+        body = read_query(request.body)
+        done = await self._streams.register(
+            body.name,
+            body.source_queue,
+            body.sink_queue,
+            body.config_hash,
+            reset=body.reset or False,
+        )
+        return QueryAnswer(True, done.query_id, body.name, body.config_hash, done.fresh, done.reset)
+
+    async def _cycle(self, request: Request) -> CycleAnswer:
+        self._limit.check_body(request.body)
+        body = read_cycle(request.body)
+        operations = body.state_ops or []
+        self._limit.check(len(operations) + len(body.push_items or ()))
+        items = received(body.push_items or (), request.subject)
+        if items:
+            await self._buffer.wait_until_drained(items)
+        done = await self._streams.commit(
+            Cycle(
+                query_id=body.query_id,
+                partition_id=body.partition_id,
+                group=body.consumer_group or QUEUE_MODE,
+                config_hash=body.config_hash,
+                # of several operations on a key, the last one counts
+                state={
+                    one.key: None if one.type == "delete" else bytes(one.value)
+                    for one in operations
+                },
+                items=items,
+                ack=None if body.ack is None else _ack(body.ack),
+                release=body.release_lease is not False,
+            )
+        )
+        results: Any = push_answers(items, done.pushed)
+        acked = StreamAckResult(True, done.acked, done.released, done.dead)
+        return CycleAnswer(
+            True,
+            body.query_id,
+            body.partition_id,
+            len(operations),
+            results,
+            acked if body.ack else None,
+        )
+
+    async def _state(self, request: Request) -> StateAnswer:
+        body = read_state(request.body)
+        rows = await self._streams.state(
+            body.query_id,
+            body.partition_id,
+            body.keys or [],
+            body.key_prefix or "",
+            body.ripe_at_or_before,
+        )
+        return StateAnswer(
+            True,
+            [
+                StateAnswerRow(row.key, msgspec.Raw(row.value), microseconds(row.updated_at))
+                for row in rows
+            ],
+        )
+
+
+def _ack(ack: StreamAck) -> CycleAck:
+    if not ack.transaction_id or not ack.lease_id:
+        raise InvalidRequest("ack needs transactionId and leaseId")
+    return CycleAck(ack.transaction_id, ack.lease_id, ack.status or "completed", ack.error)
+
+
+async def _answered(request: Request, answer: Awaitable[msgspec.Struct]) -> Response:
+    """The answer as JSON; that of an error says `success: false`, too."""
+    try:
+        return json_response(await answer)
+    except PenstockError as error:
+        return failure_response(error, request, success=False)
