@@ -17,7 +17,7 @@ PIPELINE = "/api/v1/pipelines/{name}"
 
 
 class PipelineNode(msgspec.Struct):
-    """A part of a pipeline, with the names of those it reads from."""
+    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
 
     kind: Literal["source", "step", "sink"]
     name: str
@@ -26,10 +26,12 @@ class PipelineNode(msgspec.Struct):
 
 
 class PipelineBatch(msgspec.Struct):
+    """One of the last batches of a pipeline."""
+
     batch: int
-    at: str  # when it began, ISO 8601
+    at: str
     rows: int
-    ms: int  # it took
+    ms: int
 
 
 class Report(msgspec.Struct):
@@ -43,12 +45,12 @@ class Report(msgspec.Struct):
     batch_ms: int = 0
     lag: int | None = None
     position: str = ""
-    graph: list[PipelineNode] = []
-    batches: list[PipelineBatch] = []  # the last ones, the newest first
-    state_rows: int = 0
-    state_bytes: int = 0
     lag_seconds: float | None = None
     target_seconds: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []
     error: str | None = None
     host: str = ""
     pid: int = 0
