@@ -18,7 +18,7 @@ import pytest
 
 from penstock.buffer.failed import FailedEvents, RefusedEvent
 from penstock.buffer.storage import BufferStorage
-from penstock.config.schema import Buffer as Settings
+from penstock.config.schema import BufferSettings as Settings
 from penstock.errors import PenstockError
 from penstock.io.fs import DISK
 from penstock.metrics import Metrics

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import pwd
 import resource
 import signal
 import socket
@@ -90,6 +91,33 @@ def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_
     assert f"HTTP cannot listen on 127.0.0.1:{port}: another program listens there" in done.stderr
     assert "--http-port, by PENSTOCK_HTTP_SERVER_PORT, or by http_server.port" in done.stderr
     assert not (tmp_path / ".penstock" / "postgres").exists()
+
+
+def test_a_data_directory_that_cannot_be_written_is_said_with_the_user_and_the_remedy(tmp_path):
+    refused = "/sys/penstock"  # where even root creates nothing
+    done = run("serve", "--data-dir", refused)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "cannot write" in line]
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"the user {user} cannot write to the data directory {refused}" in line
+    assert f"sudo install -d -o {user} {refused}" in line
+    assert "--data-dir" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_database_of_another_release_is_explained_in_the_first_sentence(scratch):
+    with BrokerProcess(scratch / "data"):
+        pass
+    version = scratch / "data/.penstock/postgres/data/PG_VERSION"
+    current = version.read_text().strip()
+    version.write_text("12\n")
+    done = run("serve", "--data-dir", str(scratch / "data"), "--http-port", "0", "--no-topics")
+    assert done.returncode == 4
+    sentence, _, log = done.stderr.partition("PostgreSQL said:")
+    assert f"was created by PostgreSQL 12, and this release has PostgreSQL {current}" in sentence
+    assert "'penstock backup'" in sentence
+    assert "FATAL" in log
+    assert "FATAL" not in sentence
 
 
 def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cli import app
 from penstock.cli import route as cli_route
-from penstock.config.schema import HttpServer as HttpSettings
+from penstock.config.schema import HttpServerSettings as HttpSettings
 from penstock.wire.http.api import export as api
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer

@@ -10,7 +10,7 @@ import aiokafka
 import pytest
 from aiokafka.structs import TopicPartition
 
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueueSettings
 from penstock.errors import ConfigError
 from penstock.export.spec import parse_route
 from penstock.protocol.kafka_batch import NewRecord
@@ -215,7 +215,7 @@ async def test_a_route_names_the_partition_it_reads(tmp_path: Path) -> None:
 
 def refused(tree: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_route("r", tree, SendQueue())
+        parse_route("r", tree, SendQueueSettings())
     return str(caught.value)
 
 

@@ -21,13 +21,15 @@ async def running(
     """An engine that runs for the length of the block; its database is `queues.database`."""
     metrics = Metrics()
     connected = Database(
-        schema.Database(url=url, **{"acquire_timeout": DATABASE_TIMEOUT, **(database or {})}),
+        schema.DatabaseSettings(
+            url=url, **{"acquire_timeout": DATABASE_TIMEOUT, **(database or {})}
+        ),
         Path("/nonexistent"),
         metrics,
         SCHEMA,
     )
     await connected.start()
-    queues = Queues(connected, schema.Queues(**settings), metrics)
+    queues = Queues(connected, schema.QueuesSettings(**settings), metrics)
     await queues.start()
     try:
         yield queues

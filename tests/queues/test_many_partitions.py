@@ -84,7 +84,7 @@ def report(what: str, seconds: float) -> None:
 @asynccontextmanager
 async def engine(url: str, **settings: Any) -> AsyncIterator[Queues]:
     """Without its timers: retention and the like run when the test says so."""
-    slow = {"retention_interval_ms": 3_600_000, "eviction_interval_ms": 3_600_000}
+    slow = {"retention_interval": 3600.0, "eviction_interval": 3600.0}
     async with running(url, **(slow | settings)) as queues:
         yield queues
 

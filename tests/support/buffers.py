@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from penstock.buffer import Buffer
-from penstock.config.schema import Buffer as Settings
-from penstock.config.schema import Database as DatabaseSettings
-from penstock.config.schema import Queues as QueueSettings
+from penstock.config.schema import BufferSettings as Settings
+from penstock.config.schema import DatabaseSettings as DatabaseSettings
+from penstock.config.schema import QueuesSettings as QueueSettings
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
@@ -141,7 +141,7 @@ async def buffering(
     **settings: Any,
 ) -> AsyncIterator[Buffer]:
     """A started buffer, stopped at the end."""
-    settings = {"free_space_reserve": 0, "flush_ms": 10, **settings}
+    settings = {"free_space_reserve": 0, "flush_interval": 0.01, **settings}
     with ThreadPoolExecutor(2) as pool:
         buffer = Buffer(
             engine or store, store, Settings(**settings), directory, fs, pool, metrics or Metrics()
@@ -193,7 +193,7 @@ async def kill(buffer: Buffer) -> None:
 
 async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buffer:
     """A started buffer that the test ends by `kill`."""
-    settings = {"free_space_reserve": 0, "flush_ms": 5, **settings}
+    settings = {"free_space_reserve": 0, "flush_interval": 0.005, **settings}
     buffer = Buffer(
         store, store, Settings(**settings), directory, fs, ThreadPoolExecutor(2), Metrics()
     )

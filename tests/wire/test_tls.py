@@ -17,7 +17,13 @@ from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
 from penstock.client import Client
 from penstock.client.connection import Endpoint, Link
-from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
+from penstock.config.schema import (
+    Config,
+    HttpServerSettings,
+    TcpServerSettings,
+    Tls,
+    WebsocketServerSettings,
+)
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
 from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
@@ -275,11 +281,13 @@ def test_which_listener_has_which_certificate(made: Made) -> None:
     assert time.time() < result.expires < time.time() + 2 * 86400
     result = Certificates(
         Config(
-            tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)
+            tls=tls,
+            tcp_server=TcpServerSettings(tls=False),
+            websocket_server=WebsocketServerSettings(tls=False),
         )
     )
     assert (result.tcp, result.websocket, result.http is not None) == (None, None, True)
-    own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
+    own = HttpServerSettings(ssl_cert_path=made.cert, ssl_key_path=made.key)
     result = Certificates(Config(http_server=own))
     assert result.tcp is None
     assert result.websocket is result.http is not None

@@ -77,7 +77,7 @@ class Buffer:
         self,
         queues: Queues,
         database: Database,
-        settings: schema.Buffer,
+        settings: schema.BufferSettings,
         directory: Path,
         fs: Fs,
         pool: Executor,
@@ -348,7 +348,7 @@ class Buffer:
 
     async def _work(self) -> None:
         """Replay, with growing pauses while that fails; adopt; retry."""
-        pause = shortest = self._settings.flush_ms / 1000
+        pause = shortest = self._settings.flush_interval
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
             waits = self._up and self._has_backlog

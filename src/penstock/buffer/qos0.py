@@ -1,11 +1,11 @@
 """QoS 0: events that may wait a moment are written to a file, answered, and committed together.
 
-An event is in its file before the answer (kill -9 loses nothing) and durable at most `flush_ms`
-after it (a power cut may lose that much): in the database if the batch was committed by then, else
-by an fsync of the file. A batch is committed when the first of its requests has waited `bufferMs`
-or the smallest `bufferMax` of its requests is reached; a file holds one batch. While one batch is
-being committed the next one grows, so a slow database makes batches larger, up to
-`events_per_file`; then pushes wait for it.
+An event is in its file before the answer (kill -9 loses nothing) and durable at most
+`flush_interval` after it (a power cut may lose that much): in the database if the batch was
+committed by then, else by an fsync of the file. A batch is committed when the first of its requests
+has waited `bufferMs` or the smallest `bufferMax` of its requests is reached; a file holds one
+batch. While one batch is being committed the next one grows, so a slow database makes batches
+larger, up to `events_per_file`; then pushes wait for it.
 
 This path is for a database that is up. When it goes down, what waits here moves to the failover
 file in order (the copies left in the QoS 0 file are recognised by their transaction ids), and later
@@ -134,7 +134,7 @@ class Qos0:
         loop = asyncio.get_running_loop()
         file, handle = self._storage.create("qos0")
         batch = Qos0Batch(file, handle, loop.create_future(), due=float("inf"), most=1 << 62)
-        batch.unsynced = loop.call_later(self._settings.flush_ms / 1000, self._sync_later, batch, 0)
+        batch.unsynced = loop.call_later(self._settings.flush_interval, self._sync_later, batch, 0)
         self._growing = batch
         return batch
 
@@ -224,14 +224,14 @@ class Qos0:
         self._backlog.add(batch.file)
 
     def _sync_later(self, batch: Qos0Batch, synced: int) -> None:
-        """Called `flush_ms` after a write that nothing made durable since."""
+        """Called `flush_interval` after a write that nothing made durable since."""
         batch.unsynced = None
         if batch.done.done():
             return
         loop, size = asyncio.get_running_loop(), batch.handle.size
         if size != synced:
             batch.syncing = loop.run_in_executor(self._storage.pool, self._sync, batch)
-        delay = self._settings.flush_ms / 1000
+        delay = self._settings.flush_interval
         batch.unsynced = loop.call_later(delay, self._sync_later, batch, size)
 
     def _sync(self, batch: Qos0Batch) -> None:

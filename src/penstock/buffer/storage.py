@@ -27,7 +27,7 @@ class BufferStorage:
         directory: Path,
         fs: Fs,
         pool: Executor,
-        settings: schema.Buffer,
+        settings: schema.BufferSettings,
         at_rest: Callable[[Item], Item],
     ) -> None:
         self.directory = directory

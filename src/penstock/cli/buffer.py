@@ -333,10 +333,10 @@ def _replay_there(api: Api) -> int:
 async def _replay_here(directory: Path, database_url: str, *, failed: bool = False) -> int:
     """Be the process that adopts the files."""
     metrics = Metrics()
-    database = Database(schema.Database(url=database_url), directory, metrics, SCHEMA)
+    database = Database(schema.DatabaseSettings(url=database_url), directory, metrics, SCHEMA)
     # sealed events need the keys of the configuration
     queues = Queues(database, load(default_file()).config.queues, metrics)
-    settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
+    settings = schema.BufferSettings(max_batch=1000, replay_pause=0.0)
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count() or 1))
         buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)

@@ -30,7 +30,7 @@ class WrongServer(ConnectionError):
 class Connector:
     """Where connections come from. Everything here may raise what `UNREACHABLE` lists."""
 
-    def __init__(self, settings: schema.Database, url: str, search_path: str) -> None:
+    def __init__(self, settings: schema.DatabaseSettings, url: str, search_path: str) -> None:
         self._settings = settings
         self._url = url
         self._search_path = search_path

@@ -56,7 +56,11 @@ class Database:
     """A pool on the configured PostgreSQL, or on the embedded one when none is configured."""
 
     def __init__(
-        self, settings: schema.Database, private_directory: Path, metrics: Metrics, sql: SchemaFiles
+        self,
+        settings: schema.DatabaseSettings,
+        private_directory: Path,
+        metrics: Metrics,
+        sql: SchemaFiles,
     ) -> None:
         self.settings = settings
         self._sql = sql

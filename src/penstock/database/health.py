@@ -72,7 +72,7 @@ class DatabaseHealth:
 
     def __init__(
         self,
-        settings: schema.Database,
+        settings: schema.DatabaseSettings,
         connector: Connector,
         embedded: EmbeddedPostgres | None,
         sql: SchemaFiles,

@@ -17,7 +17,7 @@ LISTEN_CHECK_SECONDS = 15.0
 class Notifications:
     def __init__(
         self,
-        settings: schema.Database,
+        settings: schema.DatabaseSettings,
         connector: Connector,
         health: DatabaseHealth,
         metrics: Metrics,

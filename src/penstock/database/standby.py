@@ -30,7 +30,7 @@ class Standby(BrowsePool):
 
     def __init__(
         self,
-        settings: schema.Database,
+        settings: schema.DatabaseSettings,
         search_path: str,
         primary: Callable[[], DatabaseServer | None],
     ) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config, build
-from penstock.config.schema import Seconds, SendQueue, Size, key, section
+from penstock.config.schema import Seconds, SendQueueSettings, Size, key, section
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.checks import CA_HINT, UnusableCa, ca_from_api, name_problems
 from penstock.export.context import NO_TOPICS, RouteContext
@@ -111,7 +111,7 @@ class RouteSpec:
     source: Source
     batch: Batching
     target: Target
-    queue: SendQueue
+    queue: SendQueueSettings
     remote: bool = False  # it came over the API
 
 
@@ -140,7 +140,7 @@ def check_signals(spec: RouteSpec, others: Mapping[str, RouteSpec]) -> None:
             )
 
 
-def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
+def parse_route(name: str, tree: Any, defaults: SendQueueSettings) -> RouteSpec:
     """Check a definition."""
     origin = f"route {name}"
     if not _NAME.fullmatch(name):
@@ -191,7 +191,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
 
 
 def parse_remote(
-    name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False
+    name: str, tree: Any, defaults: SendQueueSettings, certificates: Path, *, stored: bool = False
 ) -> RouteSpec:
     """Check a definition of the API. `stored`: accepted before, perhaps by an older version."""
     spec = parse_route(name, tree, defaults)
@@ -264,17 +264,19 @@ def telemetry_defaults(takes: str) -> dict[str, Any]:
     return defaults
 
 
-def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
+def _queue_settings(
+    parts: _Parts, target: Target, defaults: SendQueueSettings, origin: str
+) -> SendQueueSettings:
     derived = telemetry_defaults(target.takes)
     if parts.source.kind:
         derived["full_behavior"] = "block"
     wanted = getattr(target, "compression", "none")
     if wanted != "none":
         derived["compression"] = wanted
-    return build(SendQueue, {**derived, **parts.queue}, f"{origin}, queue", defaults)
+    return build(SendQueueSettings, {**derived, **parts.queue}, f"{origin}, queue", defaults)
 
 
-def _queue_problems(queue: SendQueue) -> list[str]:
+def _queue_problems(queue: SendQueueSettings) -> list[str]:
     problems = []
     if not queue.always_queue:
         problems.append(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
 from penstock.queues.calls import Calls
 from penstock.queues.catalog import QueueCatalog

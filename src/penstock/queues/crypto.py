@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.errors import ConfigError, Damaged, MissingKey
 from penstock.protocol.headers import decode
 from penstock.queues.types import Item

@@ -183,7 +183,7 @@ class Deliverer:
         """How many seconds it waits."""
         if not wanted.wait:
             return 0.0
-        default = self._settings.default_timeout_ms / 1000
+        default = self._settings.default_timeout
         return default if wanted.timeout is None else wanted.timeout
 
     # What to take from

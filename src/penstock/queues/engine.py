@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
 from penstock.database.batching import Batcher
 from penstock.errors import InvalidRequest, PenstockError

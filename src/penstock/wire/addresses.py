@@ -9,7 +9,12 @@ from contextlib import ExitStack, contextmanager
 from penstock.config import Config, schema
 from penstock.errors import PenstockError
 
-Settings = schema.HttpServer | schema.TcpServer | schema.KafkaServer | schema.WebsocketServer
+Settings = (
+    schema.HttpServerSettings
+    | schema.TcpServerSettings
+    | schema.KafkaServerSettings
+    | schema.WebsocketServerSettings
+)
 FLAGS = {
     "http_server": "--http-port",
     "tcp_server": "--tcp-port",

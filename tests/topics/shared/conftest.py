@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.context import Instruments
 from penstock.metrics import Metrics
@@ -26,7 +26,9 @@ async def shared_topics(
     """What a broker has of shared topics, for the length of a block."""
     async with started(url, acquire_timeout=DATABASE_TIMEOUT) as database:
         metrics = Metrics()
-        topics = SharedTopics(database, Topics(**settings), Instruments(metrics), metrics, store)
+        topics = SharedTopics(
+            database, TopicsSettings(**settings), Instruments(metrics), metrics, store
+        )
         await topics.start()
         try:
             yield topics

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.schema import SendQueue as Settings
+from penstock.config.schema import SendQueueSettings as Settings
 from penstock.contract.routes import SendQueueStatus
 from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
 from penstock.export.context import RouteContext

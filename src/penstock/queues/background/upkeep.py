@@ -20,7 +20,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
@@ -82,8 +82,8 @@ class QueueUpkeep:
         settings = self._settings
         jobs: list[tuple[Callable[[], Awaitable[Any]], float]] = [
             (self.roll_up, ROLLUP_SECONDS),
-            (self.retain, settings.retention_interval_ms / 1000),
-            (self.evict, settings.eviction_interval_ms / 1000),
+            (self.retain, settings.retention_interval),
+            (self.evict, settings.eviction_interval),
             (self.purge, ROLLUP_SECONDS),
             (self.heal, HEAL_SECONDS),
             (self.tidy, TIDY_SECONDS),
