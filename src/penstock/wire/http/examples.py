@@ -55,6 +55,7 @@ PARAMETERS = {
     "offset": "Number of entries to skip.",
     "partition": "The partition.",
     "partitions": "The most partitions to take messages from.",
+    "placement": "Where the records are: `local` or `shared`; default: `topics.placement`.",
     "q": "The text to look for.",
     "queue": "The queue.",
     "range": "The time range: 1h, 24h or 7d.",
