@@ -57,8 +57,11 @@ class Part(Protocol):
 class Logs:
     """Topics, the groups on them and what pipelines report: what only the owner has."""
 
-    def __init__(self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics, database: Database
+    ) -> None:
         self.topics = TopicStore(config.data_directory, config.topics, pool=pool, metrics=metrics)
+        self.shared = self.topics.share(database)
         self.groups = Groups(
             config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
         )
@@ -97,7 +100,9 @@ class Broker:
         )
         self.database = Database(config.database, config.private_directory, self.metrics, SCHEMA)
         self.logs = (
-            Logs(config, self.pool, self.metrics) if owner and config.topics.enabled else None
+            Logs(config, self.pool, self.metrics, self.database)
+            if owner and config.topics.enabled
+            else None
         )
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
@@ -165,7 +170,8 @@ class Broker:
             for failure in await asyncio.gather(*side_by_side, return_exceptions=True):
                 if failure is not None:
                     raise failure
-            parts: list[Part] = [self.queues, self.presence, self.buffer]
+            parts: list[Part] = [self.logs.shared] if self.logs else []
+            parts += [self.queues, self.presence, self.buffer]
             await _start(parts if self.exports is None else [*parts, self.exports], starting)
             self._running = starting.pop_all()
 
