@@ -247,7 +247,7 @@ class Session(WSListener):
                 label = partition_label(request.topic, request.partition)
                 watch = self._watches.pop(label, None)
                 if watch is None:
-                    raise NotFound(f"AnyLog '{label}' is not subscribed to.")
+                    raise NotFound(f"Topic '{label}' is not subscribed to.")
                 if watch.subscription is not None:
                     watch.subscription.close()
                 self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
@@ -280,7 +280,7 @@ class Session(WSListener):
         label = partition_label(request.topic, request.partition)
         topic = self._server.topics.get(label)
         if topic is None:
-            raise NotFound(f"AnyLog '{label}' not found for subscription.")
+            raise NotFound(f"Topic '{label}' not found for subscription.")
         position = start_position(topic, request.start_offset)
         old = self._watches.pop(label, None)
         if old is not None and old.subscription is not None:
@@ -357,7 +357,7 @@ class Session(WSListener):
     def topic_gone(self, watch: _Watch) -> None:
         if self._watches.get(watch.name) is watch:
             del self._watches[watch.name]
-            error = NotFound(f"AnyLog '{watch.name}' was deleted.")
+            error = NotFound(f"Topic '{watch.name}' was deleted.")
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:
