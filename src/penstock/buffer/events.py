@@ -31,7 +31,7 @@ def encode(items: Iterable[Item]) -> list[bytes]:
 
 
 def _event(item: Item) -> Event:
-    payload, headers = item.payload, item.headers
+    payload, headers = bytes(item.payload), item.headers
     assert not isinstance(item.due, float), "a delay has no meaning in a file (Queues.at_rest)"
     if item.key_id is not None:
         payload = b'"%b"' % b64encode(payload)

@@ -15,7 +15,7 @@ from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.queue_options import QueueOptions
 
 
-class Item(msgspec.Struct, gc=False):
+class Item(msgspec.Struct, rename="camel", gc=False):
     """A message to push. Without a transaction id it gets one of its own."""
 
     queue: str

@@ -16,6 +16,24 @@ from penstock.wire.http.routes import route
 PIPELINE = "/api/v1/pipelines/{name}"
 
 
+class PipelineNode(msgspec.Struct):
+    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
+
+    kind: Literal["source", "step", "sink"]
+    name: str
+    title: str = ""
+    inputs: list[str] = []
+
+
+class PipelineBatch(msgspec.Struct):
+    """One of the last batches of a pipeline."""
+
+    batch: int
+    at: str
+    rows: int
+    ms: int
+
+
 class Report(msgspec.Struct):
     """The state that a pipeline reports."""
 
@@ -29,6 +47,10 @@ class Report(msgspec.Struct):
     position: str = ""
     lag_seconds: float | None = None
     target_seconds: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []
     error: str | None = None
     host: str = ""
     pid: int = 0
@@ -130,7 +152,7 @@ class PipelinesApi:
     @route("PUT", "/topics/{topic}/archived")
     async def archived(self, topic: str, body: Archived) -> Archived:
         """Set the archived offset: from now on, retention deletes only records before it."""
-        await self._topics.require(topic).mark_archived(body.offset)
+        await self._topics.local(topic).mark_archived(body.offset)
         return body
 
     @route(
@@ -149,7 +171,7 @@ class PipelinesApi:
     @route("POST", "/topics/{topic}/roll", audit=Audited("topic.roll"))
     async def roll(self, topic: str) -> Rolled:
         """Seal the active segment; only sealed segments can be archived, deleted or compacted."""
-        log = self._topics.require(topic)
+        log = self._topics.local(topic)
         await log.seal()
         return Rolled(topic, log.segments[-1].base)
 
