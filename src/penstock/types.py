@@ -3,7 +3,7 @@
 Programs catch errors from `penstock.errors` and construct what `penstock` itself exports.
 """
 
-from penstock.client.admin import Admin, DeadLetterFilter
+from penstock.client.admin import AdminClient, DeadLetterFilter
 from penstock.client.buffer import BufferOptions
 from penstock.client.consumer import ConsumerOptions
 from penstock.client.items import PushOptions
@@ -31,7 +31,7 @@ from penstock.client.results import (
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.sync import (
-    SyncAdmin,
+    SyncAdminClient,
     SyncProducer,
     SyncPushBuffer,
     SyncReader,
@@ -47,7 +47,7 @@ from penstock.protocol.queue_options import QueueOptions
 __all__ = [
     "AckStatus",
     "Acked",
-    "Admin",
+    "AdminClient",
     "BrokerStatus",
     "BufferOptions",
     "Configured",
@@ -79,7 +79,7 @@ __all__ = [
     "ScheduledMessages",
     "Schedules",
     "Seek",
-    "SyncAdmin",
+    "SyncAdminClient",
     "SyncProducer",
     "SyncPushBuffer",
     "SyncReader",

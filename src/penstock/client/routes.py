@@ -8,7 +8,7 @@ import msgspec
 from penstock.client.brokers import Brokers
 from penstock.client.results import RouteStatus
 from penstock.protocol.answers import Body, RoutePushed
-from penstock.protocol.payload import check_payload
+from penstock.protocol.payload import encode_payload
 
 BASE = "/api/v1/routes"
 
@@ -53,8 +53,7 @@ class Routes:
 
     async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
         """Add records to the route's send queue. A record is anything that JSON can express."""
-        check_payload(records)
-        body = {"records": list(records)}
+        body = {"records": [encode_payload(record) for record in records]}
         return await self._brokers.json(RoutePushed, "POST", BASE, name, "push", body=body)
 
     async def pause(self, name: str) -> RouteStatus:

@@ -190,7 +190,7 @@ class Deliverer:
             if number is None:
                 return None
         group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or self._catalog.lease_time(queue) is None:
+        if group_id is None or self._catalog.options(queue) is None:
             return None
         return GroupTarget(queue, wanted.group, group_id, number)
 
@@ -274,7 +274,7 @@ class Deliverer:
             (row[name] or nothing)[begin:end]
             for name in (
                 "seqs", "transactions", "traces", "times", "producers", "keys", "payloads",
-                "headers",
+                "headers", "attempts",
             )
         )  # fmt: skip
         partition_id, uuid = (
@@ -299,8 +299,9 @@ class Deliverer:
                 headers
                 if key is None or headers is None
                 else keys.open_headers(partition, key, headers),
+                1 + (failed or 0),
             )
-            for seq, transaction, trace, at, producer, key, payload, headers in zip(
+            for seq, transaction, trace, at, producer, key, payload, headers, failed in zip(
                 *columns, strict=True
             )
         ]

@@ -184,7 +184,8 @@ class AppendBatch:
         self._sort()
         partitions, logs = self._catalog.partitions, self._logs
         if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs))
+            unordered = {item.queue for item in self._items if item.unordered}
+            await self._catalog.ensure(list(logs), unordered)
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]

@@ -5,7 +5,7 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from penstock.database import UNDONE
@@ -44,7 +44,8 @@ class Snapshot(Catalog):
     def forget(self) -> None:
         raise Stale
 
-    async def ensure(self, wanted: list[tuple[str, str]]) -> None:
+    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
+        del unordered  # they exist
         if not self.partitions.keys() >= set(wanted):
             raise Stale
 
@@ -52,9 +53,11 @@ class Snapshot(Catalog):
         return self._queues.get(name)
 
 
-async def snapshot_of(catalog: Catalog, wanted: set[tuple[str, str]]) -> Snapshot:
+async def snapshot_of(
+    catalog: Catalog, wanted: set[tuple[str, str]], unordered: Iterable[str] = ()
+) -> Snapshot:
     """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
-    await catalog.ensure(list(wanted))
+    await catalog.ensure(list(wanted), unordered)
     partitions = {
         key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
     }
@@ -129,7 +132,9 @@ class Transactions:
 
     async def _apply(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
         snapshot = await snapshot_of(
-            self._catalog, {(item.queue, item.partition) for item in items}
+            self._catalog,
+            {(item.queue, item.partition) for item in items},
+            {item.queue for item in items if item.unordered},
         )
         xid: Any = None
         done: list[T] = []  # one when all is done but the commit

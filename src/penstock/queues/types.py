@@ -12,6 +12,8 @@ import msgspec
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.queue_options import QueueOptions
 
+MAX_DELAY_SECONDS = 315_360_000  # ten years, of a push or a retry
+
 
 class Item(msgspec.Struct, gc=False):
     """A message to push. Without a transaction id it gets one of its own."""
@@ -28,6 +30,7 @@ class Item(msgspec.Struct, gc=False):
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
     due: float | datetime | None = None  # for later: in so many seconds, or at this moment
+    unordered: bool = False  # if this creates the queue, consumers may share its partitions
 
 
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
@@ -85,6 +88,7 @@ class Message(msgspec.Struct, gc=False):
     group: str
     seq: int
     headers: bytes | None = None  # JSON text
+    attempt: int = 1  # that this delivery is, of its group
 
 
 class Popped(msgspec.Struct):
@@ -108,6 +112,8 @@ class Ack(msgspec.Struct, gc=False):
     error: str | None = None
     group: str = QUEUE_MODE
     worker: str | None = None  # who answers, where that is known
+    delay: float | None = None  # seconds before the message is delivered again; failed, retry
+    max_attempts: int | None = None  # before it is a dead letter; None: as the queue says; failed
 
 
 class Acked(msgspec.Struct, gc=False):

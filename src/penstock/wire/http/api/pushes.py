@@ -6,7 +6,7 @@ through the buffer, which stands in front of the database.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.types import Item, Pushed
+from penstock.queues.types import MAX_DELAY_SECONDS, Item, Pushed
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
@@ -26,7 +26,6 @@ from penstock.wire.http.routes import route
 NULL = msgspec.Raw(b"null")
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 MAX_BUFFER_MS = 3_600_000
-MAX_DELAY_SECONDS = 315_360_000  # ten years
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate"}  # `Pushed` with these statuses is the answer as it is
 # Left as text and checked with those of the whole request (`headers.checked`).
@@ -47,6 +46,7 @@ class PushItem(msgspec.Struct, rename="camel", gc=False):
     headers: HeadersText = UNSET
     delay: float | None = None
     deliver_at: str | None = None
+    ordering: Literal["partition", "none"] | None = None  # of the queue, if this push creates it
 
 
 class PushBody(msgspec.Struct, rename="camel"):
@@ -160,6 +160,7 @@ def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             due=None
             if item.delay is None and item.deliver_at is None
             else due_of(item.delay, item.deliver_at),
+            unordered=item.ordering == "none",
         )
         for item in items
     ]
