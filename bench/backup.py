@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import asyncpg
-from typer.testing import CliRunner
 
 from bench.harness import Contest
 from penstock import SyncClient
@@ -33,6 +32,7 @@ from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support import guard
 from tests.support.broker import BrokerProcess
+from tests.support.cli import CliRunner
 
 MEGABYTES = int(os.environ.get("PENSTOCK_BENCH_BACKUP_MB", "300"))
 TRUST = "local all all trust\nlocal replication all trust\n"

@@ -57,13 +57,13 @@ class Bench:
     async def _start(self) -> None:
         metrics = Metrics()
         self.database = Database(
-            schema.Database(url=self.postgres.url), self.directory, metrics, SCHEMA
+            schema.DatabaseSettings(url=self.postgres.url), self.directory, metrics, SCHEMA
         )
-        self.queues = Queues(self.database, schema.Queues(), metrics)
+        self.queues = Queues(self.database, schema.QueuesSettings(), metrics)
         self.buffer = Buffer(
             self.queues,
             self.database,
-            schema.Buffer(),
+            schema.BufferSettings(),
             self.directory / "buffers",
             DISK,
             self.pool,
@@ -244,7 +244,13 @@ async def _recovery(bench: Bench, events: int = 10_000) -> float:
 
     def another() -> Buffer:
         return Buffer(
-            bench.queues, bench.database, schema.Buffer(), directory, DISK, bench.pool, Metrics()
+            bench.queues,
+            bench.database,
+            schema.BufferSettings(),
+            directory,
+            DISK,
+            bench.pool,
+            Metrics(),
         )
 
     await bench.maintenance(True)

@@ -28,7 +28,7 @@ import uvloop
 
 from bench.harness import Contest, Figure
 from penstock.config import Config
-from penstock.config.schema import SendQueue, Topics
+from penstock.config.schema import SendQueueSettings, TopicsSettings
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.manager import Exports
@@ -91,7 +91,7 @@ def push_memory() -> float:
 
     async def body() -> float:
         with ThreadPoolExecutor(1) as pool, scratch() as directory:
-            settings = SendQueue(
+            settings = SendQueueSettings(
                 fsync="never",
                 max_size=2 * BLOCKS,
                 max_bytes=1 << 40,
@@ -338,7 +338,7 @@ class Topic:
         run(make())
 
     def store(self, pool: ThreadPoolExecutor) -> TopicStore:
-        return TopicStore(self.directory / "topics", Topics(), pool=pool, metrics=Metrics())
+        return TopicStore(self.directory / "topics", TopicsSettings(), pool=pool, metrics=Metrics())
 
     def close(self) -> None:
         shutil.rmtree(self.directory)

@@ -17,7 +17,7 @@ import uvloop
 
 from bench import load
 from bench.harness import Contest
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import Route, Router
 from penstock.wire.http.server import HttpServer

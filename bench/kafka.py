@@ -30,9 +30,9 @@ from bench.peer import logs
 from bench.peer.logs import Log, Missing
 from bench.peer.rounds import Match
 from bench.topics import connect, fetch_all, process, receive, scratch
-from penstock.config.schema import KafkaServer as KafkaSettings
-from penstock.config.schema import TcpServer as TcpSettings
-from penstock.config.schema import Topics as TopicSettings
+from penstock.config.schema import KafkaServerSettings as KafkaSettings
+from penstock.config.schema import TcpServerSettings as TcpSettings
+from penstock.config.schema import TopicsSettings as TopicSettings
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore

@@ -52,10 +52,10 @@ class Stage:
     async def start(self) -> None:
         metrics = Metrics()
         self.database = Database(
-            schema.Database(url=self.server.url), Path("/nonexistent"), metrics, SCHEMA
+            schema.DatabaseSettings(url=self.server.url), Path("/nonexistent"), metrics, SCHEMA
         )
         await self.database.start()
-        self.queues = Queues(self.database, schema.Queues(), metrics)
+        self.queues = Queues(self.database, schema.QueuesSettings(), metrics)
         await self.queues.start()
         self.pool = await asyncpg.create_pool(self.server.url, min_size=8, max_size=8)
         await self.pool.execute(PLAIN)

@@ -28,10 +28,10 @@ import uvloop
 
 from bench.harness import Contest, Figure, percentile, spread
 from penstock.client import Client
-from penstock.config.schema import HttpServer as HttpSettings
-from penstock.config.schema import TcpServer as TcpSettings
-from penstock.config.schema import Topics as TopicSettings
-from penstock.config.schema import WebsocketServer as WebsocketSettings
+from penstock.config.schema import HttpServerSettings as HttpSettings
+from penstock.config.schema import TcpServerSettings as TcpSettings
+from penstock.config.schema import TopicsSettings as TopicSettings
+from penstock.config.schema import WebsocketServerSettings as WebsocketSettings
 from penstock.metrics import Metrics
 from penstock.protocol import frames
 from penstock.topics.groups import Groups

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Contest, Figure
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
 
@@ -37,7 +37,7 @@ def in_store(body: Callable[[TopicStore], Coroutine[Any, Any, float]], **setting
 
     async def run() -> float:
         with ThreadPoolExecutor(2) as pool:
-            store = TopicStore(directory, Topics(**settings), pool=pool, metrics=Metrics())
+            store = TopicStore(directory, TopicsSettings(**settings), pool=pool, metrics=Metrics())
             await store.start()
             try:
                 return await body(store)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Contest
-from penstock.config.schema import LocalRetention, Topics
+from penstock.config.schema import LocalRetention, TopicsSettings
 from penstock.log.tier.cache import MAX_BLOCKS_AHEAD
 from penstock.log.tier.manifest import BLOCK_BYTES
 from penstock.metrics import Metrics
@@ -62,7 +62,7 @@ async def _with_store(
     directory: Path, address: str, body: Callable[[TopicStore], Any], *, keep: bool = False
 ) -> Any:
     """`keep`: nothing leaves the local disk."""
-    settings = Topics(
+    settings = TopicsSettings(
         tier=address,
         tier_delay=0.0,
         segment_bytes=SEGMENT_BYTES,

@@ -52,7 +52,7 @@ async def main() -> None:
         # The runbook
         letters = await client.admin.dead_letters(QUEUE, group="billing")
         for letter in letters.messages:
-            print("dead letter:", letter.data, "because", letter.error_message)
+            print("dead letter:", letter.data, "because", letter.error)
         mended = True
         count = await client.admin.requeue(QUEUE, group="billing")
         print("delivered again:", count)

@@ -100,6 +100,14 @@ def kinds_of(path: Path) -> list[str]:
     return [kind for kind, places in KINDS.items() if any(map(place.match, places))]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Restore the format of pytest's log handlers: loggers of PySpark make a handler write JSON."""
+    plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import what the marker expression leaves out as a whole."""
     expression = config.getoption("markexpr")

@@ -1,6 +1,6 @@
 """The `penstock` command, also as `python -m penstock`.
 
-The command line needs typer and what the extras bring; the client alone does not have it. There
+The command line needs cyclopts and what the extras bring; the client alone does not have it. There
 `penstock worker` works all the same, and the other commands say what to install.
 """
 
@@ -9,7 +9,7 @@ import sys
 
 from penstock.server import ORDER
 
-CLIENT_COMMANDS = ("queue", "topic", "schedule", "export", "status", "top", "buffer", "token")
+CLIENT_COMMANDS = ("queue", "topic", "schedule", "route", "status", "top", "buffer", "token")
 
 
 def main() -> None:
@@ -22,15 +22,15 @@ def main() -> None:
         except KeyboardInterrupt:
             sys.exit(130)
     try:
-        import typer  # noqa: F401
+        import cyclopts  # noqa: F401
     except ModuleNotFoundError:
-        sys.exit(_without_typer(sys.argv[1:]))
+        sys.exit(_without_cyclopts(sys.argv[1:]))
     from penstock.cli import main as command_line
 
     command_line()
 
 
-def _without_typer(words: list[str]) -> int:
+def _without_cyclopts(words: list[str]) -> int:
     if words[:1] == ["worker"]:
         from penstock.worker import main as worker
 

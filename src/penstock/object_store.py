@@ -1,9 +1,8 @@
-"""Files in a directory or in an object store, through `obstore`: where backups and the tier lie.
+"""Store files in a directory or an object store, through `obstore`. Backups and the tier use it.
 
-The names are paths with `/`. Every file is written whole or not at all. `put_if` is the one write
-that two writers may race for: it replaces the version that its caller has read, or creates what is
-not there, and otherwise refuses. A directory has no such operation of its own; there a lock file
-makes it one.
+Names are paths with `/`. Every file is written whole or not at all. `put_if` is the only write that
+two writers may race for: it replaces the version that the caller has read, or creates a new file,
+and otherwise raises `Conflict`. In a directory, a lock file makes that operation atomic.
 
     a checked document: JSON, a newline, 8 hexadecimal digits of its CRC32C, a newline
 """
@@ -42,21 +41,21 @@ _INTERRUPTED = re.compile(r".+#\d+")  # what is being written in a directory; ob
 T = TypeVar("T")
 
 
-class Listed(NamedTuple):
+class ObjectInfo(NamedTuple):
     name: str
     size: int
     modified: datetime
 
 
 class Version(NamedTuple):
-    """Of an object, as its store tells versions apart."""
+    """The version of an object, as its store identifies it."""
 
     e_tag: str | None
     number: str | None
 
 
-class Patience(NamedTuple):
-    """How long an operation goes on before it fails: its attempts, and the time of one."""
+class RequestLimits(NamedTuple):
+    """The number of attempts of a request, and the time limit of each."""
 
     attempts: int
     seconds: float
@@ -70,7 +69,7 @@ class ObjectStore:
     """
 
     def __init__(
-        self, address: str, *, create: bool = True, patience: Patience | None = None
+        self, address: str, *, create: bool = True, limits: RequestLimits | None = None
     ) -> None:
         try:
             import obstore
@@ -93,16 +92,16 @@ class ObjectStore:
             return
         if not address.startswith(SCHEMES):
             raise ConfigError(f"{address}: give a directory, or one of {', '.join(SCHEMES)}")
-        if "?" in address or "#" in address:  # they would end the prefix without a word
+        if "?" in address or "#" in address:  # they would end the prefix silently
             raise ConfigError(f"{address}: a prefix has no ? and no #")
         client: dict[str, Any] = {"allow_http": True} if _plain_endpoint() else {}
         more: dict[str, Any] = {}
-        if patience is not None:
-            seconds = timedelta(seconds=patience.seconds)
+        if limits is not None:
+            seconds = timedelta(seconds=limits.seconds)
             client |= {"timeout": seconds, "connect_timeout": seconds}
             more["retry_config"] = {
-                "max_retries": patience.attempts - 1,
-                "retry_timeout": seconds * patience.attempts,
+                "max_retries": limits.attempts - 1,
+                "retry_timeout": seconds * limits.attempts,
             }
         try:
             connect: Any = from_url  # it has a signature for each kind of store
@@ -111,7 +110,7 @@ class ObjectStore:
             raise ConfigError(f"{address}: {_reason(error)}") from error
 
     def _path(self, name: str) -> Path:
-        """The file of this name in the directory; names in manifests come from outside."""
+        """Return the path of a file; names come from manifests, which may be forged."""
         assert self.directory is not None
         if not is_relative_path(name):
             raise Damaged(f"{self.address}: {name!r} is not the name of a file in it")
@@ -120,15 +119,15 @@ class ObjectStore:
     def names(self) -> set[str]:
         return {item.name for item in self.list()}
 
-    def list(self, prefix: str | None = None) -> Iterator[Listed]:
+    def list(self, prefix: str | None = None) -> Iterator[ObjectInfo]:
         with self._explained("list", prefix or ""):
             for page in self._obstore.list(self._store, prefix):
                 for item in page:
                     if item["path"] != LOCK:
-                        yield Listed(item["path"], item["size"], item["last_modified"])
+                        yield ObjectInfo(item["path"], item["size"], item["last_modified"])
 
     def read(self, name: str) -> Iterator[bytes]:
-        """The content, in parts."""
+        """Yield the content in parts."""
         with self._explained("read", name):
             for part in self._obstore.get(self._store, name).stream(min_chunk_size=PART_BYTES):
                 yield bytes(part)
@@ -143,27 +142,27 @@ class ObjectStore:
             return bytes(self._obstore.get_range(self._store, name, start=start, length=length))
 
     def get(self, name: str) -> tuple[bytes, Version]:
-        """A small file, and which version of it that is."""
+        """Return a small file and its version."""
         with self._explained("read", name):
             answer = self._obstore.get(self._store, name)
             version = Version(answer.meta.get("e_tag"), answer.meta.get("version"))
             return bytes(answer.bytes()), version
 
     def size_of(self, name: str) -> int | None:
-        """None when it is not there."""
+        """Return the size; None if the file does not exist."""
         return self._head(name).get("size")
 
     def modified(self, name: str) -> datetime | None:
-        """When it was written, by the store's clock; None when it is not there."""
+        """Return the write time by the store's clock; None if the file does not exist."""
         return self._head(name).get("last_modified")
 
     def _head(self, name: str) -> dict[str, Any]:
-        with suppress(NotFound), self._explained("look at", name):
+        with suppress(NotFound), self._explained("inspect", name):
             return dict(self._obstore.head(self._store, name))
         return {}
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Any size. In a directory it is durable after `sync`."""
+        """Write a file of any size. In a directory it is durable after `sync`."""
         with self._explained("write", name):
             if self.directory is not None:
                 _write_file(self._path(name), parts)
@@ -177,8 +176,10 @@ class ObjectStore:
             )
 
     def put_if(self, name: str, data: bytes, version: Version | None) -> Version:
-        """Replace this version of a small file, or create it (None); `Conflict` when another one
-        is there. Durable."""
+        """Replace this version of a small file, or create it (None), durably.
+
+        Raise `Conflict` if the store has another version.
+        """
         exceptions = self._obstore.exceptions
         mode: Any = "create"
         if version is not None:
@@ -221,21 +222,23 @@ class ObjectStore:
             os.close(fd)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Fine if they are not there."""
+        """Delete files; missing ones are ignored."""
         for name in names:
             with suppress(NotFound), self._explained("delete", name):
                 self._obstore.delete(self._store, name)
 
     def discard_interrupted(self) -> None:
-        """Remove what writers that were killed have left in a directory: nobody lists it. An object
-        store has rules of its own for uploads that were not completed."""
+        """Remove unfinished files of killed writers from a directory.
+
+        An object store has lifecycle rules for incomplete uploads.
+        """
         if self.directory is not None:
             for path in self.directory.rglob("*#*"):
                 if _INTERRUPTED.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
     def sync(self, names: Iterable[str] | None = None) -> None:
-        """Make these files durable, or all. An object store's answer says that they are."""
+        """Make these files, or all files, durable. In an object store they already are."""
         if self.directory is None:
             return
         if names is None:
@@ -255,7 +258,7 @@ class ObjectStore:
 
     @contextmanager
     def _explained(self, verb: str, name: str) -> Iterator[None]:
-        """Raise what fails in it as the error it means."""
+        """Convert exceptions of the store to errors of Penstock."""
         try:
             yield
         except Exception as error:
@@ -270,7 +273,7 @@ class ObjectStore:
 
 
 def _write_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Several times as fast as obstore, which copies each part on its way to another thread."""
+    """Write a file several times as fast as obstore, which copies each part to another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}#{threading.get_ident()}")
     try:
@@ -284,7 +287,7 @@ def _write_file(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What obstore says, without its own structures."""
+    """Return the message of obstore without its debug output."""
     return str(error).partition("\n\nDebug source")[0]
 
 
@@ -293,7 +296,7 @@ def _plain_endpoint() -> bool:
 
 
 def _content(parts: Iterable[bytes]) -> bytes | Iterator[bytes]:
-    """What is small as a whole, which takes one request; more for an upload in parts."""
+    """Return small content whole, for one request; otherwise an iterator for a multipart upload."""
     following = iter(parts)
     first: list[bytes] = []
     size = 0
@@ -311,11 +314,11 @@ def pack_document(document: msgspec.Struct) -> bytes:
 
 
 def parse_document(data: bytes, kind: type[T], name: str) -> T:
-    """`Damaged` when it is not what was written. A newer release may have added fields."""
+    """Decode a checked document; raise `Damaged` if it was changed. Unknown fields are ignored."""
     body, _, check = data.rstrip(b"\n").rpartition(b"\n")
     if b"%08x" % crc32c(body) != check:
         raise Damaged(f"{name} does not match its checksum")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise Damaged(f"{name} is not one of this format: {error}") from None
+        raise Damaged(f"{name} does not have the expected format: {error}") from None

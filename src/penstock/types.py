@@ -12,20 +12,7 @@ from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
     BrokerStatus,
-    ConsumerHealth,
-    Counts,
-    DeadLetterMessage,
-    DeadLetters,
-    GroupPartition,
-    PartitionSummary,
-    QueueDescription,
     QueueSettings,
-    QueueSummary,
-    RouteStatus,
-    Schedule,
-    ScheduledMessage,
-    ScheduledMessages,
-    Seek,
     TransactionStep,
 )
 from penstock.client.routes import Routes
@@ -41,7 +28,13 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
-from penstock.protocol.answers import Configured, GroupSummary, RoutePushed, ScheduleRun
+from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
+from penstock.contract.queues import Queue, QueueDetails, QueueGroup, QueuePartition
+from penstock.contract.routes import RoutePushed, RouteStatus
+from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 
 __all__ = [
@@ -50,24 +43,23 @@ __all__ = [
     "AdminClient",
     "BrokerStatus",
     "BufferOptions",
-    "Configured",
     "ConsumerHealth",
     "ConsumerOptions",
-    "Counts",
     "DeadLetterFilter",
     "DeadLetterMessage",
     "DeadLetters",
     "Delivery",
-    "GroupPartition",
-    "GroupSummary",
-    "PartitionSummary",
+    "Group",
+    "GroupPosition",
     "ProducerOptions",
     "PushOptions",
     "Pushed",
-    "QueueDescription",
+    "Queue",
+    "QueueDetails",
+    "QueueGroup",
     "QueueOptions",
+    "QueuePartition",
     "QueueSettings",
-    "QueueSummary",
     "ReaderOptions",
     "Received",
     "RoutePushed",

@@ -153,7 +153,7 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before_and_nothing_ha
         pushed, acked, appended = len(load.pushed), set(load.acked), load.appended
         assert "1 topics and all queues" in penstock("backup", str(place), **env)
         later = load.appended
-    assert "has a backup already" in penstock("backup", str(place), code=1, **env)
+    assert "already has a backup" in penstock("backup", str(place), code=1, **env)
     assert "sound" in penstock("restore", str(place), "--check")
 
     url = fresh_database(postgres, empty=True)
@@ -202,7 +202,7 @@ def test_a_backup_goes_to_an_object_store_and_comes_back_with_every_offset(
     assert verify(tmp_path / "data" / "log").sound
     metadata = (tmp_path / "data" / "log" / METADATA).read_bytes()
     assert parse_metadata(metadata) == end
-    assert "holds no backup" in penstock("restore", "s3://bucket/none", code=1, **there, **s3)
+    assert "is not a backup" in penstock("restore", "s3://bucket/none", code=1, **there, **s3)
 
 
 def test_what_is_damaged_or_incomplete_is_not_restored_and_a_broker_does_not_start_on_it(
@@ -218,14 +218,14 @@ def test_what_is_damaged_or_incomplete_is_not_restored_and_a_broker_does_not_sta
         "PENSTOCK_DATABASE_URL": fresh_database(postgres, empty=True),
         "PENSTOCK_DATA_DIRECTORY": str(tmp_path / "data"),
     }
-    assert "is not what was written" in penstock("restore", str(place), "--check", code=1)
-    assert "is not what was written" in penstock("restore", str(place), code=1, **there)
+    assert "is damaged" in penstock("restore", str(place), "--check", code=1)
+    assert "is damaged" in penstock("restore", str(place), code=1, **there)
     refused = BrokerProcess(tmp_path / "data", database__url=there["PENSTOCK_DATABASE_URL"])
     with pytest.raises(RuntimeError, match="a restore into"):
         refused.start()
     assert "was interrupted" in penstock("restore", str(place), code=1, **there)
     (place / "manifest.json").unlink()
-    assert "holds no backup" in penstock("restore", str(place), code=1, **there)
+    assert "is not a backup" in penstock("restore", str(place), code=1, **there)
 
 
 def test_a_topic_in_a_tier_is_restored_with_the_tier_or_without_it(postgres, tmp_path) -> None:
@@ -293,6 +293,6 @@ def test_a_place_without_room_is_refused_and_holds_no_backup(loaded, tmp_path) -
     try:
         assert "No space left" in penstock("backup", str(place), code=1, **env)
         assert not (place / "manifest.json").exists()
-        assert "holds no backup" in penstock("restore", str(place), "--check", code=1)
+        assert "is not a backup" in penstock("restore", str(place), "--check", code=1)
     finally:
         subprocess.run(["umount", str(place)], check=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backup.manifest import File, Manifest
+from penstock.backup.manifest import BackupFile, BackupManifest
 from penstock.backup.restore import check, restore
 from penstock.config import Config
 from penstock.errors import Damaged
@@ -37,7 +37,9 @@ def test_a_restore_refuses_a_path_that_leads_out_before_it_makes_anything(
     outside = tmp_path / "outside"
     name = name.format(outside=outside)
     store = ObjectStore(str(tmp_path / "backup"))
-    manifest = Manifest("0.2.0", "2026", files={"topics/t/data.log": File(0, 0), name: File(0, 0)})
+    manifest = BackupManifest(
+        "0.2.0", "2026", files={"topics/t/data.log": BackupFile(0, 0), name: BackupFile(0, 0)}
+    )
     store.write("manifest.json", [manifest.pack()])
     with pytest.raises(Damaged, match="not part of a backup"):
         check(store)
@@ -48,7 +50,7 @@ def test_a_restore_refuses_a_path_that_leads_out_before_it_makes_anything(
 
 def test_a_restore_refuses_a_topic_whose_name_is_a_path(tmp_path: Path) -> None:
     store = ObjectStore(str(tmp_path / "backup"))
-    manifest = Manifest("0.2.0", "2026", topics={f"{tmp_path}/other": 7})
+    manifest = BackupManifest("0.2.0", "2026", topics={f"{tmp_path}/other": 7})
     store.write("manifest.json", [manifest.pack()])
     with pytest.raises(Damaged, match="cannot be one"):
         restore(Config(data_directory=tmp_path / "data"), store)

@@ -137,7 +137,7 @@ async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(data
 
 
 async def test_a_database_without_room_is_waited_for_and_order_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.buffer.buffer.MAX_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.buffer.buffer.MAX_REPLAY_PAUSE_SECONDS", 0.1)
 
     store = Store()
     tries = 0

@@ -43,9 +43,9 @@ def test_list_shows_what_waits_and_what_failed(left):
 
 def test_inspect_prints_events_and_why_they_failed(left):
     [name] = names(left)
-    lines = command("inspect", name, "--dir", left, "-n", 3).stdout.splitlines()
+    lines = command("list", name, "--dir", left, "-n", 3).stdout.splitlines()
     assert [json.loads(line)["payload"] for line in lines if line.startswith("{")] == [1, 2, 3]
-    failed = command("inspect", names(left / "failed")[0], "--dir", left)
+    failed = command("list", names(left / "failed")[0], "--dir", left)
     assert "refused" in failed.output
 
 
@@ -66,7 +66,7 @@ async def test_replay_into_a_database_without_a_broker(left, database_url, scrat
     where = ("--dir", left, "--database-url", database_url)
     await asyncio.to_thread(command, "replay", *where)
     assert names(left) == []
-    await asyncio.to_thread(command, "retry-failed", *where)
+    await asyncio.to_thread(command, "replay", "--failed", *where)
     assert names(left / "failed") == []
     async with real(database_url, scratch) as (_, queues):
         assert await delivered(queues, "orders") == {"Default": [b"1", b"2", b"3", b"4", b"5"]}

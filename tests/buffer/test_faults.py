@@ -16,9 +16,9 @@ from random import Random
 
 import pytest
 
-from penstock.buffer.failed import Failed, Refusal
-from penstock.buffer.storage import Storage
-from penstock.config.schema import Buffer as Settings
+from penstock.buffer.failed import FailedEvents, RefusedEvent
+from penstock.buffer.storage import BufferStorage
+from penstock.config.schema import BufferSettings as Settings
 from penstock.errors import PenstockError
 from penstock.io.fs import DISK
 from penstock.metrics import Metrics
@@ -186,8 +186,8 @@ async def test_after_a_failed_fsync_the_same_events_go_to_a_new_file(tmp_path):
 def test_the_table_of_failed_files_can_be_read_while_pool_threads_change_it(tmp_path):
     settings = Settings(free_space_reserve=0)
     with ThreadPoolExecutor(2) as pool:
-        storage = Storage(tmp_path, DISK, pool, settings, lambda item: item)
-        failed = Failed(storage)
+        storage = BufferStorage(tmp_path, DISK, pool, settings, lambda item: item)
+        failed = FailedEvents(storage)
         storage.fs.make_dir(tmp_path / "failed")
         names = [storage.namer.next("failover") for _ in range(400)]
         item = Item("q", b"1", transaction_id="t")
@@ -195,7 +195,7 @@ def test_the_table_of_failed_files_can_be_read_while_pool_threads_change_it(tmp_
         sys.setswitchinterval(1e-6)
         try:
             writing = pool.submit(
-                lambda: [failed.write(name, [Refusal(item, "no")]) for name in names]
+                lambda: [failed.write(name, [RefusedEvent(item, "no")]) for name in names]
             )
             while not writing.done():
                 failed.due()

@@ -144,10 +144,10 @@ async def test_a_slow_database_makes_pushes_wait_instead_of_filling_memory(tmp_p
         assert len(store.payloads()) == 40
 
 
-async def test_what_waits_long_is_synced_after_flush_ms(tmp_path):
+async def test_what_waits_long_is_synced_after_flush_interval(tmp_path):
     store = Store()
     fs = FaultyFs()
-    async with buffering(tmp_path, store, fs=fs, flush_ms=20) as buffer:
+    async with buffering(tmp_path, store, fs=fs, flush_interval=0.02) as buffer:
         await buffer.push(items(1), buffer_ms=60_000)
         [inode] = [fs.files[path] for path in fs.files if "qos0" in path.name]
         assert inode.durable == b""

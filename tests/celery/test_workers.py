@@ -143,6 +143,13 @@ def test_a_chord_runs_with_the_results_in_the_same_postgresql(
     assert chained.get(timeout=120) == 12
 
 
+def test_results_come_back_over_a_reply_queue(shop: Shop) -> None:
+    app = shop.app(result_backend="rpc://")
+    shop.worker(results="rpc://")
+    sent = [app.send_task("tests.celery.shop.double", (number,)) for number in range(5)]
+    assert [one.get(timeout=120) for one in sent] == [0, 2, 4, 6, 8]
+
+
 def test_a_task_of_higher_priority_runs_first(shop: Shop, api: httpx.Client) -> None:
     shop.settings = {"priorities": 10, "prefetch": 1}
     app = shop.app(task_queue_max_priority=10)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from penstock import Client, Message
-from penstock.config.schema import Database as DatabaseSettings
-from penstock.config.schema import Queues as QueueSettings
+from penstock.config.schema import DatabaseSettings as DatabaseSettings
+from penstock.config.schema import QueuesSettings as QueueSettings
 from penstock.database import Database
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues

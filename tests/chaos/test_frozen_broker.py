@@ -104,7 +104,7 @@ from penstock.metrics import Metrics
 from penstock.queues.schema import SCHEMA
 
 async def main():
-    database = Database(schema.Database(url=sys.argv[1]), Path("/nonexistent"), Metrics(), SCHEMA)
+    database = Database(schema.DatabaseSettings(url=sys.argv[1]), Path("/nonexistent"), Metrics(), SCHEMA)
     await database.start()
     await database.fetch("SELECT repeat('x', 1000) FROM generate_series(1, 2000000)")
 

@@ -45,7 +45,7 @@ def test_payloads_may_be_arguments_and_plain_text(shell, queue):
     )
     assert shell.lines("push", queue, "[1]", "-t", "mine", "-p", "c-1")[0]["status"] == "duplicate"
     shell.run("push", f"{queue}/c-1", "hello", "--text", "--quiet")
-    assert shell.lines("pop", f"{queue}/c-1", "-n", "5", "-d", "--ack") == [[1], "hello"]
+    assert shell.lines("pop", f"{queue}/c-1", "-n", "5", "--data", "--ack") == [[1], "hello"]
     assert "not JSON" in shell.run("push", queue, "hello", code=2).output
     assert "exactly one" in shell.run("push", queue, "1", "2", "-t", "x", code=2).output
 
@@ -56,7 +56,7 @@ def test_messages_are_pushed_with_headers_and_for_later(shell, queue):
     shell.run("push", queue, "3", "--at", "2099-01-31T12:00:00Z", "-t", "x", "--quiet")
     (message,) = shell.lines("pop", queue, "-n", "5", "--ack")
     assert message["headers"] == {"tenant": "a", "n": "1=2"}
-    assert "2099-01-31" in shell.run("scheduled", queue).stdout
+    assert "2099-01-31" in shell.run("messages", queue, "--scheduled").stdout
     assert "name=value" in shell.run("push", queue, "1", "-H", "tenant", code=2).output
     assert "ISO 8601" in shell.run("push", queue, "1", "--at", "noon", code=2).output
 
@@ -77,8 +77,8 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     assert (
         "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
     )
-    shell.run("set", queue, "retryLimit=7")
-    assert "option=value" in shell.run("set", queue, "retryLimit", code=2).output
+    shell.run("configure", queue, "retryLimit=7")
+    assert "option=value" in shell.run("configure", queue, "retryLimit", code=2).output
     shell.run("push", queue, "1", "2")
     header, row = shell.run("list", queue).stdout.splitlines()
     listed = dict(zip(header.split("\t"), row.split("\t"), strict=True))
@@ -90,7 +90,7 @@ def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     described = shell.run("describe", queue).stdout
     assert "leaseTime\t30\n" in described
     assert "retryLimit\t7\n" in described
-    assert "\npartition\tlag\tstored\t" in described
+    assert "\npartition\twaiting\tstored\t" in described
     assert "--yes" in shell.run("delete", queue, code=2).output
     assert shell.lines("delete", queue, "--keep", "--yes")[0]["deleted"] == 2
     shell.run("delete", queue, "--yes")
@@ -131,11 +131,11 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
     header, newest, _ = shell.run("dlq", "list", queue).stdout.splitlines()
     letter = dict(zip(header.split("\t"), newest.split("\t"), strict=True))
     assert (letter["attempts"], letter["group"]) == ("2", "(queue mode)")
-    assert "2\t" in shell.run("dlq", "errors", queue).stdout
+    assert "2\t" in shell.run("dlq", "list", queue, "--by-error").stdout
     assert "2 in all" in shell.run("dlq", "list", queue, "-n", "1").stderr
     requeued = shell.lines("dlq", "requeue", queue, "--id", letter["id"], "--yes")
     assert requeued[0]["requeued"] == 1
-    assert shell.lines("pop", queue, "-d") == ["b"]
+    assert shell.lines("pop", queue, "--data") == ["b"]
     assert shell.lines("dlq", "list", queue, "--error", "none such", "--json") == [[]]
     assert shell.lines("dlq", "purge", queue, "--error", "none such", "--yes")[0]["deleted"] == 0
     purged = shell.lines("dlq", "purge", queue, "--error", "no stock", "--yes")
@@ -145,10 +145,10 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
 def test_messages_for_later_are_listed_and_cancelled(shell, queue, broker):
     item = {"queue": queue, "payload": 1, "transactionId": f"{queue}-1", "delay": 3600}
     Api(broker.url).post("/api/v1/push", body={"items": [item]})
-    (row,) = shell.rows("scheduled", queue)
+    (row,) = shell.rows("messages", queue, "--scheduled")
     assert (row["partition"], row["transactionId"]) == ("Default", f"{queue}-1")
     shell.run("cancel", queue, "Default", f"{queue}-1")
-    assert shell.rows("scheduled", queue) == []
+    assert shell.rows("messages", queue, "--scheduled") == []
     shell.run("consumers")
 
 
@@ -159,15 +159,15 @@ def test_stored_messages_are_looked_at_without_taking_them(shell, queue):
     where = (stored["partitionId"], stored["transactionId"])
     assert (stored["partition"], where[1]) == ("c-1", f"{queue}-1")
     assert json.dumps({"n": 1}) in json.dumps(shell.lines("message", *where))
-    shell.run("delete-message", *where, "--yes")
+    shell.run("message", *where, "--delete", "--yes")
     assert shell.lines("messages", queue, "--json") == [[]]
 
 
 def test_a_group_is_forgotten(shell, queue):
     shell.run("push", queue, "1")
     shell.run("pop", f"{queue}@g", "--ack")
-    assert "--yes" in shell.run("forget", f"{queue}@g", code=2).output
-    shell.run("forget", f"{queue}@g", "--yes")
+    assert "--yes" in shell.run("delete", f"{queue}@g", code=2).output
+    shell.run("delete", f"{queue}@g", "--yes")
     assert queue not in shell.run("groups").stdout
 
 

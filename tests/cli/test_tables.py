@@ -4,13 +4,14 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
 
 import pytest
-import typer
+from cyclopts import App
 from rich.console import Console
 
-from penstock.cli import GROUPS, Commands, app, option
+from penstock.cli import COMMANDS, app
+from penstock.cli.old_words import COMMANDS as COMMANDS_OF_THE_LAST_RELEASE
+from penstock.cli.old_words import current_words
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -118,51 +119,83 @@ def test_durations_as_people_say_them(seconds, shown):
     assert duration(seconds) == shown
 
 
-def every_command() -> Iterator[tuple[str, Any]]:
-    for name in GROUPS:
+def every_command() -> Iterator[tuple[str, App]]:
+    for name in COMMANDS.keys() - {"restore"}:
         __import__(f"penstock.cli.{name}")
 
-    def below(group: Any, words: str) -> Iterator[tuple[str, Any]]:
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                yield from below(command, f"{words} {name}")
-            else:
+    def below(group: App, words: str) -> Iterator[tuple[str, App]]:
+        for name in group:
+            command = group[name]
+            if name.startswith("-"):
+                continue
+            if command.default_command:
                 yield f"{words} {name}", command
+            yield from below(command, f"{words} {name}")
 
-    yield from below(typer.main.get_command(app), "penstock")
+    yield from below(app, "penstock")
 
 
 def test_every_command_explains_itself_with_an_example():
-    lacking = [words for words, command in every_command() if words not in (command.help or "")]
+    lacking = [words for words, command in every_command() if words not in command.help]
     assert lacking == []
 
 
-def test_an_option_has_the_name_of_its_parameter_unless_it_has_a_long_one():
-    commands = Commands("Things.")
-    short = option("Only count.", "-n")
+def test_the_list_of_commands_says_what_their_modules_say():
+    every = dict(every_command())
+    for word, text in COMMANDS.items():
+        assert app[word].help.split("\n\n")[0].replace("\n", " ") == text
+        assert f"penstock {word}" in every or list(app[word])
 
-    @commands.command()
-    def make(
-        dry_run: Annotated[bool, short] = False,
-        only_count: Annotated[bool, short] = False,
-        target: Annotated[str, option("Where to.", "--to")] = "",
-        keep: Annotated[bool, option("Keep it.", "--keep/--no-keep")] = False,
-    ) -> None: ...
 
-    params = typer.main.get_command(commands).params[:4]
-    names = [["--dry-run", "-n"], ["--only-count", "-n"], ["--to"], ["--keep"]]
-    assert [param.opts for param in params] == names
-    assert [param.secondary_opts for param in params] == [[], [], [], ["--no-keep"]]
+def test_every_option_has_a_meaning_and_a_letter_means_one_thing():
+    letters: dict[str, set[str]] = {"-w": set(), "-d": set()}
+    for words, command in every_command():
+        for one in command.assemble_argument_collection(parse_docstring=True):
+            if one.show:
+                assert one.parameter.help, f"{words} {one.names}"
+            for letter in letters.keys() & set(one.names):
+                letters[letter].add(one.name)
+    assert letters == {"-w": {"--watch"}, "-d": {"--data-dir"}}
+
+
+def test_an_old_command_is_a_command_of_today_and_says_so():
+    commands = dict(every_command())
+    for old in COMMANDS_OF_THE_LAST_RELEASE:
+        said: list[str] = []
+        words = current_words(old.split(), said.append)
+        names = [word for word in words if not word.startswith("-") and not word.isdecimal()]
+        assert " ".join(["penstock", *names]) in commands, old
+        assert " ".join(words) == old or "is now" in said[0], old
+
+
+def test_old_options_have_their_new_names():
+    said: list[str] = []
+    assert current_words(["queue", "pop", "q", "-w", "3", "-d"], said.append) == [
+        *("queue", "pop", "q", "--wait", "3", "--data")
+    ]
+    assert current_words(["export", "status", "lake", "--watch", "1"], said.append) == [
+        *("route", "list", "lake", "--watch", "--interval", "1")
+    ]
+    assert current_words(["topic", "tail", "t", "-n", "3"], said.append) == [
+        *("topic", "consume", "t", "--last", "3")
+    ]
+    assert len(said) == 7
+    assert current_words(["queue", "list", "-w"], said.append) == ["queue", "list", "-w"]
+    assert len(said) == 7
 
 
 def test_what_shows_a_state_can_be_watched_and_read_by_programs():
     options = {
-        words: {name for param in command.params for name in param.opts}
+        words: {
+            name
+            for one in command.assemble_argument_collection(parse_docstring=True)
+            for name in one.names
+        }
         for words, command in every_command()
     }
     for words, names in options.items():
         if words.split()[-1] in ("list", "status", "groups", "messages", "errors", "describe"):
-            wanted = {"--json"} if words.startswith("penstock topic") else {"--json", "--watch"}
+            wanted = {"--json"} if words == "penstock topic describe" else {"--json", "--watch"}
             assert wanted <= names, words
         if not words.startswith("penstock pipeline run"):  # a job goes on and shows nothing
             assert "--watch" not in names or "--json" in names, words

@@ -43,7 +43,7 @@ async def program() -> int:
         await ours.configure("orders", lease_time=30)
         await ours.configure("orders", laese_time=30)  # wrong
         letters = await ours.admin.dead_letters("orders", group="billing")
-        reasons: list[str | None] = [letter.error_message for letter in letters.messages]
+        reasons: list[str | None] = [letter.error for letter in letters.messages]
         letters["messages"]  # wrong
         orders = ours.topic("orders-log")
         offset = await orders.produce(b"...")

@@ -205,7 +205,7 @@ async def test_messages_pushed_without_a_partition_run_in_parallel_and_poison_ho
         await consume_until(client, lambda: len(done) == 24)
         assert peak == 8
         assert handle.failed == 1
-        assert (await client.admin.describe(queue)).queue.options.ordering == "none"
+        assert (await client.configure(queue)).ordering == "none"
 
 
 async def test_order_is_kept_where_it_is_asked_for(broker, queue):
@@ -215,10 +215,7 @@ async def test_order_is_kept_where_it_is_asked_for(broker, queue):
         await client.push(f"{queue}-b", 1)
         async with client.transaction() as transaction:
             transaction.push(f"{queue}-c", 1)
-        orders = {
-            name: (await client.admin.describe(f"{queue}-{name}")).queue.options.ordering
-            for name in "abc"
-        }
+        orders = {name: (await client.configure(f"{queue}-{name}")).ordering for name in "abc"}
         assert orders == {"a": "partition", "b": "partition", "c": "none"}
 
 

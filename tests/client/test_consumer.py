@@ -33,7 +33,7 @@ class Model(pydantic.BaseModel):
 
 async def dead(client: Client, queue: str) -> dict[Any, str | None]:
     letters = (await client.admin.dead_letters(queue)).messages
-    return {str(letter.data): letter.error_message for letter in letters}
+    return {str(letter.data): letter.error for letter in letters}
 
 
 @pytest.mark.parametrize("kind", [Struct, Data, Model])
@@ -167,8 +167,8 @@ async def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits
         running = asyncio.create_task(client.run())
 
         async def done() -> bool:
-            return [(row.completed, row.total_lag) for row in await client.admin.groups()
-                    if row.queue_name == queue] == [(1, 0)]  # fmt: skip
+            return [(row.completed, row.waiting) for row in await client.admin.groups()
+                    if row.queue == queue] == [(1, 0)]  # fmt: skip
 
         await eventually(done)
         assert len(consumer._polls) == 1

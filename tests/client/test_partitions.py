@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock import Client, SyncClient
-from penstock.client.partitions import Rotation, murmur2, partition_of
 from penstock.errors import InvalidRequest
+from penstock.protocol.partitions import Rotation, murmur2, partition_of
 from penstock.protocol.record_batch import Record
 
 # The vectors of Kafka's own test of the hash, as it prints them: signed.

@@ -158,7 +158,7 @@ def test_plain_code_uses_the_same_client(broker, queue):
         assert client.extend(message) is True
         with client.transaction() as tx:
             tx.ack(message, "dlq", error="no").push(f"{queue}-b", "moved")
-        assert client.admin.dead_letters(queue).messages[0].error_message == "no"
+        assert client.admin.dead_letters(queue).messages[0].error == "no"
         assert queue in [row.name for row in client.admin.queues()]
         assert client.admin.delete_queue(queue) is True
         assert client.close() == []

@@ -106,7 +106,7 @@ async def test_what_cannot_be_stored_fails_the_messages_and_a_misfit_is_put_asid
             return (await client.admin.dead_letters(queue)).total == 2
 
         await running(client, dead)
-        errors = [one.error_message for one in (await client.admin.dead_letters(queue)).messages]
+        errors = [one.error for one in (await client.admin.dead_letters(queue)).messages]
         assert sorted("longer than" in str(error) for error in errors) == [False, True]
         assert await client.pop(f"{queue}@g") == []
 

@@ -502,3 +502,17 @@ def test_backoff_doubles_up_to_its_limit_and_starts_over() -> None:
         assert most / 2 <= backoff.delay() <= most
     backoff.reset()
     assert backoff.delay() <= 1.0
+
+
+async def test_a_broker_of_0_2_0_that_refuses_the_format_byte_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`FETCH_FLAGS` is all that 0.2.0 knows; the real release is in tests/e2e."""
+    known = frames.LENGTHS | frames.TIMES
+    monkeypatch.setattr("penstock.wire.tcp.commands.FETCH_FLAGS", known)
+    async with with_client(tmp_path) as (served, client):
+        await client.topic("a").produce(*(b"%d" % i for i in range(100)))
+        assert await everything(client, "a") == [b"%d" % i for i in range(100)]
+        with TopicLink(served.address) as link:
+            fetched = await asyncio.to_thread(link.fetch, "a", 0, 1 << 20, keyed=True)
+        assert fetched.records == 100

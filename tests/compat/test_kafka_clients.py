@@ -574,10 +574,31 @@ def test_an_admin_client_manages_topics_and_groups(served: Served, topic: str):
     changed = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[change])
     done(admin.incremental_alter_configs([changed]))
     assert served.topics.partition(topic, 2).policy == "delete"
+
+    def alter(name: str, value: str | None) -> None:
+        how = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+        entry = ConfigEntry(name, value, incremental_operation=how)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        done(admin.incremental_alter_configs([resource]))
+
+    alter("retention.ms", "3600000")
+    alter("max.message.bytes", "1000")
+    (configs,) = done(admin.describe_configs([resource]))
+    assert configs["retention.ms"].value == "3600000"
+    assert served.topics.partition(topic, 2).limits.retention_age == 3600
+    with pytest.raises(confluent_kafka.KafkaException, match=r"topics\.max_record"):
+        alter("max.message.bytes", str(65 << 20))
+    with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
+        Confluent().produce(served.kafka_address, topic, [(None, b"x" * 2000)])
+    alter("max.message.bytes", None)
+    (configs,) = done(admin.describe_configs([resource]))
+    assert int(configs["max.message.bytes"].value) == 64 << 20
     Confluent().produce(served.kafka_address, topic, numbered(20))
     first = confluent_kafka.TopicPartition(topic, 0)
     (offset,) = done(admin.list_offsets({first: OffsetSpec.latest()}))
     assert offset.offset == 20
+    (deleted,) = done(admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 7)]))
+    assert deleted.low_watermark == served.topics.require(topic).first_offset == 7
     (deleted,) = done(admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 20)]))
     assert deleted.low_watermark == served.topics.require(topic).first_offset == 20
     group = f"g-{topic}"

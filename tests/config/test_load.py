@@ -120,10 +120,25 @@ def test_the_seeds_environment_names_work():
         "DEFAULT_TIMEOUT": "1000",
     }
     config = load(environ=environ).config
-    assert config.buffer.flush_ms == 50
+    assert config.buffer.flush_interval == 0.05
     assert config.buffer.dir == Path("/spool")
     assert config.database.host == "db"
-    assert config.queues.default_timeout_ms == 1000
+    assert config.queues.default_timeout == 1
+
+
+def test_durations_are_durations_and_former_keys_in_milliseconds_still_work(tmp_path):
+    file = tmp_path / "penstock.yaml"
+    file.write_text("queues: {retention_interval: 5m, eviction_interval_ms: 1500}\n")
+    environ = {"RETENTION_INTERVAL": "2m", "PENSTOCK_BUFFER_FLUSH_MS": "20"}
+    config = load(file, environ).config
+    assert (config.queues.retention_interval, config.queues.eviction_interval) == (120, 1.5)
+    assert config.buffer.flush_interval == 0.02
+    config = load(
+        file, {}, {"queues.default_timeout": "30s", "queues.retention_interval": 7}
+    ).config
+    assert (config.queues.default_timeout, config.queues.retention_interval) == (30, 7)
+    with pytest.raises(ConfigError, match=r"eviction_interval = 'soon': expected a duration"):
+        load(environ={"EVICTION_INTERVAL": "soon"})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ async def test_a_fresh_database_is_migrated_and_answers(database_url):
 
 async def test_several_brokers_may_migrate_at_once(database_url):
     databases = [
-        Database(schema.Database(url=database_url), Path("unused"), Metrics(), SCHEMA)
+        Database(schema.DatabaseSettings(url=database_url), Path("unused"), Metrics(), SCHEMA)
         for _ in range(4)
     ]
     await asyncio.gather(*(database.start() for database in databases))
@@ -74,7 +74,7 @@ async def test_a_listener_survives_the_loss_of_its_connection(database_url):
 
 
 def test_the_url_is_made_from_the_seeds_names_when_none_is_given():
-    settings = schema.Database(
+    settings = schema.DatabaseSettings(
         host="one, two:5433", port=5432, name="shop", user="me", password="p@ss"
     )
     assert url_of(settings) == "postgresql://me:p%40ss@one:5432,two:5433/shop"

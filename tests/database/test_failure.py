@@ -29,7 +29,7 @@ def problem(url: str) -> str:
 
     async def ask() -> str:
         database = Database(
-            schema.Database(url=url, acquire_timeout=5), Path("unused"), Metrics(), SCHEMA
+            schema.DatabaseSettings(url=url, acquire_timeout=5), Path("unused"), Metrics(), SCHEMA
         )
         await database.start()
         try:

@@ -4,21 +4,21 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.database.hosts import Host, Server, Sighting, choose, hosts_of
+from penstock.database.hosts import DatabaseServer, Host, Sighting, choose, hosts_of
 
 A, B, C = Host("a", 5432), Host("b", 5432), Host("c", 5432)
 
 
 def server(
     host: Host, timeline: int = 1, *, system: int = 7, writable: bool = True, second: int = 0
-) -> Server:
+) -> DatabaseServer:
     started = datetime(
         2026, 1, 1, 0, host.host.encode()[0] % 60 if host.host else 0, second, tzinfo=UTC
     )
-    return Server(host, system, timeline if writable else 0, started, writable)
+    return DatabaseServer(host, system, timeline if writable else 0, started, writable)
 
 
-def sights(*seen: Server | Host) -> list[Sighting]:
+def sights(*seen: DatabaseServer | Host) -> list[Sighting]:
     return [
         Sighting(one, None, "does not answer") if isinstance(one, Host) else Sighting(one.host, one)
         for one in seen
@@ -71,7 +71,7 @@ def test_two_promoted_at_once_have_the_same_timeline_and_the_one_in_use_stays():
 
 
 def test_one_server_under_two_names_is_no_conflict():
-    same = Server(C, 7, 1, server(A).started, True)
+    same = DatabaseServer(C, 7, 1, server(A).started, True)
     assert choose(sights(server(A), same), None).warning == ""
 
 

@@ -122,17 +122,14 @@ def check_penstock(block: Block, line: str, tree: dict[str, Any]) -> None:
     while words and f"{name} {words[0]}" in tree:
         name += f" {words.pop(0)}"
     assert name != "penstock" or not words or words[0].startswith("-"), f"{block.name}: {line}"
-    known = {
-        option for param in tree[name].params for option in (*param.opts, *param.secondary_opts)
-    }
-    known |= {"--help", "-h"} | {o for param in tree["penstock"].params for o in param.opts}
+    known = {"--help", "-h", "--version", "--install-completion", *GLOBAL}
+    known |= {one for option in tool("reference").options(tree[name]) for one in option.names}
     for word in words:
         if word == "--":
             break
         if re.match(r"--[a-z]", word):
             assert word.partition("=")[0] in known, f"{block.name}: {name} has no {word}"
-    group = hasattr(tree[name], "commands") and not tree[name].invoke_without_command
-    if group and words and not re.match(r"-|.*\.yaml$", words[0]):
+    if tree[name].default_command is None and words and not re.match(r"-|.*\.yaml$", words[0]):
         raise AssertionError(f"{block.name}: {name} has no command {words[0]}")
 
 

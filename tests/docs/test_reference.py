@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-import typer
+from cyclopts import App
 
 import penstock.client
 import penstock.types
@@ -30,12 +30,15 @@ def test_no_generated_page_is_stale(made: dict[str, str]) -> None:
 
 def test_every_configuration_key_is_there_with_its_meaning() -> None:
     page = (REFERENCE / "configuration.md").read_text()
-    sections = dict(re.findall(r"^## (\S+|Top level)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    headed = re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##|\Z)", page, re.M | re.S)
+    sections = {heading.lower(): text for heading, text in headed}
     keys = list(leaves())
-    assert len(keys) > 100
-    for name, _, _ in keys:
+    common = [name for name, _, item in keys if not item.metadata["advanced"]]
+    assert 90 < len(common) < 115 < len(keys)
+    for name, _, item in keys:
         section, _, key = name.rpartition(".")
-        row = re.search(rf"^\| `{key}` \|(.*)\|$", sections[section or "Top level"], re.M)
+        heading = ("advanced: " if item.metadata["advanced"] else "") + (section or "top level")
+        row = re.search(rf"^\| `{key}` \|(.*)\|$", sections[heading], re.M)
         assert row, f"{name} is not in the reference"
         assert len(row[1].split("|")[-1].strip()) > 3, f"{name} has no meaning"
 
@@ -45,11 +48,11 @@ def test_every_command_is_there(made: dict[str, str]) -> None:
     page = (REFERENCE / "cli.md").read_text()
     headings = set(re.findall(r"^##+ (penstock .*)$", page, re.M))
 
-    def walk(words: str, command: object) -> list[str]:
-        children = getattr(command, "commands", {})
-        return [words, *(w for name, one in children.items() for w in walk(f"{words} {name}", one))]
+    def walk(words: str, command: App) -> list[str]:
+        children = [name for name in command if not name.startswith("-")]
+        return [words, *(w for name in children for w in walk(f"{words} {name}", command[name]))]
 
-    commands = walk("penstock", typer.main.get_command(app))[1:]
+    commands = walk("penstock", app)[1:]
     assert len(commands) > 60
     assert set(commands) == headings
 

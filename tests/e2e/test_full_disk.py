@@ -29,6 +29,22 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+def test_a_disk_without_space_for_the_database_is_said_first(scratch: Path) -> None:
+    small = scratch / "disk"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], check=True)
+    try:
+        words = ["serve", "--data-dir", str(small / "data"), "--http-port", "0", "--no-topics"]
+        command = [sys.executable, "-m", "penstock", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    assert done.returncode == 4, done.stderr
+    sentence, _, log = done.stderr.partition("PostgreSQL said:")
+    assert "is full, so the embedded PostgreSQL cannot start: free some space" in sentence
+    assert "No space left on device" in log
+
+
 def produce(broker: BrokerProcess, data: bytes) -> "subprocess.CompletedProcess[bytes]":
     host, port = broker.tcp
     command = [

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import pwd
 import resource
 import signal
 import socket
@@ -92,6 +93,33 @@ def test_a_port_in_use_is_said_before_anything_is_started_with_what_sets_it(tmp_
     assert not (tmp_path / ".penstock" / "postgres").exists()
 
 
+def test_a_data_directory_that_cannot_be_written_is_said_with_the_user_and_the_remedy(tmp_path):
+    refused = "/sys/penstock"  # where even root creates nothing
+    done = run("serve", "--data-dir", refused)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "cannot write" in line]
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"the user {user} cannot write to the data directory {refused}" in line
+    assert f"sudo install -d -o {user} {refused}" in line
+    assert "--data-dir" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_database_of_another_release_is_explained_in_the_first_sentence(scratch):
+    with BrokerProcess(scratch / "data"):
+        pass
+    version = scratch / "data/.penstock/postgres/data/PG_VERSION"
+    current = version.read_text().strip()
+    version.write_text("12\n")
+    done = run("serve", "--data-dir", str(scratch / "data"), "--http-port", "0", "--no-topics")
+    assert done.returncode == 4
+    sentence, _, log = done.stderr.partition("PostgreSQL said:")
+    assert f"was created by PostgreSQL 12, and this release has PostgreSQL {current}" in sentence
+    assert "'penstock backup'" in sentence
+    assert "FATAL" in log
+    assert "FATAL" not in sentence
+
+
 def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     file = tmp_path / "penstock.yaml"
     file.write_text("htp_server: {}\nlog_level: loud\n")
@@ -99,7 +127,7 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
     assert done.returncode == 2
     assert "did you mean http_server" in done.stderr
     assert "expected one of debug, info, warning, error" in done.stderr
-    checked = run("config", "check", str(file))
+    checked = run("config", "--check", str(file))
     assert checked.returncode == 2
     assert "log_level = 'loud'" in checked.stderr
 
@@ -156,7 +184,7 @@ def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path,
 
 
 def test_config_show_names_each_values_origin():
-    done = run("config", "show", env={**os.environ, "PENSTOCK_HTTP_SERVER_PORT": "7777"})
+    done = run("config", env={**os.environ, "PENSTOCK_HTTP_SERVER_PORT": "7777"})
     assert "http_server.port\t7777\tenvironment PENSTOCK_HTTP_SERVER_PORT" in done.stdout
     assert "tcp_server.port\t12345\tdefault" in done.stdout
 

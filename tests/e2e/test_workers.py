@@ -22,7 +22,7 @@ def broker(postgres, tmp_path_factory):
         directory,
         database_url=fresh_database(postgres),
         workers=3,
-        queues__retention_interval_ms=200,
+        queues__retention_interval="200ms",
     ) as process:
         yield process
 

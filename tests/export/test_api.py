@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from penstock.cli import app
-from penstock.cli import export as cli_export
-from penstock.config.schema import HttpServer as HttpSettings
+from penstock.cli import route as cli_route
+from penstock.config.schema import HttpServerSettings as HttpSettings
 from penstock.wire.http.api import export as api
 from penstock.wire.http.routes import Router, routes_of
 from penstock.wire.http.server import HttpServer
@@ -145,7 +145,7 @@ def test_dead_letters_are_shown_and_replayed(serving: Serving):
 
 
 def cli(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "300"})
+    result = CliRunner().invoke(app, ["route", *arguments], env={"COLUMNS": "300"})
     assert result.exit_code == code, result.output
     return result.output
 
@@ -155,10 +155,10 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     assert "running" in cli("list", *url)
     cli("pause", "r", *url)
     ask(serving.url, "POST", "/r/push", {"records": [{"id": 1}, {"id": 2}]})
-    shown = cli("status", "r", *url)
+    shown = cli("list", "r", *url)
     assert "paused" in shown
     assert "accepted 2 = delivered 0" in shown
-    assert json.loads(cli("status", "r", "--json", *url))["queue"]["records"] == 2
+    assert json.loads(cli("list", "r", "--json", *url))["queue"]["records"] == 2
     assert "paused" in cli("list", *url)
     assert "in use" in cli("repair", "r", "--data-dir", str(serving.directory), code=1), (
         "not under a running broker"
@@ -167,13 +167,13 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
     cli("resume", "r", *url)
     assert "0 records queued again" in cli("replay", "r", *url)
     cli("drain", "r", *url)
-    assert "drained" in cli("status", "r", *url)
+    assert "drained" in cli("list", "r", *url)
     cli("resume", "r", *url)
     serving.destination.rule = lambda ids, number: 401
     ask(serving.url, "POST", "/r/push", {"records": [{"id": 3}]})
     until(lambda: ask(serving.url, "GET", "/r")[1]["paused"])
     serving.exports.get("r").delivery.last_error = "[/bold]"  # what a destination says is no markup
-    shown = cli("status", "r", *url)
+    shown = cli("list", "r", *url)
     assert "answered 401" in shown
     assert "tries again in" in shown
     assert "no route named x" in cli("pause", "x", *url, code=1)
@@ -183,7 +183,7 @@ def test_the_commands_steer_a_running_broker(serving: Serving):
 def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cli_export, "PAGE_RECORDS", 2)
+    monkeypatch.setattr(cli_route, "PAGE_RECORDS", 2)
     monkeypatch.setattr(api, "ANSWER_BYTES", 10)  # one record an answer
     where = ("r", "--url", serving.url)
     serving.destination.rule = lambda ids, number: 400 if max(ids) < 5 else 200
@@ -197,7 +197,7 @@ def test_a_running_broker_is_looked_into_over_its_api_while_its_queue_moves(
 
     for turn in range(20):  # the files are read while they are written to
         ask(serving.url, "POST", "/r/push", {"records": [{"id": 10 + turn}]})
-        assert json.loads(cli("verify", *where, "--json"))["problems"] == []
+        assert json.loads(cli("inspect", *where, "--json"))["problems"] == []
     cli("pause", "r", "--url", serving.url)
     ask(serving.url, "POST", "/r/push", {"records": [{"id": 98}, {"id": 99}]})
     report = json.loads(cli("inspect", *where, "--json"))
@@ -231,7 +231,6 @@ async def filled(tmp_path: Path) -> Path:
 
 def test_the_commands_look_into_files_check_and_repair_them(filled: Path, tmp_path: Path):
     where = ("r", "--data-dir", str(filled))
-    assert "0 problems" in cli("verify", *where)
     assert json.loads(cli("inspect", *where, "--json"))["waitingRecords"] == 9
     assert '"id": 3' in cli("inspect", *where, "--records", "3")
     assert "answered 400" in cli("inspect", *where, "--dead")
@@ -240,10 +239,9 @@ def test_the_commands_look_into_files_check_and_repair_them(filled: Path, tmp_pa
     data = bytearray(chunk.read_bytes())
     data[data.find(b'"id": 4')] ^= 0xFF
     chunk.write_bytes(bytes(data))
-    assert "damaged bytes" in cli("verify", *where, code=1)
-    assert "damaged" in cli("inspect", *where)
+    assert "damaged bytes" in cli("inspect", *where, code=1)
     assert "8 batches wait, 1 damaged" in cli("repair", *where)
-    report = json.loads(cli("inspect", *where, "--json"))
+    report = json.loads(cli("inspect", *where, "--json", code=1))
     assert report["waitingRecords"] == 8
     assert report["accounting"]["dropped"] == {"damaged": 1}
-    assert "no send queue" in cli("verify", "nowhere", "--data-dir", str(tmp_path), code=1)
+    assert "no send queue" in cli("inspect", "nowhere", "--data-dir", str(tmp_path), code=1)

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from penstock.config.schema import Backoff as Settings
-from penstock.config.schema import CircuitBreaker, SendQueue
+from penstock.config.schema import BackoffSettings as Settings
+from penstock.config.schema import CircuitBreaker, SendQueueSettings
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import Breaker
 from tests.export.making import FakeClock
@@ -52,7 +52,9 @@ async def test_a_success_in_between_starts_the_count_again():
 
 def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
     clock = FakeClock()
-    on = SendQueue(retry_interval=5.0, max_retry_delay=60.0, backoff=Settings(multiplier=2.0))
+    on = SendQueueSettings(
+        retry_interval=5.0, max_retry_delay=60.0, backoff=Settings(multiplier=2.0)
+    )
     most = Backoff(on, clock, lambda: 1.0)
     assert [most.failed() for _ in range(6)] == [5, 10, 20, 40, 60, 60]
     half = Backoff(on, clock, lambda: 0.5)

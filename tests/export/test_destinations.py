@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueueSettings
 from penstock.errors import ConfigError
 from penstock.export import destinations
 from penstock.export.destinations import Denied, Refused, Retry, TooBig
@@ -50,10 +50,12 @@ def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("another")
 def test_a_new_destination_is_one_file():
-    spec = parse_route("r", {"destination": {"type": "nowhere", "place": "here"}}, SendQueue())
+    spec = parse_route(
+        "r", {"destination": {"type": "nowhere", "place": "here"}}, SendQueueSettings()
+    )
     assert spec.target.place == "here"
     with pytest.raises(ConfigError, match=r"destination\.place is missing"):
-        parse_route("r", {"destination": {"type": "nowhere"}}, SendQueue())
+        parse_route("r", {"destination": {"type": "nowhere"}}, SendQueueSettings())
 
 
 def test_the_documents_name_every_destination_and_its_keys():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueueSettings
 from penstock.export.memory import memory_limit, memory_used
 from penstock.export.sendqueue.queue import options_of
 from penstock.export.workers import next_workers
@@ -41,7 +41,7 @@ def test_the_memory_limit_is_the_tightest_cgroup(tmp_path: Path):
     write("proc/self/cgroup", "4:memory:/docker/x\n1:cpu:/\n")
     write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", str(512 << 20))
     assert memory_limit(tmp_path) == 512 << 20
-    result = options_of(SendQueue(memory_percent=0.1, memory_limit_ratio=0.5), 1 << 30)
+    result = options_of(SendQueueSettings(memory_percent=0.1, memory_limit_ratio=0.5), 1 << 30)
     assert result.max_bytes == int((1 << 30) * 0.05)
     assert result.chunk_size == result.max_bytes // 8
-    assert options_of(SendQueue(), 8 << 30).max_bytes == 1 << 30
+    assert options_of(SendQueueSettings(), 8 << 30).max_bytes == 1 << 30

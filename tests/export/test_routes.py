@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from penstock.config import Config
-from penstock.config.schema import Exporter, SendQueue
+from penstock.config.schema import Exporter, SendQueueSettings
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.export.manager import Exports
 from penstock.metrics import Metrics
@@ -349,7 +349,7 @@ async def test_all_routes_together_keep_to_the_global_send_limit(tmp_path: Path)
         routes = {
             name: http_route(destination.url, workers=8, batch={"records": 1}) for name in "ab"
         }
-        defaults = Exporter(queue=SendQueue(global_send_limit=3))
+        defaults = Exporter(queue=SendQueueSettings(global_send_limit=3))
         config = Config(data_directory=tmp_path, routes=routes, exporter=defaults)
         running = Exports(config, pool=POOL, metrics=Metrics())
         await running.start()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.config.schema import SendQueue as Settings
+from penstock.config.schema import SendQueueSettings as Settings
 from penstock.errors import Full, StorageFull, TooLarge
 from penstock.export import sendqueue
 from penstock.export.clock import Clock

@@ -8,7 +8,7 @@ import pytest
 from penstock.config import Config, build, load
 from penstock.config.governor_flags import translate_flags
 from penstock.config.load import parse_settings
-from penstock.config.schema import Exporter, SendQueue
+from penstock.config.schema import Exporter, SendQueueSettings
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.manager import Exports
 from penstock.export.spec import parse_route, parse_routes
@@ -55,7 +55,7 @@ def test_the_seeds_block_loads_as_it_stands_and_routes_override_it():
         },
         "adaptive_workers": {"enabled": False, "min_workers": 1, "max_workers": 0},
     }
-    defaults = build(SendQueue, seed, "seed")
+    defaults = build(SendQueueSettings, seed, "seed")
     assert (defaults.max_bytes, defaults.circuit_breaker.reset_timeout) == (1 << 30, 30.0)
     web = {"destination": {"type": "http", "url": "http://x/", "compression": "zstd"}}
     pushed = parse_route("r", web | {"queue": {"circuit_breaker": {"threshold": 9}}}, defaults)
@@ -171,13 +171,13 @@ def test_a_wrong_flag_is_said(words: list[str], text: str):
                 "destination": {"type": "topic", "topic": "t"},
                 "source": {"topic": "a", "queue": "b"},
             },
-            "not both",
+            "one of topic, queue and kafka",
         ),
     ],
 )
 def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str):
     with pytest.raises(ConfigError, match=text):
-        parse_route("r", tree, SendQueue())
+        parse_route("r", tree, SendQueueSettings())
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
         ),
         (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
         (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
-        (web() | {"source": {"group": "g"}}, "names no topic, queue, otlp or remote_write"),
+        (web() | {"source": {"group": "g"}}, "names no topic, queue, kafka, otlp or remote_write"),
         (
             {"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}},
             "would feed itself",
@@ -271,13 +271,14 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
 )
 def test_what_cannot_work_is_refused_when_it_is_defined(tree: dict[str, Any], text: str):
     with pytest.raises(ConfigError) as refused:
-        parse_route("r", tree, SendQueue())
+        parse_route("r", tree, SendQueueSettings())
     assert text in str(refused.value)
 
 
 def test_a_share_may_be_written_as_a_percentage():
     assert (
-        parse_route("r", with_queue(memory_percent="10%"), SendQueue()).queue.memory_percent == 0.1
+        parse_route("r", with_queue(memory_percent="10%"), SendQueueSettings()).queue.memory_percent
+        == 0.1
     )
 
 
@@ -289,7 +290,7 @@ def test_all_mistakes_of_all_routes_are_reported_at_once_and_no_password_with_th
         "b/c": web(),
         "d": web(url="nowhere") | {"batch": {"records": 0}},
     }
-    defaults = Exporter(queue=SendQueue(always_queue=False))
+    defaults = Exporter(queue=SendQueueSettings(always_queue=False))
     with pytest.raises(ConfigError) as refused:
         parse_routes(Config(routes=routes, exporter=defaults))
     text = str(refused.value)

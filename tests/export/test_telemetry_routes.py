@@ -16,8 +16,8 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from penstock.config import Config
-from penstock.config.schema import HttpServer as HttpSettings
-from penstock.config.schema import SendQueue
+from penstock.config.schema import HttpServerSettings as HttpSettings
+from penstock.config.schema import SendQueueSettings
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.export.manager import Exports
 from penstock.export.spec import parse_route, parse_routes
@@ -309,7 +309,7 @@ async def test_a_plain_push_to_such_a_route_is_refused(tmp_path: Path):
 )
 def test_what_cannot_work_is_refused(source: Any, destination: Any, text: str):
     with pytest.raises(ConfigError, match=text):
-        parse_route("t", {"source": source, "destination": destination}, SendQueue())
+        parse_route("t", {"source": source, "destination": destination}, SendQueueSettings())
 
 
 async def test_one_route_takes_a_signal(tmp_path: Path):
@@ -323,7 +323,7 @@ async def test_one_route_takes_a_signal(tmp_path: Path):
 
 
 def test_samples_are_sent_one_request_at_a_time_and_exporters_hear_of_a_full_queue():
-    defaults = SendQueue(workers=8, drain_order="newest_first")
+    defaults = SendQueueSettings(workers=8, drain_order="newest_first")
     samples = parse_route("t", remote_write("http://x"), defaults).queue
     assert (samples.workers, samples.drain_order) == (1, "fifo")
     assert (samples.full_behavior, samples.block_timeout) == ("block", 5.0)

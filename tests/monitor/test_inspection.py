@@ -49,7 +49,7 @@ async def test_partitions_come_by_lag_and_messages_by_content(database_url, monk
         await pop(queues, "q", 3, partition="c", group="g")
         look = Inspection(queues)
         partitions, total = await look.partitions("q", "g", "", 10, 0)
-        assert [(one.name, one.lag, one.leased) for one in partitions] == [
+        assert [(one.name, one.waiting, one.leased) for one in partitions] == [
             ("c", 4, 3),
             ("a", 2, 0),
             ("b", 0, 0),

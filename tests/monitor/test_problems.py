@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from penstock.export.status import RouteStatus
+from penstock.contract.routes import RouteStatus
 from penstock.metrics import Metrics
 from penstock.monitor.ledger import ledger
 from penstock.monitor.problems import Problems

@@ -52,7 +52,7 @@ async def test_all_that_match_are_requeued_and_the_end_is_reported(
         task = await tasks.get(task.id)
         assert (task.done, task.state, task.who) == (6, "finished", "ana")
         assert values(await pop(queues, "q", group="g")) == list(range(6))
-        (rest,) = (await queues.dead.listing(Which())).letters
+        (rest,) = (await queues.dead.listing(Which())).messages
         assert rest.error == "bad address"
         purge = await tasks.start("purge", Which(queue="q"), "q", "ana")
         await eventually(lambda: len(ended) == 2)

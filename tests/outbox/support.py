@@ -8,7 +8,7 @@ import asyncpg
 from penstock.client.messages import Message as ClientMessage
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
-from penstock.queues import Message, Queues
+from penstock.queues import Delivered, Queues
 from penstock.queues.schema import SCHEMA
 from tests.conftest import fresh_database
 
@@ -27,7 +27,7 @@ def database_with_effects(postgres: EmbeddedPostgres) -> str:
     return url
 
 
-def leased(message: Message) -> ClientMessage:
+def leased(message: Delivered) -> ClientMessage:
     """A message of the engine as the client hands it out."""
     return ClientMessage(
         id=message.id,

@@ -305,7 +305,7 @@ async def test_a_role_needs_execute_and_nothing_else(database_url: str, queue: s
                         "SELECT penstock.outbox_release()", "DELETE FROM penstock.queues"):  # fmt: skip
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await connection.execute(sql)
-            assert await command("revoke", role) == 0
+            assert await command("grant", role, "--revoke") == 0
             async with connected(database_url) as owner:
                 await owner.execute(f"GRANT USAGE ON SCHEMA penstock TO {role}")
             with pytest.raises(asyncpg.InsufficientPrivilegeError):

@@ -64,7 +64,7 @@ class Consumer:
 def test_rows_that_were_consumed_and_deleted_are_not_written_again(
     spark, postgres, scratch, tmp_path
 ) -> None:
-    settings = {"queues__retention_interval_ms": 200}
+    settings = {"queues__retention_interval": "200ms"}
     url = fresh_database(postgres)
     with BrokerProcess(scratch / "data", database_url=url, **settings) as server:
         server.database_url = url

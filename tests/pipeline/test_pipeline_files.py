@@ -288,9 +288,9 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     beat._last = 0.0
     beat(runner.report)
     assert beat.stop_wanted
-    shown = run(app, ["pipeline", "status", name, "--json", "--url", server.url]).output
+    shown = run(app, ["pipeline", "list", name, "--json", "--url", server.url]).output
     assert json.loads(shown)["stopping"]
-    assert run(app, ["pipeline", "status", "nobody", "--url", server.url]).exit_code == 1
+    assert run(app, ["pipeline", "list", "nobody", "--url", server.url]).exit_code == 1
 
 
 async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_restart(

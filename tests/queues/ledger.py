@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.errors import Unavailable
 from penstock.queues import Item, PopRequest, Queues
-from penstock.queues.types import Acked, Message
+from penstock.queues.types import AckOutcome, Delivered
 from tests.queues.support import answer
 
 
@@ -57,7 +57,7 @@ class Ledger:
                     self.settled[message.transaction_id] += 1
                     self.order.setdefault(message.partition, []).append((message.seq, 0))
 
-    async def _acknowledge(self, queues: Queues, messages: list[Message]) -> list[Acked]:
+    async def _acknowledge(self, queues: Queues, messages: list[Delivered]) -> list[AckOutcome]:
         """Until there is an answer: on a slow machine a new connection may be killed before its
         first call has ended, and what nobody acknowledges stays leased.
         """

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.config import schema
 from penstock.database import Database
 from penstock.metrics import Metrics
-from penstock.queues import Ack, Acked, Item, Message, Popped, PopRequest, Queues
+from penstock.queues import Ack, AckOutcome, Delivered, Item, PopOutcome, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
 from tests.support.wait import DATABASE_TIMEOUT
 
@@ -21,13 +21,15 @@ async def running(
     """An engine that runs for the length of the block; its database is `queues.database`."""
     metrics = Metrics()
     connected = Database(
-        schema.Database(url=url, **{"acquire_timeout": DATABASE_TIMEOUT, **(database or {})}),
+        schema.DatabaseSettings(
+            url=url, **{"acquire_timeout": DATABASE_TIMEOUT, **(database or {})}
+        ),
         Path("/nonexistent"),
         metrics,
         SCHEMA,
     )
     await connected.start()
-    queues = Queues(connected, schema.Queues(**settings), metrics)
+    queues = Queues(connected, schema.QueuesSettings(**settings), metrics)
     await queues.start()
     try:
         yield queues
@@ -45,21 +47,21 @@ async def push(queues: Queues, queue: str, *payloads: Any, partition: str = "Def
     return [answer.transaction_id for answer in answers]
 
 
-async def pop(queues: Queues, queue: str, batch: int = 100, **request: Any) -> Popped:
+async def pop(queues: Queues, queue: str, batch: int = 100, **request: Any) -> PopOutcome:
     return await queues.pop(PopRequest(queue=queue, batch=batch, **request))
 
 
-def values(popped: Popped) -> list[Any]:
+def values(popped: PopOutcome) -> list[Any]:
     return [json.loads(message.payload) for message in popped.messages]
 
 
 async def answer(
     queues: Queues,
-    messages: list[Message],
+    messages: list[Delivered],
     status: str = "completed",
     error: str | None = None,
     lease: bool = True,
-) -> list[Acked]:
+) -> list[AckOutcome]:
     return await queues.ack(
         [
             Ack(
@@ -75,7 +77,7 @@ async def answer(
     )
 
 
-async def complete(queues: Queues, popped: Popped) -> None:
+async def complete(queues: Queues, popped: PopOutcome) -> None:
     for acked in await answer(queues, popped.messages):
         assert acked.success, acked
 

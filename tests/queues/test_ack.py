@@ -113,8 +113,8 @@ async def test_attempts_belong_to_the_message_and_end_in_the_dead_letters(
     assert (await pop(queues, "q", group="g")).messages == []
     dead = await queues.dead.listing(Which(queue="q", group="g"))
     assert dead.total == 10
-    assert {(letter.error, letter.attempts) for letter in dead.letters} == {("boom 2", 3)}
-    assert sorted(int(letter.payload or b"") for letter in dead.letters) == list(range(10))
+    assert {(letter.error, letter.attempts) for letter in dead.messages} == {("boom 2", 3)}
+    assert sorted(int(letter.data or b"") for letter in dead.messages) == list(range(10))
     assert await queues.groups.lag("q", "g") == 0
 
 
@@ -131,7 +131,7 @@ async def test_an_expired_lease_counts_an_attempt_and_retry_does_not(
     assert values(await pop(queues, "q")) == ["poison"]
     await expire_leases(queues)
     assert (await pop(queues, "q")).messages == []
-    (dead,) = (await queues.dead.listing(Which(queue="q"))).letters
+    (dead,) = (await queues.dead.listing(Which(queue="q"))).messages
     assert "lease expired" in dead.error
     assert dead.attempts == 2
 
@@ -141,7 +141,7 @@ async def test_a_message_can_be_sent_straight_to_the_dead_letters(queues: Queues
     messages = (await pop(queues, "q")).messages
     (acked,) = await answer(queues, messages[:1], "dlq", "no good")
     assert acked.dlq
-    (dead,) = (await queues.dead.listing(Which())).letters
+    (dead,) = (await queues.dead.listing(Which())).messages
     assert (dead.error, dead.group) == ("no good", "__QUEUE_MODE__")
 
 

@@ -43,9 +43,9 @@ async def test_unknown_options_and_wrong_types_are_named(queues: Queues) -> None
     with pytest.raises(InvalidRequest, match="queue"):
         await queues.admin.configure("")
     configured = await queues.admin.configure("q", QueueOptions(lease_time=7))
-    assert configured.queue.options.lease_time == 7
+    assert configured.options.lease_time == 7
     configured = await queues.admin.configure("q", QueueOptions(retry_limit=1))
-    assert configured.queue.options.lease_time == 300
+    assert configured.options.lease_time == 300
 
 
 async def test_deleting_a_queue_deletes_its_groups_and_their_subscriptions(queues: Queues) -> None:
@@ -70,17 +70,17 @@ async def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_b
     await answer(queues, popped.messages[:1])
     await answer(queues, popped.messages[1:2], "dlq")
     page = await queues.messages.listing(MessageFilter(queue="q"))
-    assert [message.status for message in page.messages] == [
-        "pending",
-        "processing",
+    assert [message.state for message in page.messages] == [
+        "waiting",
+        "leased",
         "dead_letter",
         "completed",
     ]
-    page = await queues.messages.listing(MessageFilter(queue="q", status="pending"))
+    page = await queues.messages.listing(MessageFilter(queue="q", state="waiting"))
     assert len(page.messages) == 1
     first = popped.messages[0]
     detail = await queues.messages.detail(first.partition_id, first.transaction_id)
-    assert (detail.payload, detail.status) == (b"0", "completed")
+    assert (detail.payload, detail.state) == (b"0", "completed")
     assert await queues.messages.retry(first.partition_id, first.transaction_id) == 1
     third = popped.messages[2]
     assert await queues.messages.delete(third.partition_id, third.transaction_id)
@@ -88,7 +88,7 @@ async def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_b
     again = await pop(queues, "q")  # the deleted one was the last open message of the lease
     assert values(again) == [0, 3]
     assert await queues.messages.bury(first.partition_id, first.transaction_id, error="enough")
-    assert (await queues.dead.listing(Which())).letters[0].error == "enough"
+    assert (await queues.dead.listing(Which())).messages[0].error == "enough"
     with pytest.raises(NotFound):
         await queues.messages.detail(first.partition_id, "nope")
 
@@ -129,7 +129,7 @@ async def test_encrypted_payloads_are_sealed_in_the_database_and_keys_rotate(
         ]
         await answer(queues, popped.messages, "failed")
         dead = await queues.dead.listing(Which())
-        assert {letter.payload for letter in dead.letters} == {b'"secret one"', b'"secret two"'}
+        assert {letter.data for letter in dead.messages} == {b'"secret one"', b'"secret two"'}
         await queues.dead.requeue(Which())
 
     async with running(database_url, encryption_key=KEY) as queues:

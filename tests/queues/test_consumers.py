@@ -2,9 +2,9 @@
 
 import pytest
 
+from penstock.contract.groups import Group
 from penstock.metrics import Metrics
 from penstock.queues import Queues, consumers
-from penstock.queues.admin.groups import GroupStatus
 from penstock.queues.background.presence import Presence
 from tests.queues.support import complete, pop, push, running
 
@@ -13,7 +13,7 @@ class Connection:
     closed = False
 
 
-async def status(queues: Queues, group: str = "g") -> GroupStatus:
+async def status(queues: Queues, group: str = "g") -> Group:
     (one,) = await queues.groups.listing(group)
     return one
 

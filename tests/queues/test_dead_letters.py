@@ -23,8 +23,8 @@ async def test_dead_letters_are_listed_put_back_and_purged(queues: Queues) -> No
     for group in ("a", "b"):
         await answer(queues, (await pop(queues, "q", group=group)).messages, "failed", "bad")
     page = await queues.dead.listing(Which(queue="q", group="a"), limit=2, offset=1)
-    assert (page.total, [letter.payload for letter in page.letters]) == (6, [b"4", b"3"])
-    one = page.letters[0].number
+    assert (page.total, [letter.data for letter in page.messages]) == (6, [b"4", b"3"])
+    one = page.messages[0].number
     assert await queues.dead.requeue(Which(id=one)) == 1
     assert values(await pop(queues, "q", group="a")) == [4]
     assert (await pop(queues, "q", group="b")).messages == []
@@ -49,7 +49,7 @@ async def test_a_dead_letter_that_cannot_be_put_back_stays_one(queues: Queues) -
     page = await queues.dead.listing(Which(queue="q"))
     assert page.total == 2
     with pytest.raises(Conflict):
-        await queues.dead.requeue(Which(id=page.letters[0].number))
+        await queues.dead.requeue(Which(id=page.messages[0].number))
     await complete(queues, await pop(queues, "q"))
     assert await queues.dead.requeue(Which(queue="q")) == 2
     assert sorted(values(await pop(queues, "q"))) == [2, 3]
@@ -80,5 +80,5 @@ async def test_a_page_of_dead_letters_holds_so_many_bytes_and_says_what_it_left_
         await push(queues, "q", *("x" * 600 for _ in range(4)))
         await answer(queues, (await pop(queues, "q")).messages, "dlq")
         page = await queues.dead.listing(Which(queue="q"))
-        sizes = [letter.payload and len(letter.payload) for letter in page.letters]
+        sizes = [letter.data and len(letter.data) for letter in page.messages]
         assert sizes == [602, 602, None, None]

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConnectionLost
-from penstock.queues import Ack, Item, Popped, PopRequest, Queues, calls, settling
+from penstock.queues import Ack, Item, PopOutcome, PopRequest, Queues, calls, settling
 from tests.queues.support import answer, complete, expire_leases, pop, push, running, values
 from tests.support.wait import eventually
 
 PARTITIONS = 6
 
 
-def acks_of(popped: Popped, status: str = "completed") -> list[Ack]:
+def acks_of(popped: PopOutcome, status: str = "completed") -> list[Ack]:
     return [Ack(m.transaction_id, m.partition_id, m.lease_id, status) for m in popped.messages]
 
 

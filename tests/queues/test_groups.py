@@ -99,13 +99,13 @@ async def test_groups_are_listed_with_exact_lag_and_deleted(queues: Queues) -> N
     await push(queues, "q", *range(7))
     await complete(queues, await pop(queues, "q", 3, group="g"))
     (entry,) = await queues.groups.listing(group="g")
-    assert (entry.figures.waiting, entry.backlog.partitions, entry.mode) == (4, 1, "all")
-    assert [(row.queue, row.lag) for row in await queues.groups.describe("g")] == [("q", 4)]
+    assert (entry.waiting, entry.lagging_partitions, entry.mode) == (4, 1, "all")
+    assert [(row.queue, row.waiting) for row in await queues.groups.describe("g")] == [("q", 4)]
     await queues.upkeep.roll_up()
     assert await queues.groups.lag("q", "g") == 4
-    assert [row.lag for row in await queues.groups.lagging(0)] == [4]
+    assert [row.waiting for row in await queues.groups.lagging(0)] == [4]
     gone = await queues.groups.delete("g")
-    assert (gone.partitions, gone.existed) == (1, True)
+    assert (gone.partitions, gone.subscription_deleted) == (1, True)
     assert values(await pop(queues, "q", group="g")) == list(range(7))
     await pop(queues, "q", group="n", subscription_mode="new")
     await queues.groups.delete("n", "q", metadata=False)
@@ -193,7 +193,7 @@ async def test_a_cursor_at_rest_beside_messages_is_healed_loudly_and_counted(
         )
         assert (await pop(queues, "q", group="g", partitions=6)).messages == []
         entry = (await queues.groups.listing("g"))[0]
-        assert entry.figures.waiting == 3
+        assert entry.waiting == 3
         assert await walk() == 1
         assert values(await pop(queues, "q", group="g", partitions=6, wait=True, timeout=10)) == [
             "c1"
@@ -217,7 +217,7 @@ async def test_a_group_with_lag_that_no_partition_shows_is_not_called_stable_and
     await push(queues, "q", *range(100))
     await queues.database.fetch("UPDATE cursors SET due_at = NULL, version = version + 1")
     entry = (await queues.groups.listing("g"))[0]
-    assert (entry.figures.waiting, entry.backlog.partitions, entry.state) == (100, 0, "Empty")
+    assert (entry.waiting, entry.lagging_partitions, entry.state) == (100, 0, "Empty")
     rows = await queues.database.fetch("SELECT max(seq) AS last FROM messages")
     assert rows[0]["last"] == 200
     await queues.groups.seek("g", "q", to="beginning")

@@ -113,9 +113,9 @@ async def test_headers_come_out_with_their_message_and_nothing_with_the_others(
         await answer(queues, popped.messages, "failed", "bad")
         tenant = headers.decode(TENANT or b"")
         page = await queues.dead.listing(Which(queue="q"))
-        assert [letter.headers for letter in page.letters] == [tenant, None]
+        assert [letter.headers for letter in page.messages] == [tenant, {}]
         listed = await queues.messages.listing(MessageFilter(queue="q"))
-        assert [message.headers for message in listed.messages] == [tenant, None]
+        assert [message.headers for message in listed.messages] == [tenant, {}]
         one = await queues.messages.detail(pushed[0].partition_id, pushed[0].transaction_id)
         assert one.headers == tenant
         await queues.dead.requeue(Which(queue="q"))

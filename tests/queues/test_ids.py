@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.database import Database
 from penstock.protocol.message_ids import base_of, message_uuid, partition_of, text_of
-from penstock.queues.catalog import Catalog
+from penstock.queues.catalog import QueueCatalog
 from tests.queues.support import running
 
 INSTALLATIONS = st.integers(0, 2**32 - 1)
@@ -49,6 +49,6 @@ async def test_the_database_makes_the_same_ids(database_url: str) -> None:
 @settings(deadline=None)
 @given(PARTITIONS, st.integers(0, 2**50 - 1))
 def test_the_short_way_to_an_id_is_the_same_id(partition: int, seq: int) -> None:
-    catalog = Catalog(cast(Database, SimpleNamespace(identity=0xD487E12E)))
+    catalog = QueueCatalog(cast(Database, SimpleNamespace(identity=0xD487E12E)))
     assert catalog.message_uuid(partition, seq) == str(message_uuid(0xD487E12E, partition, seq))
     assert catalog.partition_uuid(partition) == str(message_uuid(0xD487E12E, partition, 0))

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from penstock.errors import NotFound
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Item, Message, PopRequest, Queues
+from penstock.queues import Ack, Delivered, Item, PopRequest, Queues
 from penstock.queues.admin.dead_letters import Which
 from tests.queues.support import expire_leases, running
 from tests.support.form import SOAK, pick
@@ -38,7 +38,7 @@ HEADERS = st.sampled_from([None, None, b'{"a":"b"}', b'{"tenant":"\xc3\xa9"}'])
 @dataclass
 class Lease:
     group: str
-    messages: list[Message]
+    messages: list[Delivered]
     open: set[tuple[str, int]]
     live: bool = True
 
@@ -265,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
             places = {(message.partition, message.seq) for message in popped.messages}
             self.model.leases.append(Lease(group, popped.messages, places))
 
-    def check_taken(self, group: str, messages: list[Message], batch: int, spans: int) -> None:
+    def check_taken(self, group: str, messages: list[Delivered], batch: int, spans: int) -> None:
         free = {partition: self.model.free(group, partition) for partition in PARTITIONS}
         taken: dict[str, list[int]] = {}
         for message in messages:
@@ -459,12 +459,12 @@ class QueueMachine(RuleBasedStateMachine):
             ends = one.completed + one.dead_letters + one.dropped + one.waiting + one.skipped
             assert ends == pushed, one
         partitions = [p.counts for p in self.run(self.queues.status.partitions(status))]
-        for name in ("total", "pending", "processing", "completed", "dead_letter"):
+        for name in ("stored", "waiting", "leased", "completed", "dead_letters"):
             assert sum(getattr(p, name) for p in partitions) == getattr(status.counts, name), name
         page = self.run(self.queues.dead.listing(Which(queue=self.queue), limit=1000))
-        assert page.total == status.counts.dead_letter
+        assert page.total == status.counts.dead_letters
         assert sorted(
-            (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.letters
+            (d.group, d.partition, seq_of(d.message_id), d.attempts) for d in page.messages
         ) == sorted(
             (group, *place, count)
             for group, letters in model.dead.items()

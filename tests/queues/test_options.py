@@ -10,7 +10,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.options import OPTIONS, options_of
-from penstock.wire.http.api.resources import ResourcesApi
+from penstock.wire.http.api.configure import ConfigureApi
 from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import routes_of
 from tests.queues.support import running
@@ -40,7 +40,7 @@ def test_the_page_has_a_row_for_every_option() -> None:
 
 async def test_the_openapi_document_names_every_option(database_url: str) -> None:
     async with running(database_url) as queues:
-        schemas = document(routes_of(ResourcesApi(queues)))["components"]["schemas"]
+        schemas = document(routes_of(ConfigureApi(queues)))["components"]["schemas"]
         properties = schemas["QueueOptions"]["properties"]
         assert {name: about["default"] for name, about in properties.items()} == {
             one.name: one.default for one in OPTIONS

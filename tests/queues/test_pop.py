@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Item, Message, Popped, PopRequest, Queues, calls, taking
+from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -63,7 +63,7 @@ async def test_acknowledging_and_taking_the_next_is_one_call(queues: Queues) -> 
     assert ([one.success for one in unknown.acked], unknown.reason) == ([True], "unknown")
 
 
-def acks_of(popped: Popped) -> list[Ack]:
+def acks_of(popped: PopOutcome) -> list[Ack]:
     return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
 
 
@@ -297,7 +297,7 @@ async def test_all_who_wait_for_a_shared_partition_are_woken_when_there_is_somet
     async with running(database_url, poll_interval=15.0) as queues:
         await queues.admin.configure("q", QueueOptions(ordering="none", retry_delay=0))
 
-        async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Message]]:
+        async def wait_for_ten(give: Callable[[], Awaitable[Any]]) -> tuple[float, list[Delivered]]:
             waiting = [
                 asyncio.create_task(pop(queues, "q", 1, wait=True, timeout=20)) for _ in range(10)
             ]

@@ -28,7 +28,7 @@ async def test_ttl_drops_what_is_too_old_and_zero_means_for_ever(queues: Queues)
     assert values(await pop(queues, "q")) == [3, 4]
     assert (await queues.status.queue("q")).counts.dropped == 3
     assert await queues.upkeep.evict() == 3
-    assert (await queues.status.queue("q")).counts.total == 2
+    assert (await queues.status.queue("q")).counts.stored == 2
 
 
 async def test_retention_deletes_old_messages_and_completed_ones_sooner(queues: Queues) -> None:
@@ -105,7 +105,7 @@ async def test_eviction_deletes_only_what_some_group_has_not_taken_in_time(queue
     assert await queues.upkeep.evict() == 4
     assert await queues.groups.lag("q", "__QUEUE_MODE__") == 1
     assert values(await pop(queues, "q")) == ["fresh"]
-    assert (await queues.status.queue("q")).counts.total == 3
+    assert (await queues.status.queue("q")).counts.stored == 3
 
 
 @pytest.mark.parametrize("deleted", [2, 4])

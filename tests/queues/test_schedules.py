@@ -7,14 +7,14 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
+from penstock.contract.schedules import ScheduleDefinition as Definition
 from penstock.errors import InvalidRequest, NotFound
-from penstock.protocol.headers import encode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.background import cron as times
 from penstock.queues.background.cron import Cron, due_until
-from penstock.queues.background.schedules import Definition
 from penstock.queues.types import Item
 from tests.queues.support import answer, pop, running, values
 from tests.support.wait import eventually
@@ -96,7 +96,7 @@ async def make_due(queues: Queues, name: str, ago: str) -> None:
 async def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
     async with running(database_url) as one, running(database_url) as two:
         wanted = Definition(
-            "* * * * *", "reports", "Europe/Rome", "p", b'{"a":1}', encode({"h": "v"}), "all"
+            "* * * * *", "reports", "Europe/Rome", "p", Raw(b'{"a":1}'), {"h": "v"}, "all"
         )
         await one.schedules.put("minutely", wanted)
         await make_due(one, "minutely", "30 minutes")
@@ -128,7 +128,7 @@ async def test_several_brokers_push_each_due_time_once(database_url: str) -> Non
 async def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
     async with running(database_url) as one, running(database_url) as two:
         one.schedules._task.cancel()  # the other broker hears of it and does it
-        await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=b'"tick"'))
+        await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=Raw(b'"tick"')))
         for _ in range(2):
             popped = await pop(one, "ticks", 1, wait=True, timeout=30)
             assert values(popped) == ["tick"]
@@ -138,7 +138,7 @@ async def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url
             await answer(one, popped.messages)
         await two.schedules.pause("ticker")
         shown = await one.schedules.get("ticker")
-        assert (shown.definition.paused, shown.next_runs) == (True, [])
+        assert (shown.paused, shown.next_runs) == (True, [])
 
 
 async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> None:
@@ -155,7 +155,7 @@ async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> 
     await make_due(queues, "nightly", "1 minute")
     due = (await schedules.get("nightly")).next_runs[0]
     again = await schedules.put(
-        "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=b"2")
+        "nightly", Definition("0 3 * * *", "reports", "Europe/Rome", payload=Raw(b"2"))
     )
     assert again.next_runs[0] == due
     await schedules.pause("nightly")
@@ -170,13 +170,15 @@ async def test_schedules_are_paused_run_replaced_and_deleted(queues: Queues) -> 
 
 
 async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.queues.background.schedules.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("penstock.queues.background.schedules.REFUSED_SECONDS", 0.05)
 
     async with running(database_url, encryption_key="00" * 32) as queues:
         await queues.admin.configure("small", QueueOptions(max_size=1))
         await queues.admin.configure("secret", QueueOptions(encryption_enabled=True))
         for queue in ("small", "secret"):
-            await queues.schedules.put(queue, Definition("0 0 1 1 *", queue, payload=b'"clear"'))
+            await queues.schedules.put(
+                queue, Definition("0 0 1 1 *", queue, payload=Raw(b'"clear"'))
+            )
             await queues.schedules.run(queue)
         await make_due(queues, "small", "1 minute")
 
@@ -194,7 +196,7 @@ async def test_a_push_that_is_refused_is_tried_again(database_url: str, monkeypa
         (row,) = await queues.database.fetch("SELECT payload FROM schedules WHERE name = 'secret'")
         assert b"clear" not in row["payload"]
         assert values(await pop(queues, "secret")) == ["clear"]
-        assert (await queues.schedules.get("secret")).definition.payload == b'"clear"'
+        assert (await queues.schedules.get("secret")).payload == b'"clear"'
 
 
 async def runs_of(queues: Queues, name: str) -> list[datetime]:
@@ -211,10 +213,10 @@ async def test_a_change_pushes_first_what_was_due_before_it(database_url: str, c
     async with running(database_url) as queues:
         schedules = queues.schedules
         await schedules.stop()  # nothing fires by itself
-        before = Definition("* * * * *", "q", payload=b'"before"', catch_up="all")
+        before = Definition("* * * * *", "q", payload=Raw(b'"before"'), catch_up="all")
         await schedules.put("s", before)
         await make_due(queues, "s", "3 minutes")
-        after = Definition("* * * * *", "q", payload=b'"after"', catch_up="all")
+        after = Definition("* * * * *", "q", payload=Raw(b'"after"'), catch_up="all")
         if change == "cron":
             after.cron = "*/5 * * * *"
         elif change == "zone":

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, Message, Queues
+from penstock.queues import Delivered, Item, Queues
 from penstock.queues.streams import Cycle, CycleAck
 from tests.queues.support import expire_leases, pop, push, running, values
 
@@ -21,7 +21,9 @@ async def registered(queues: Queues, config_hash: str = "v1", **options: Any) ->
     return done.query_id
 
 
-def cycle(query: str, message: Message, state: dict[str, Any] | None = None, **more: Any) -> Cycle:
+def cycle(
+    query: str, message: Delivered, state: dict[str, Any] | None = None, **more: Any
+) -> Cycle:
     """A cycle that acknowledges up to this message."""
     texts = {
         key: None if value is None else json.dumps(value).encode()
@@ -38,7 +40,9 @@ def cycle(query: str, message: Message, state: dict[str, Any] | None = None, **m
     )
 
 
-async def state_of(queues: Queues, query: str, message: Message, **filters: Any) -> dict[str, Any]:
+async def state_of(
+    queues: Queues, query: str, message: Delivered, **filters: Any
+) -> dict[str, Any]:
     rows = await queues.streams.state(
         query, message.partition_id, filters.pop("keys", []), **filters
     )
@@ -154,7 +158,7 @@ async def test_a_lease_stays_with_the_messages_that_a_cycle_leaves(database_url:
         messages = (await pop(queues, "in", group=GROUP)).messages
         await queues.streams.commit(cycle(query, messages[0], release=False))
         await queues.streams.commit(cycle(query, messages[2]))  # goes on under the same lease
-        assert (await queues.status.queue("in")).counts.dead_letter == 0
+        assert (await queues.status.queue("in")).counts.dead_letters == 0
 
 
 async def test_a_query_that_takes_nothing_has_its_messages_again(database_url: str) -> None:

@@ -34,7 +34,11 @@ async def test_a_transaction_is_all_or_nothing(queues: Queues) -> None:
         [popped.lease_id],
     )
     assert done.success
-    assert [type(result).__name__ for result in done.results] == ["Pushed", "Acked", "Pushed"]
+    assert [type(result).__name__ for result in done.results] == [
+        "PushOutcome",
+        "AckOutcome",
+        "PushOutcome",
+    ]
     failures: list[tuple[list[Item | Ack], list[str], str]] = [
         ([Item("out", b"12"), Ack("nope", first.partition_id)], [], "Message not found"),
         (

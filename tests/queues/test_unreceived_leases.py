@@ -7,12 +7,12 @@ import pytest
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Popped, PopRequest, Queues
-from penstock.queues.catalog import Catalog
+from penstock.queues import Ack, PopOutcome, PopRequest, Queues
+from penstock.queues.catalog import QueueCatalog
 from tests.queues.support import complete, pop, push, running, values
 
 
-def acks_of(popped: Popped) -> list[Ack]:
+def acks_of(popped: PopOutcome) -> list[Ack]:
     return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
 
 
@@ -48,7 +48,7 @@ async def test_a_database_that_goes_away_after_a_commit_costs_no_attempt(databas
         try:
             popped = await queues.pop(PopRequest(queue="q"), acks_of(before))
         except PenstockError:
-            popped = Popped("")
+            popped = PopOutcome("")
         finally:
             queues.database.fetch = fetch  # type: ignore[method-assign]
         if not popped.messages:  # nobody has the message
@@ -80,7 +80,7 @@ async def test_a_fault_after_the_commit_of_a_call_returns_what_it_took(
     async with running(database_url) as queues:
         for expected in (ZeroDivisionError, Unavailable):  # in the pop; in the call that pops share
             await push(queues, "q", 1)
-            monkeypatch.setattr(Catalog, "partition_uuid", lambda *_: 1 // 0)
+            monkeypatch.setattr(QueueCatalog, "partition_uuid", lambda *_: 1 // 0)
             with pytest.raises(expected):
                 await pop(queues, "q")
             monkeypatch.undo()

@@ -11,23 +11,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
 from penstock.buffer import Buffer
-from penstock.config.schema import Buffer as Settings
-from penstock.config.schema import Database as DatabaseSettings
-from penstock.config.schema import Queues as QueueSettings
+from penstock.config.schema import BufferSettings as Settings
+from penstock.config.schema import DatabaseSettings as DatabaseSettings
+from penstock.config.schema import QueuesSettings as QueueSettings
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, prepare
+from penstock.queues.push import answer_of, name_items
 from penstock.queues.schema import SCHEMA
-from penstock.queues.types import Item, PopRequest, Pushed, Status
+from penstock.queues.types import Item, PopRequest, PushOutcome, Status
 from tests.support import guard
 from tests.support.wait import DATABASE_TIMEOUT, eventually
 
@@ -75,13 +76,15 @@ class Store:
             for callback in list(self._callbacks):
                 callback(healthy)
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        return await self.append(self.prepare(items))
+    async def push(self, items: list[Item]) -> list[PushOutcome]:
+        name_items(items, ())
+        return await self.append(items)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        return prepare(items)
+    @property
+    def catalog(self) -> Any:
+        return SimpleNamespace(partitions=())
 
-    async def append(self, items: list[Item]) -> list[Pushed]:
+    async def append(self, items: list[Item]) -> list[PushOutcome]:
         await asyncio.sleep(0)
         if self.before:
             await self.before(items)
@@ -111,7 +114,7 @@ class Store:
     def opened(self, items: list[Item]) -> list[Item]:
         return items
 
-    def _store(self, item: Item) -> Pushed:
+    def _store(self, item: Item) -> PushOutcome:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)
         known = (
@@ -138,7 +141,7 @@ async def buffering(
     **settings: Any,
 ) -> AsyncIterator[Buffer]:
     """A started buffer, stopped at the end."""
-    settings = {"free_space_reserve": 0, "flush_ms": 10, **settings}
+    settings = {"free_space_reserve": 0, "flush_interval": 0.01, **settings}
     with ThreadPoolExecutor(2) as pool:
         buffer = Buffer(
             engine or store, store, Settings(**settings), directory, fs, pool, metrics or Metrics()
@@ -190,7 +193,7 @@ async def kill(buffer: Buffer) -> None:
 
 async def killable(directory: Path, store: Any, fs: Fs, **settings: Any) -> Buffer:
     """A started buffer that the test ends by `kill`."""
-    settings = {"free_space_reserve": 0, "flush_ms": 5, **settings}
+    settings = {"free_space_reserve": 0, "flush_interval": 0.005, **settings}
     buffer = Buffer(
         store, store, Settings(**settings), directory, fs, ThreadPoolExecutor(2), Metrics()
     )

@@ -13,7 +13,9 @@ from penstock.queues.schema import SCHEMA
 
 @asynccontextmanager
 async def started(url: str, **settings: Any) -> AsyncIterator[Database]:
-    database = Database(schema.Database(url=url, **settings), Path("unused"), Metrics(), SCHEMA)
+    database = Database(
+        schema.DatabaseSettings(url=url, **settings), Path("unused"), Metrics(), SCHEMA
+    )
     await database.start()
     try:
         yield database

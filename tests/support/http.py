@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.openapi import DocsApi
 from penstock.wire.http.routes import Route, Router, routes_of

@@ -16,11 +16,11 @@ from typing import Any
 import uvloop
 
 from penstock.config.schema import Auth as AuthSettings
-from penstock.config.schema import HttpServer as HttpSettings
-from penstock.config.schema import KafkaServer as KafkaSettings
-from penstock.config.schema import TcpServer as TcpSettings
-from penstock.config.schema import Topics as TopicSettings
-from penstock.config.schema import WebsocketServer as WebsocketSettings
+from penstock.config.schema import HttpServerSettings as HttpSettings
+from penstock.config.schema import KafkaServerSettings as KafkaSettings
+from penstock.config.schema import TcpServerSettings as TcpSettings
+from penstock.config.schema import TopicsSettings as TopicSettings
+from penstock.config.schema import WebsocketServerSettings as WebsocketSettings
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore

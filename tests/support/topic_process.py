@@ -17,8 +17,8 @@ from typing import Any
 import uvloop
 
 from penstock.config.schema import LocalRetention
-from penstock.config.schema import TcpServer as TcpSettings
-from penstock.config.schema import Topics as TopicSettings
+from penstock.config.schema import TcpServerSettings as TcpSettings
+from penstock.config.schema import TopicsSettings as TopicSettings
 from penstock.io.lock import DirectoryLock
 from penstock.io.tasks import in_pool
 from penstock.metrics import Metrics

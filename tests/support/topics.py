@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.topics.store import TopicStore
@@ -43,7 +43,7 @@ async def running(
     with ThreadPoolExecutor(2) as pool:
         given = {} if clock is None else {"clock": clock}
         store = TopicStore(
-            directory, Topics(**settings), fs=fs, pool=pool, metrics=Metrics(), **given
+            directory, TopicsSettings(**settings), fs=fs, pool=pool, metrics=Metrics(), **given
         )
         await store.start()
         try:

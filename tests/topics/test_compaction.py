@@ -39,7 +39,7 @@ from penstock.protocol.record_batch import Batch
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
-from penstock.wire.feed import Chunk, Feeds
+from penstock.wire.feed import FeedChunk, Feeds
 from tests.support.compact_process import key_of, latest, payload_of
 from tests.support.faults import CHANGES, HOWS, FaultyFs, How
 from tests.support.form import SOAK, pick
@@ -482,7 +482,7 @@ async def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None
         collected: list[int] = []
 
         class Subscriber:
-            def deliver(self, chunk: Chunk) -> bool:
+            def deliver(self, chunk: FeedChunk) -> bool:
                 collected.extend(message.offset for message in chunk._messages)
                 return True
 

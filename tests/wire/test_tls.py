@@ -17,7 +17,13 @@ from penstock.cli import topic as _commands  # noqa: F401  # they join `app`
 from penstock.cli.topic import commands
 from penstock.client import Client
 from penstock.client.connection import Endpoint, Link
-from penstock.config.schema import Config, HttpServer, TcpServer, Tls, WebsocketServer
+from penstock.config.schema import (
+    Config,
+    HttpServerSettings,
+    TcpServerSettings,
+    Tls,
+    WebsocketServerSettings,
+)
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
 from penstock.export.destinations import Batch, Retry
 from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
@@ -159,7 +165,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart_and_a_bad_one_is_
         renewal = made.authority.issue(made.directory, "renewed.example", "renewal")
         shutil.copy(renewal[0], made.cert)  # the key has not come yet
         assert not certificate.reload_if_changed()
-        assert "is not the one of the certificate" in caplog.text
+        assert "does not belong to the certificate" in caplog.text
         assert (await shown_to(served, made)) == "localhost"
         made.cert.unlink()
         assert not certificate.reload_if_changed()
@@ -253,7 +259,7 @@ def test_what_cannot_be_used_is_told_at_the_start(made: Made) -> None:
     other = made.authority.issue(made.directory, "other", "other")
     (made.directory / "text.pem").write_text("hello")
     for tls, said in (
-        (Tls(certificate=made.cert, private_key=other[1]), "is not the one of the certificate"),
+        (Tls(certificate=made.cert, private_key=other[1]), "does not belong to the certificate"),
         (Tls(certificate=made.directory / "none.pem"), "none.pem: No such file"),
         (Tls(certificate=made.directory / "text.pem"), "cannot use the certificate"),
         (Tls(certificate=made.cert), "cannot use the certificate"),
@@ -275,11 +281,13 @@ def test_which_listener_has_which_certificate(made: Made) -> None:
     assert time.time() < result.expires < time.time() + 2 * 86400
     result = Certificates(
         Config(
-            tls=tls, tcp_server=TcpServer(tls=False), websocket_server=WebsocketServer(tls=False)
+            tls=tls,
+            tcp_server=TcpServerSettings(tls=False),
+            websocket_server=WebsocketServerSettings(tls=False),
         )
     )
     assert (result.tcp, result.websocket, result.http is not None) == (None, None, True)
-    own = HttpServer(ssl_cert_path=made.cert, ssl_key_path=made.key)
+    own = HttpServerSettings(ssl_cert_path=made.cert, ssl_key_path=made.key)
     result = Certificates(Config(http_server=own))
     assert result.tcp is None
     assert result.websocket is result.http is not None
@@ -315,8 +323,8 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
         push.push([b"{}"], repeatable=True)
     push.close()
     monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
-    done = CliRunner().invoke(commands, ["list", "--broker", tls_of(in_thread)])
-    assert (done.exit_code, done.stdout) == (0, "t\n"), done.output
+    done = CliRunner().invoke(commands, ["describe", "t", "--broker", tls_of(in_thread)])
+    assert (done.exit_code, done.stdout.startswith("topic\tt\n")) == (0, True), done.output
     done = CliRunner().invoke(
         commands, ["scrub", "--url", f"https://localhost:{in_thread.http.port}"]
     )

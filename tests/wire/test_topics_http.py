@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.wire.feed import Chunk
+from penstock.wire.feed import FeedChunk
 from tests.support.form import pick
 from tests.support.http import Reply, Wire, connected, get, post, request
 from tests.support.idle_clients import said, start
@@ -421,7 +421,7 @@ async def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path:
     ended = asyncio.Event()
 
     class Subscriber:
-        def deliver(self, chunk: Chunk) -> bool:
+        def deliver(self, chunk: FeedChunk) -> bool:
             return True
 
         def ended(self) -> None:

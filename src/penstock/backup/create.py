@@ -1,4 +1,4 @@
-"""Takes a backup. The order of the steps is in the package's docstring."""
+"""Take a backup. The docstring of the package explains the order of the steps."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +10,8 @@ import msgspec
 
 from penstock import __version__
 from penstock.backup import dump, manifest
-from penstock.backup.manifest import Manifest, Meter, Progress
-from penstock.backup.open_files import OpenFiles
+from penstock.backup.manifest import BackupManifest, Meter, Progress
+from penstock.backup.open_files import LiveFiles
 from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
@@ -39,12 +39,14 @@ def create(
     programs: Path | None = None,
     progress: Progress | None = None,
     tier: bool = False,
-) -> Manifest:
-    """Copy all that the broker with this configuration holds. It may be running. With `tier` also
-    what has left its disk for the tier; otherwise the topics go on naming it."""
+) -> BackupManifest:
+    """Copy all data of the broker with this configuration, which may be running.
+
+    `tier` also copies segments that are only in the tier. Without it, the backup refers to them.
+    """
     if manifest.NAME in place.names():
-        raise Conflict(f"{place.address} has a backup already: name an empty place")
-    raise_file_limit()  # every file of a topic is open at once
+        raise Conflict(f"{place.address} already has a backup: name an empty place")
+    raise_file_limit()  # all files of a topic are open at once
     backup = _Backup(loaded, place, programs, progress)
     if tier and loaded.config.topics.tier:
         backup.tier = ObjectStore(loaded.config.topics.tier, create=False)
@@ -60,19 +62,19 @@ class _Backup:
         self._place = place
         self._programs = programs
         self._meter = Meter(progress)
-        self._manifest = Manifest(__version__, _now())
-        self.tier: ObjectStore | None = None  # what lies there is copied
+        self._manifest = BackupManifest(__version__, _now())
+        self.tier: ObjectStore | None = None  # set: copy the segments that are only there
 
-    def run(self) -> Manifest:
+    def run(self) -> BackupManifest:
         config = self._config
         private = config.private_directory
         elsewhere = frozenset(
             {EMBEDDED, "buffers", "routes", TIER_DIRECTORY, TIER_CACHE, *OF_TOPICS}
         )
         with ExitStack() as stack:
-            self._copy("buffers", stack.enter_context(OpenFiles(config.buffers_directory)).files)
-            # without the metadata of send queues, which are only hints
-            sending = stack.enter_context(OpenFiles(config.routes_directory, frozenset({META})))
+            self._copy("buffers", stack.enter_context(LiveFiles(config.buffers_directory)).files)
+            # The metadata of send queues is only a hint.
+            sending = stack.enter_context(LiveFiles(config.routes_directory, frozenset({META})))
             journals = {
                 name: b"".join(file.parts())
                 for name, file in sending.files.items()
@@ -87,7 +89,7 @@ class _Backup:
             self._copy(
                 "routes", {n: f for n, f in sending.files.items() if not n.endswith(JOURNAL)}
             )
-            self._copy("private", stack.enter_context(OpenFiles(private, elsewhere)).files)
+            self._copy("private", stack.enter_context(LiveFiles(private, elsewhere)).files)
         if config.topics.enabled and config.data_directory.exists():
             for label, directory in find_logs(config.data_directory).items():
                 self._copy_topic(label, directory)
@@ -114,7 +116,7 @@ class _Backup:
             self._manifest.topics[label] = snapshot.next_offset
 
     def _copy_tiered(self, snapshot: TopicSnapshot, target: str) -> None:
-        """What lies in the tier only: as the segments that they were on disk, or left there."""
+        """Copy segments that are only in the tier, or record that they stay there."""
         if TIER not in snapshot.small:
             return
         stored = Stored.parse(snapshot.small[TIER], TIER)
@@ -131,7 +133,7 @@ class _Backup:
             for kind in one.files:
                 blocks = StoredObject.of(stored.incarnation, one, kind).blocks(self.tier)
                 self._write(f"{target}/{sealed_name(kind, one.base)}", blocks)
-        del snapshot.small[TIER]  # it has everything itself
+        del snapshot.small[TIER]  # the backup has all segments itself
 
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
         self._meter.expected += sum(file.size for file in files.values())
@@ -148,7 +150,7 @@ class _Backup:
 
 
 def _shown(loaded: Loaded) -> dict[str, str]:
-    """What differs from the defaults; passwords and tokens are not in it."""
+    """Return the settings that differ from the defaults, without passwords and tokens."""
     return {name: value for name, value, origin in show(loaded) if origin != "default"}
 
 

@@ -1,7 +1,6 @@
-"""The queues' part of a backup: pg_dump and pg_restore, PostgreSQL's own, as streams.
+"""Stream the queues of a backup through pg_dump and pg_restore.
 
-They come with the embedded database. A server that is newer than they are needs its own:
-`--programs DIRECTORY`.
+The embedded database ships both programs. A newer server needs its own: `--programs DIRECTORY`.
 """
 
 import os
@@ -19,7 +18,7 @@ READ_BYTES = 1 << 20
 
 
 def dump(url: str, schema: str, programs: Path | None) -> Iterator[bytes]:
-    """The archive of all tables of a schema and of the functions of all releases beside it."""
+    """Dump the tables of a schema and the function schemas of all releases."""
     patterns = (f'"{schema}"', f'"{schema}"_fn_*')
     options = ("--format=custom", "--compress=gzip:1", *(f"--schema={name}" for name in patterns))
     with _running("pg_dump", url, programs, *options) as process:
@@ -29,7 +28,7 @@ def dump(url: str, schema: str, programs: Path | None) -> Iterator[bytes]:
 
 
 def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
-    """Restore such an archive, all of it or nothing."""
+    """Restore such an archive in one transaction."""
     options = ("--single-transaction", "--exit-on-error")
     with _running("pg_restore", url, programs, *options) as process:
         assert process.stdin is not None
@@ -38,14 +37,14 @@ def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
                 process.stdin.write(part)
             process.stdin.close()
         except BrokenPipeError:
-            pass  # it says why
+            pass  # the program exited; its message follows
 
 
 @contextmanager
 def _running(
     name: str, url: str, programs: Path | None, *options: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of PostgreSQL on this database; an error when it fails, and its end in any case."""
+    """Run a PostgreSQL program against this database; raise if it fails, always stop it."""
     command = [str(_program(name, programs)), "--no-owner", "--no-privileges", *options]
     command += ["--dbname", _without_password(url)]
     with tempfile.TemporaryFile("w+") as errors:
@@ -75,7 +74,7 @@ def _program(name: str, programs: Path | None) -> Path:
 
 
 def _without_password(url: str) -> str:
-    """For a command line, which everybody on the machine can read."""
+    """Remove the password: every user of the machine can read a command line."""
     parts = urlsplit(url)
     account, at, hosts = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=account.partition(":")[0] + at + hosts))

@@ -1,4 +1,4 @@
-"""The list of what a backup holds, with the checksum of each file and of itself."""
+"""The manifest of a backup: its files, their checksums, and a checksum of its own."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -15,26 +15,26 @@ DIRECTORIES = ("topics", "private", "buffers", "routes")  # of a backup; the res
 Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
-class File(msgspec.Struct, frozen=True):
+class BackupFile(msgspec.Struct, frozen=True):
     size: int
     crc32c: int
 
 
-class Manifest(msgspec.Struct):
+class BackupManifest(msgspec.Struct):
     version: str  # of Penstock
     began_at: str
     ended_at: str = ""
     database_schema: str = ""  # empty: no queues in it
     topics: dict[str, int] = {}  # name -> next offset
-    files: dict[str, File] = {}
-    tier: str = ""  # where older records of topics are that are not in the backup
+    files: dict[str, BackupFile] = {}
+    tier: str = ""  # the tier with older segments that are not in the backup
     format: int = FORMAT
 
     def pack(self) -> bytes:
         return pack_document(self)
 
     @classmethod
-    def parse(cls, data: bytes) -> "Manifest":
+    def parse(cls, data: bytes) -> "BackupManifest":
         manifest = parse_document(data, cls, NAME)
         if manifest.format != FORMAT:
             raise InvalidRequest(
@@ -51,7 +51,7 @@ class Manifest(msgspec.Struct):
 
 
 def _is_file_name(name: str) -> bool:
-    """Check a path before anything is read or made under it: a restore writes where it says."""
+    """Check a path before anything is read or created there: a restore writes to it."""
     top, _, rest = name.partition("/")
     if top == "topics":
         topic, _, rest = rest.partition("/")
@@ -60,11 +60,11 @@ def _is_file_name(name: str) -> bool:
 
 
 class Meter:
-    """Measures files on their way, and reports how far the copy is."""
+    """Measure files while they are copied, and report progress."""
 
     def __init__(self, progress: Progress | None, expected: int = 0) -> None:
-        self.files: dict[str, File] = {}  # those that passed
-        self.expected = expected  # bytes that are to be copied, as far as they were seen
+        self.files: dict[str, BackupFile] = {}  # files that were copied
+        self.expected = expected  # bytes to copy, as far as known
         self._progress = progress
         self._copied = 0  # bytes
 
@@ -77,4 +77,4 @@ class Meter:
             if self._progress:
                 self._progress(name, self._copied, max(self.expected, self._copied))
             yield part
-        self.files[name] = File(size, checksum)
+        self.files[name] = BackupFile(size, checksum)

@@ -1,7 +1,7 @@
-"""Files of a directory that its broker goes on changing, opened so that they stay what they are.
+"""Open the files of a directory that a running broker changes.
 
-A file that is renamed or deleted afterwards is still read through its descriptor; one that is
-appended to is copied up to the size it had.
+A file that is renamed or deleted afterwards stays readable through its descriptor. A file that
+grows is copied up to the size it had.
 """
 
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from penstock.backup.topic_snapshot import OpenFile
 
-# Locks, and what is being written: recovery removes the latter or begins it again.
+# Locks, and unfinished files, which recovery removes or writes again.
 _NOT_COPIED = re.compile(r"lock|owner_.*\.lock|.*\.new|.*\.sock|restoring|trash")
 
 
-class OpenFiles:
-    """Use as a context manager: leaving closes the files."""
+class LiveFiles:
+    """A context manager that closes the files on exit."""
 
     def __init__(self, directory: Path, skip: frozenset[str] = frozenset()) -> None:
         self._directory = directory
@@ -26,10 +26,10 @@ class OpenFiles:
         self.extend()
 
     def extend(self) -> None:
-        """Open what has been added, and take in what was appended."""
+        """Open new files, and include what was appended to the others."""
         for file in self.files.values():
             file.size = os.fstat(file.fd).st_size
-        while self._open_new():  # until nothing was renamed while we looked
+        while self._open_new():  # until a pass sees no renamed file
             pass
 
     def _open_new(self) -> bool:
@@ -38,7 +38,7 @@ class OpenFiles:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
-                added = True  # perhaps renamed: look again
+                added = True  # perhaps renamed: scan again
                 continue
             status = os.fstat(fd)
             name = path.relative_to(self._directory).as_posix()
@@ -46,7 +46,7 @@ class OpenFiles:
             if before == name:
                 os.close(fd)
                 continue
-            for old in {before, name} & self.files.keys():  # renamed, or replaced by another
+            for old in {before, name} & self.files.keys():  # renamed, or replaced
                 os.close(self.files.pop(old).fd)
             self.files[name] = OpenFile(fd, status.st_size)
             self._inodes[status.st_ino] = name
@@ -66,7 +66,7 @@ class OpenFiles:
             elif entry.is_file(follow_symlinks=False):
                 yield Path(entry.path)
 
-    def __enter__(self) -> "OpenFiles":
+    def __enter__(self) -> "LiveFiles":
         return self
 
     def __exit__(self, *failure: object) -> None:

@@ -1,4 +1,4 @@
-"""Restores a backup into an empty place, and checks it."""
+"""Restore a backup into an empty target, or verify it."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 
 from penstock.backup import dump, manifest
-from penstock.backup.manifest import Manifest, Meter, Progress
+from penstock.backup.manifest import BackupManifest, Meter, Progress
 from penstock.broker import RESTORING
 from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
@@ -22,16 +22,16 @@ from penstock.object_store import ObjectStore
 from penstock.protocol.names import LOST_FOUND, split_label
 
 
-def read_manifest(place: ObjectStore) -> Manifest:
+def read_manifest(place: ObjectStore) -> BackupManifest:
     try:
-        return Manifest.parse(b"".join(place.read(manifest.NAME)))
+        return BackupManifest.parse(b"".join(place.read(manifest.NAME)))
     except NotFound:
         raise NotFound(
-            f"{place.address} holds no backup: {manifest.NAME}, which is written last, is missing"
+            f"{place.address} is not a backup: {manifest.NAME}, which is written last, is missing"
         ) from None
 
 
-def check(place: ObjectStore, progress: Progress | None = None) -> Manifest:
+def check(place: ObjectStore, progress: Progress | None = None) -> BackupManifest:
     """Read every file of a backup and compare it with the manifest."""
     listed = read_manifest(place)
     reader = _Reader(place, listed, progress)
@@ -47,8 +47,8 @@ def restore(
     *,
     programs: Path | None = None,
     progress: Progress | None = None,
-) -> Manifest:
-    """Into the data directory and the database of this configuration, both empty."""
+) -> BackupManifest:
+    """Restore into the empty data directory and the empty database of this configuration."""
     listed = read_manifest(place)
     private = config.private_directory
     _check_empty(config)
@@ -88,9 +88,11 @@ def restore(
 
 
 class _Reader:
-    """Reads the files of a backup, and compares them with its manifest."""
+    """Read the files of a backup and compare them with its manifest."""
 
-    def __init__(self, place: ObjectStore, listed: Manifest, progress: Progress | None) -> None:
+    def __init__(
+        self, place: ObjectStore, listed: BackupManifest, progress: Progress | None
+    ) -> None:
         self._place = place
         self._files = listed.files
         self._meter = Meter(progress, sum(file.size for file in listed.files.values()))
@@ -100,7 +102,7 @@ class _Reader:
         file, expected = self._meter.files[name], self._files[name]
         if file != expected:
             raise Damaged(
-                f"{name} of the backup is not what was written: {file.size} bytes with checksum "
+                f"{name} of the backup is damaged: {file.size} bytes with checksum "
                 f"{file.crc32c:08x}, expected {expected.size} with {expected.crc32c:08x}"
             )
 
@@ -124,7 +126,7 @@ async def _check_database(url: str, schema: str) -> None:
     try:
         if await connection.fetchval("SELECT to_regnamespace($1)", f'"{schema}"') is not None:
             raise Conflict(
-                f"the database has a schema {schema} already: restore into another database, or "
+                f"the database already has a schema {schema}: restore into another database, or "
                 f"drop that schema first"
             )
     finally:

@@ -1,8 +1,8 @@
-"""The files of one topic as of one moment, beside the broker that appends to it.
+"""Open the files of one topic as of one moment, while a broker appends to it.
 
-All files are opened, and then the directory is looked at again: if no segment was rolled, swapped
-or deleted in between, the open files belong together and stay readable whatever happens to their
-names. Only the active segment grows; it is cut after its last batch that is whole in all its files.
+The snapshot opens all files and then lists the directory again. If no segment was rolled, swapped
+or deleted in between, the open files belong together and stay readable. Only the active segment
+grows; it is cut after the last batch that is whole in all its files.
 """
 
 import os
@@ -28,6 +28,7 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
+    LIMITS,
     METADATA,
     POLICY,
     RECORD_HEADER,
@@ -43,7 +44,7 @@ from penstock.log.layout import (
 
 MAX_ATTEMPTS = 50
 READ_BYTES = 1 << 20
-SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, DAMAGE, TIER)
+SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, LIMITS, DAMAGE, TIER)
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class OpenFile:
 
 @dataclass(slots=True)
 class TopicSnapshot:
-    """Use as a context manager: leaving closes the files."""
+    """A context manager that closes the files on exit."""
 
     name: str
     next_offset: int = 0
@@ -83,7 +84,7 @@ class TopicSnapshot:
 
 
 def open_topic(directory: Path) -> TopicSnapshot | None:
-    """The topic as it is now; None when there is none in this directory (any more)."""
+    """Return a snapshot of the topic; None if the directory has no topic (any more)."""
     for _ in range(MAX_ATTEMPTS):
         snapshot = TopicSnapshot(label_of(directory))
         try:
@@ -92,7 +93,7 @@ def open_topic(directory: Path) -> TopicSnapshot | None:
                 continue  # segments are being swapped
             if DATA not in before:
                 return None
-            for name in SMALL:  # before the segments: what they say is then in those
+            for name in SMALL:  # before the segments, which then contain what these files refer to
                 if (directory / name).exists():
                     snapshot.small[name] = (directory / name).read_bytes()
             metadata = 0
@@ -112,11 +113,13 @@ def open_topic(directory: Path) -> TopicSnapshot | None:
                 snapshot.__exit__()
                 return None
         snapshot.__exit__()
-    raise Unavailable(f"the segments of topic {directory.name} change faster than they are opened")
+    raise Unavailable(
+        f"the segments of topic {directory.name} change faster than they can be opened"
+    )
 
 
 def _shape(directory: Path) -> dict[str, int] | None:
-    """Names and inodes of the segments' files; None while a swap or a roll is being made."""
+    """Return names and inodes of the segment files; None during a swap or a roll."""
     shape = {}
     for entry in os.scandir(directory):
         if entry.name.startswith(SWAP_PREFIX) or entry.name.endswith((".new", ".swap")):
@@ -138,7 +141,7 @@ def _cut(snapshot: TopicSnapshot, metadata: int) -> None:
         ends = sidecar["first"] + sidecar["count"]
         last = int(rows["offset"][-1]) + 1 if rows.size else 0
         whole = sidecar[(sidecar["end"] <= data.size) & (ends <= last)]
-        # What another server appended has no row: then the records count.
+        # Records that aiq appended have no row; in that case the index counts.
         if whole.size and whole.size < sidecar.size:
             rows = rows[rows["offset"] < ends[whole.size - 1]]
         elif not whole.size and sidecar.size:

@@ -45,7 +45,7 @@ class BufferFile:
         self.name, self.path = self.name.complete, path
 
 
-class Backlog:
+class BufferBacklog:
     """The complete files in the order of their replay, and the holds of files and submissions."""
 
     def __init__(self) -> None:

@@ -31,17 +31,17 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import Backlog
-from penstock.buffer.failed import Failed
+from penstock.buffer.backlog import BufferBacklog
+from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, TITLES
-from penstock.buffer.journal import Journal
+from penstock.buffer.journal import FailoverJournal
 from penstock.buffer.maintenance import Maintenance
-from penstock.buffer.ownership import Ownership
+from penstock.buffer.ownership import BufferOwnership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
-from penstock.buffer.replay import Progress, Replay
-from penstock.buffer.status import BufferStatus, Status
-from penstock.buffer.storage import Storage
+from penstock.buffer.replay import BufferReplay, Progress
+from penstock.buffer.status import BufferFigures, BufferStatus
+from penstock.buffer.storage import BufferStorage
 from penstock.config import schema
 from penstock.database import Database
 from penstock.errors import (
@@ -56,14 +56,14 @@ from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of
-from penstock.queues.types import Item, Pushed
+from penstock.queues.push import answer_of, name_items
+from penstock.queues.types import Item, PushOutcome
 
 log = logging.getLogger("penstock.buffer")
 
 ADOPT_SECONDS = 2.0
 LAST_PASS_EVENTS = 500  # events; so few are committed while new pushes wait
-MAX_RETRY_SECONDS = 1.0
+MAX_REPLAY_PAUSE_SECONDS = 1.0  # pauses double while the database refuses
 IN_FLIGHT_SECONDS = 0.5  # they fail within milliseconds, since their connections are cut
 DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
 STOP_SECONDS = 5.0
@@ -77,7 +77,7 @@ class Buffer:
         self,
         queues: Queues,
         database: Database,
-        settings: schema.Buffer,
+        settings: schema.BufferSettings,
         directory: Path,
         fs: Fs,
         pool: Executor,
@@ -87,13 +87,13 @@ class Buffer:
         self._database = database
         self._settings = settings
         self.directory = directory
-        self._storage = Storage(directory, fs, pool, settings, queues.at_rest)
-        self.backlog = Backlog()
-        self.failed = Failed(self._storage)
-        self._ownership = Ownership(self._storage, self.failed)
+        self._storage = BufferStorage(directory, fs, pool, settings, queues.at_rest)
+        self.backlog = BufferBacklog()
+        self.failed = FailedEvents(self._storage)
+        self._ownership = BufferOwnership(self._storage, self.failed)
         self.maintenance = Maintenance(database, directory, fs, self._maintenance_changed)
         self.admission = Admission()
-        self.replay = Replay(
+        self.replay = BufferReplay(
             queues,
             database,
             self._storage,
@@ -101,7 +101,7 @@ class Buffer:
             metrics,
             live=lambda: self._in_flight > 0,
         )
-        self.journal = Journal(self._storage, self.backlog)
+        self.journal = FailoverJournal(self._storage, self.backlog)
         self.qos0 = Qos0(
             self._storage, self.replay, self.journal, self.backlog, self._check_in_flight
         )
@@ -127,7 +127,7 @@ class Buffer:
         self._adopted = metrics.counter(
             "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
-        self.status = Status(
+        self.status = BufferFigures(
             self.journal,
             self.qos0,
             self.backlog,
@@ -171,14 +171,14 @@ class Buffer:
 
     async def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> list[Pushed]:
+    ) -> list[PushOutcome]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
         later. With `buffer_ms` or `buffer_max`: QoS 0. The items get their transaction ids here,
         before they go anywhere.
         """
         if not items:
             return []
-        self._queues.prepare(items)
+        name_items(items, self._queues.catalog.partitions)
         qos0 = buffer_ms is not None or buffer_max is not None
         if qos0 and self._settings.enabled:
             return await self._push_qos0(items, buffer_ms, buffer_max)
@@ -186,7 +186,7 @@ class Buffer:
             return await self._push_directly(items)
         return await self._push_behind(items)
 
-    async def push_lines(self, data: bytes) -> tuple[list[Item], list[Pushed]]:
+    async def push_lines(self, data: bytes) -> tuple[list[Item], list[PushOutcome]]:
         """Store the events of lines from a buffer file of a broker with the same keys; the items,
         and what became of them.
         """
@@ -238,7 +238,7 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.modes.push
 
-    async def _push_directly(self, items: list[Item]) -> list[Pushed]:
+    async def _push_directly(self, items: list[Item]) -> list[PushOutcome]:
         """Push to the database. When the outcome is unknown the items go to the file: replay will
         find out what was stored.
         """
@@ -255,7 +255,7 @@ class Buffer:
                 self._check_in_flight()
         return await self._written(written, items)
 
-    async def _written(self, written: asyncio.Future[None], items: list[Item]) -> list[Pushed]:
+    async def _written(self, written: asyncio.Future[None], items: list[Item]) -> list[PushOutcome]:
         try:
             await written
         except StorageError:
@@ -263,7 +263,7 @@ class Buffer:
             raise
         return _buffered(items)
 
-    async def _push_behind(self, items: list[Item]) -> list[Pushed]:
+    async def _push_behind(self, items: list[Item]) -> list[PushOutcome]:
         self._queues.check_keys(items)  # refused now, not at replay
         while True:
             if not self._up:
@@ -279,7 +279,7 @@ class Buffer:
 
     async def _push_qos0(
         self, items: list[Item], buffer_ms: float | None, buffer_max: int | None
-    ) -> list[Pushed]:
+    ) -> list[PushOutcome]:
         milliseconds = DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms
         most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
         written = False
@@ -348,7 +348,7 @@ class Buffer:
 
     async def _work(self) -> None:
         """Replay, with growing pauses while that fails; adopt; retry."""
-        pause = shortest = self._settings.flush_ms / 1000
+        pause = shortest = self._settings.flush_interval
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
             waits = self._up and self._has_backlog
@@ -366,12 +366,12 @@ class Buffer:
                     await self._adopt()
                 if self._up and self._has_backlog:
                     done = await self._drain()
-                    pause = shortest if done else min(pause * 2, MAX_RETRY_SECONDS)
+                    pause = shortest if done else min(pause * 2, MAX_REPLAY_PAUSE_SECONDS)
                 if self._up:
                     await self.retry_failed()
             except PenstockError as error:
                 log.error("the buffer's worker: %s", error)
-                pause = min(pause * 2, MAX_RETRY_SECONDS)
+                pause = min(pause * 2, MAX_REPLAY_PAUSE_SECONDS)
 
     @property
     def _has_backlog(self) -> bool:
@@ -498,5 +498,5 @@ class Buffer:
                     log.warning("%s: every partition waits until it is replayed", error)
 
 
-def _buffered(items: list[Item]) -> list[Pushed]:
+def _buffered(items: list[Item]) -> list[PushOutcome]:
     return [answer_of(item, index, "buffered") for index, item in enumerate(items)]

@@ -19,16 +19,16 @@ import msgspec
 from penstock.buffer.backlog import BufferFile
 from penstock.buffer.files import FAILED, Name, parse
 from penstock.buffer.reader import count_events
-from penstock.buffer.storage import Storage
+from penstock.buffer.storage import BufferStorage
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-MAX_RETRY_SECONDS = 300.0
+MAX_FAILED_PAUSE_SECONDS = 300.0  # pauses double: a person has to mend something
 
 
 @dataclass(slots=True)
-class Refusal:
+class RefusedEvent:
     """An event the database would not take, and why."""
 
     item: Item
@@ -42,10 +42,10 @@ class FailedFile(BufferFile):
     reason: str  # of its first event
 
 
-class Failed:
+class FailedEvents:
     """The files in failed/ that are ours."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: BufferStorage) -> None:
         self.directory = storage.directory / FAILED
         self._fs = storage.fs
         self._encode = storage.encode
@@ -97,7 +97,7 @@ class Failed:
             return "unknown: the file of reasons is gone"
         return lines[0].decode(errors="replace") if lines else "unknown"
 
-    def write(self, name: Name, refusals: list[Refusal]) -> None:
+    def write(self, name: Name, refusals: list[RefusedEvent]) -> None:
         """Set refused events of the file `name` aside, durably. Idempotent. Blocks."""
         path = self.directory / str(name.complete)
         reasons = path.with_name(path.name + ".error")
@@ -140,11 +140,11 @@ class Failed:
 
     def postpone(self, file: FailedFile) -> None:
         """It was tried and did not go in as a whole."""
-        file.pause = min(file.pause * 2, max(MAX_RETRY_SECONDS, self._interval))
+        file.pause = min(file.pause * 2, max(MAX_FAILED_PAUSE_SECONDS, self._interval))
         file.due = time.monotonic() + file.pause
 
 
-def _reason(number: int, refusal: Refusal) -> bytes:
+def _reason(number: int, refusal: RefusedEvent) -> bytes:
     names = ("queue", "partition", "transaction_id")
     event = {name: getattr(refusal.item, name) for name in names}
     return msgspec.json.encode({"line": number} | event | {"error": refusal.error}) + b"\n"

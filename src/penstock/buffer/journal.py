@@ -18,8 +18,8 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.storage import Storage
+from penstock.buffer.backlog import BufferBacklog, BufferFile, Key, keys_of
+from penstock.buffer.storage import BufferStorage
 from penstock.errors import PenstockError, StorageError, StorageFailed, StorageFull, Unavailable
 from penstock.io.fs import File
 from penstock.queues.types import Item
@@ -28,7 +28,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 @dataclass(slots=True, eq=False)
-class Submission:
+class JournalEntry:
     lines: list[bytes]
     keys: set[Key]
     done: asyncio.Future[None]
@@ -43,17 +43,17 @@ class Active:
     synced: int = 0  # bytes known to be durable
 
 
-class Journal:
+class FailoverJournal:
     """The active failover file. All file access is serialised by `_lock` and runs in the pool."""
 
-    def __init__(self, storage: Storage, backlog: Backlog) -> None:
+    def __init__(self, storage: BufferStorage, backlog: BufferBacklog) -> None:
         self._storage = storage
         self._directory = storage.directory
         self._fs = storage.fs
         self._backlog = backlog
         self._per_file = storage.settings.events_per_file
         self._active: Active | None = None
-        self._waiting: deque[Submission] = deque()
+        self._waiting: deque[JournalEntry] = deque()
         self.unwritten = 0  # events that are on their way to a file
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -82,7 +82,7 @@ class Journal:
         lines, keys = self._storage.encode(items), keys_of(items)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._backlog.hold(keys)
-        self._waiting.append(Submission(lines, keys, done))
+        self._waiting.append(JournalEntry(lines, keys, done))
         self.unwritten += len(lines)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
@@ -128,7 +128,7 @@ class Journal:
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
             self._waiting.clear()
 
-    def _take(self) -> list[Submission]:
+    def _take(self) -> list[JournalEntry]:
         batch = [self._waiting.popleft()]
         events = len(batch[0].lines)
         while self._waiting and events + len(self._waiting[0].lines) <= self._per_file:
@@ -136,7 +136,7 @@ class Journal:
             events += len(batch[-1].lines)
         return batch
 
-    def _refuse(self, batch: list[Submission], error: PenstockError) -> None:
+    def _refuse(self, batch: list[JournalEntry], error: PenstockError) -> None:
         for submission in batch:
             self._backlog.release(submission.keys)
             if not submission.done.done():
@@ -150,7 +150,7 @@ class Journal:
 
     # From here on: in the pool, one at a time.
 
-    def _commit(self, batch: list[Submission]) -> BufferFile:
+    def _commit(self, batch: list[JournalEntry]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]
         self._storage.reserve(sum(map(len, lines)))
         if self._active and self._active.file.events + len(lines) > self._per_file:

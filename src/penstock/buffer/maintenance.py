@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.database import Database
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import StorageError, Unavailable
 from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled
@@ -23,7 +24,6 @@ log = logging.getLogger("penstock.buffer")
 
 CHANNEL = "penstock_settings"
 NAME = "maintenance"
-RETRY_SECONDS = 0.1  # when a connection was lost
 READ = "SELECT value::text FROM settings WHERE name = $1"
 WRITE = """
     WITH changed AS (
@@ -99,7 +99,7 @@ class Maintenance:
                 await self._read()
             except Unavailable:
                 self._stale = True
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(BACKGROUND_SECONDS)
 
     async def _read(self) -> None:
         if self._unsaved:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from penstock.buffer import files
 from penstock.buffer.backlog import BufferFile
-from penstock.buffer.failed import Failed
+from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, Name, OwnerLock
 from penstock.buffer.reader import count_events
-from penstock.buffer.storage import Storage
+from penstock.buffer.storage import BufferStorage
 from penstock.errors import StorageFailed
 
 log = logging.getLogger("penstock.buffer")
 
 
-class Ownership:
+class BufferOwnership:
     """Which owners' files are ours. `begin` and `adopt` block."""
 
-    def __init__(self, storage: Storage, failed: Failed) -> None:
+    def __init__(self, storage: BufferStorage, failed: FailedEvents) -> None:
         self._directory = storage.directory
         self._fs = storage.fs
         self._failed = failed

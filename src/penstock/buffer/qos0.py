@@ -1,11 +1,11 @@
 """QoS 0: events that may wait a moment are written to a file, answered, and committed together.
 
-An event is in its file before the answer (kill -9 loses nothing) and durable at most `flush_ms`
-after it (a power cut may lose that much): in the database if the batch was committed by then, else
-by an fsync of the file. A batch is committed when the first of its requests has waited `bufferMs`
-or the smallest `bufferMax` of its requests is reached; a file holds one batch. While one batch is
-being committed the next one grows, so a slow database makes batches larger, up to
-`events_per_file`; then pushes wait for it.
+An event is in its file before the answer (kill -9 loses nothing) and durable at most
+`flush_interval` after it (a power cut may lose that much): in the database if the batch was
+committed by then, else by an fsync of the file. A batch is committed when the first of its requests
+has waited `bufferMs` or the smallest `bufferMax` of its requests is reached; a file holds one
+batch. While one batch is being committed the next one grows, so a slow database makes batches
+larger, up to `events_per_file`; then pushes wait for it.
 
 This path is for a database that is up. When it goes down, what waits here moves to the failover
 file in order (the copies left in the QoS 0 file are recognised by their transaction ids), and later
@@ -17,11 +17,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.buffer.backlog import Backlog, BufferFile, Key, keys_of
-from penstock.buffer.failed import Refusal
-from penstock.buffer.journal import Journal
-from penstock.buffer.replay import BATCHES_PER_CALL, Replay, batches
-from penstock.buffer.storage import Storage
+from penstock.buffer.backlog import BufferBacklog, BufferFile, Key, keys_of
+from penstock.buffer.failed import RefusedEvent
+from penstock.buffer.journal import FailoverJournal
+from penstock.buffer.replay import BATCHES_PER_CALL, BufferReplay, batches
+from penstock.buffer.storage import BufferStorage
 from penstock.errors import StorageError, StorageFailed, Unavailable
 from penstock.io.fs import File
 from penstock.queues.types import Item
@@ -33,7 +33,7 @@ EARLY = 0.8  # of bufferMs: what is committed within it needs no fsync of its ow
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class Qos0Batch:
     """Events of one file, from the first write to the commit."""
 
     file: BufferFile
@@ -53,10 +53,10 @@ class Qos0:
 
     def __init__(
         self,
-        storage: Storage,
-        replay: Replay,
-        journal: Journal,
-        backlog: Backlog,
+        storage: BufferStorage,
+        replay: BufferReplay,
+        journal: FailoverJournal,
+        backlog: BufferBacklog,
         idle: Callable[[], None],
     ) -> None:
         self._storage = storage
@@ -66,8 +66,8 @@ class Qos0:
         self._journal = journal  # takes what waits here when the database goes down
         self._backlog = backlog
         self._idle = idle  # called when nothing waits here any more
-        self._growing: Batch | None = None
-        self._flushing: Batch | None = None
+        self._growing: Qos0Batch | None = None
+        self._flushing: Qos0Batch | None = None
         self._task: asyncio.Task[None] | None = None
         self._flush_wanted = False
 
@@ -76,7 +76,7 @@ class Qos0:
         return self._growing is not None or self._flushing is not None
 
     @property
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[Qos0Batch]:
         return [batch for batch in (self._flushing, self._growing) if batch]
 
     @property
@@ -130,15 +130,15 @@ class Qos0:
             self._flush_wanted = True
             self._start()
 
-    def _open(self) -> Batch:
+    def _open(self) -> Qos0Batch:
         loop = asyncio.get_running_loop()
         file, handle = self._storage.create("qos0")
-        batch = Batch(file, handle, loop.create_future(), due=float("inf"), most=1 << 62)
-        batch.unsynced = loop.call_later(self._settings.flush_ms / 1000, self._sync_later, batch, 0)
+        batch = Qos0Batch(file, handle, loop.create_future(), due=float("inf"), most=1 << 62)
+        batch.unsynced = loop.call_later(self._settings.flush_interval, self._sync_later, batch, 0)
         self._growing = batch
         return batch
 
-    def _drop(self, batch: Batch) -> None:
+    def _drop(self, batch: Qos0Batch) -> None:
         """A file that never took an event."""
         self._growing = None
         if batch.unsynced:
@@ -148,7 +148,7 @@ class Qos0:
         batch.done.set_result(None)
         self._idle()
 
-    def _schedule(self, batch: Batch, seconds: float, most: int) -> None:
+    def _schedule(self, batch: Qos0Batch, seconds: float, most: int) -> None:
         loop = asyncio.get_running_loop()
         batch.most = min(batch.most, max(1, most))
         due = loop.time() + seconds * EARLY
@@ -191,12 +191,12 @@ class Qos0:
                 self._flush_wanted = False
                 self._idle()
 
-    def _is_due(self, batch: Batch) -> bool:
+    def _is_due(self, batch: Qos0Batch) -> bool:
         late = asyncio.get_running_loop().time() >= batch.due - 0.001
         return bool(batch.items) and (self._flush_wanted or late or len(batch.items) >= batch.most)
 
-    async def _commit(self, batch: Batch) -> None:
-        file, refusals, done = batch.file, list[Refusal](), 0
+    async def _commit(self, batch: Qos0Batch) -> None:
+        file, refusals, done = batch.file, list[RefusedEvent](), 0
         try:
             file.complete(self._fs)
         except StorageError as error:
@@ -216,25 +216,25 @@ class Qos0:
         except StorageError as error:
             self._leave(batch, error)
 
-    def _leave(self, batch: Batch, error: Exception) -> None:
+    def _leave(self, batch: Qos0Batch, error: Exception) -> None:
         """The events cannot move on: their file waits for its replay like one after a crash."""
         log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
         self._backlog.hold(batch.keys)
         self._backlog.transfer(batch.keys, batch.file)
         self._backlog.add(batch.file)
 
-    def _sync_later(self, batch: Batch, synced: int) -> None:
-        """Called `flush_ms` after a write that nothing made durable since."""
+    def _sync_later(self, batch: Qos0Batch, synced: int) -> None:
+        """Called `flush_interval` after a write that nothing made durable since."""
         batch.unsynced = None
         if batch.done.done():
             return
         loop, size = asyncio.get_running_loop(), batch.handle.size
         if size != synced:
             batch.syncing = loop.run_in_executor(self._storage.pool, self._sync, batch)
-        delay = self._settings.flush_ms / 1000
+        delay = self._settings.flush_interval
         batch.unsynced = loop.call_later(delay, self._sync_later, batch, size)
 
-    def _sync(self, batch: Batch) -> None:
+    def _sync(self, batch: Qos0Batch) -> None:
         try:
             batch.handle.sync()
         except StorageError as error:

@@ -28,11 +28,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import BufferFile
-from penstock.buffer.failed import Failed, FailedFile, Refusal
+from penstock.buffer.failed import FailedEvents, FailedFile, RefusedEvent
 from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
-from penstock.buffer.storage import Storage
+from penstock.buffer.storage import BufferStorage
 from penstock.database import Database
+from penstock.database.batching import halving
 from penstock.errors import (
     Busy,
     Damaged,
@@ -45,9 +46,8 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.metrics import Metrics
-from penstock.queues.batching import halving
 from penstock.queues.engine import Queues
-from penstock.queues.types import Item, Pushed
+from penstock.queues.types import Item, PushOutcome
 
 log = logging.getLogger("penstock.buffer")
 
@@ -72,7 +72,7 @@ REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, Give
 class Leftovers:
     """What a replay could not store."""
 
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[RefusedEvent] = field(default_factory=list)
     unreadable: int = 0  # pieces of the file that are not events
 
 
@@ -92,15 +92,15 @@ class Progress:
             log.info("%s: Progress %d/%d events (%.1f%%)", self.what, self.done, self.total, share)
 
 
-class Replay:
+class BufferReplay:
     """Inserts events and whole files of events."""
 
     def __init__(
         self,
         queues: Queues,
         database: Database,
-        storage: Storage,
-        failed: Failed,
+        storage: BufferStorage,
+        failed: FailedEvents,
         metrics: Metrics,
         live: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -170,7 +170,7 @@ class Replay:
             else:
                 log.info("%s replay complete, deleted file %s", title, file.name)
 
-    async def finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
+    async def finish(self, file: BufferFile, refusals: list[RefusedEvent]) -> None:
         """All events of a file are stored but for the refused ones: set those aside, delete it."""
         await self._storage.in_pool(self._finish, file, refusals)
         if refusals:
@@ -224,16 +224,18 @@ class Replay:
             if window.bad or window.torn:  # before the file goes, or is rewritten without them
                 await self._storage.in_pool(self._quarantine, name, window, bad)
 
-    async def insert(self, items: list[Item], kind: Kind) -> list[Refusal]:
+    async def insert(self, items: list[Item], kind: Kind) -> list[RefusedEvent]:
         """Store the items in order; those refused come back. Unavailable when it is down."""
-        outcomes = await halving(items, self._push, REFUSED, lambda item, e: Refusal(item, str(e)))
+        outcomes = await halving(
+            items, self._push, REFUSED, lambda item, e: RefusedEvent(item, str(e))
+        )
         refusals = [refusal for refusal in outcomes if refusal]
         flushed = len(items) - len(refusals)
         self.flushed.add(flushed, kind)
         self._recent.append((time.monotonic(), flushed))
         return refusals
 
-    async def _push(self, items: list[Item]) -> list[Refusal | None]:
+    async def _push(self, items: list[Item]) -> list[RefusedEvent | None]:
         try:
             results = await self._attempt(items)
         except MissingKey:
@@ -243,11 +245,13 @@ class Replay:
                 raise
             raise GivenUp(f"given up: {error}") from error
         return [
-            Refusal(item, f"the queue {item.queue} is full") if result.status == "full" else None
+            RefusedEvent(item, f"the queue {item.queue} is full")
+            if result.status == "full"
+            else None
             for item, result in zip(items, results, strict=True)
         ]
 
-    async def _attempt(self, items: list[Item]) -> list[Pushed]:
+    async def _attempt(self, items: list[Item]) -> list[PushOutcome]:
         self.writes.add()
         try:
             return await self._queues.push(self._queues.opened(items))
@@ -268,7 +272,7 @@ class Replay:
 
     # From here on: in the pool.
 
-    def _finish(self, file: BufferFile, refusals: list[Refusal]) -> None:
+    def _finish(self, file: BufferFile, refusals: list[RefusedEvent]) -> None:
         if refusals:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)

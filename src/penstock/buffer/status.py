@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.buffer.backlog import Backlog, BufferFile
-from penstock.buffer.failed import Failed
+from penstock.buffer.backlog import BufferBacklog, BufferFile
+from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, Kind
-from penstock.buffer.journal import Journal
+from penstock.buffer.journal import FailoverJournal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.qos0 import Qos0
-from penstock.buffer.replay import Progress, Replay
+from penstock.buffer.replay import BufferReplay, Progress
 from penstock.metrics import Merge, Metrics
 
 MAX_FILES = 200  # that a status names
@@ -74,16 +74,16 @@ class FileBuffer(msgspec.Struct):
     db_healthy: bool
 
 
-class Status:
+class BufferFigures:
     """Reads the numbers of a buffer's parts; keeps none."""
 
     def __init__(
         self,
-        journal: Journal,
+        journal: FailoverJournal,
         qos0: Qos0,
-        backlog: Backlog,
-        failed: Failed,
-        replay: Replay,
+        backlog: BufferBacklog,
+        failed: FailedEvents,
+        replay: BufferReplay,
         maintenance: Maintenance,
         metrics: Metrics,
     ) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 SPACE_CHECK_SECONDS = 0.05  # how long a look at the free space is good for
 
 
-class Storage:
+class BufferStorage:
     """`at_rest`: an item as it may lie on a disk, which is sealed if its queue is encrypted."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Storage:
         directory: Path,
         fs: Fs,
         pool: Executor,
-        settings: schema.Buffer,
+        settings: schema.BufferSettings,
         at_rest: Callable[[Item], Item],
     ) -> None:
         self.directory = directory

@@ -1,22 +1,16 @@
 """`penstock audit`: who changed what and when."""
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
-from penstock.cli import Api, app, argument, option
+from penstock.cli import Limit, WatchApi, app
 from penstock.cli.tables import Column, View, table, when
 
 PAGE_ROWS = 1000  # that the broker answers at most
 
 
-@app.command(watch=True)
-def audit(
-    api: Api,
-    filter: Annotated[
-        str, argument("Show only entries with this text in who, action or object.")
-    ] = "",
-    limit: Annotated[int, option("Most entries to show.", "-n", min=1)] = 50,
-) -> View:
+@app.command
+def audit(filter: str = "", /, *, limit: Limit = 50, api: WatchApi = WatchApi()) -> View:
     """Show who changed what and when, newest first.
 
     Examples:
@@ -24,6 +18,9 @@ def audit(
     `penstock audit orders -n 20`
 
     `penstock audit queue.delete --json | jq -r '.[].who'`
+
+    :param filter: Show only entries with this text in who, action or object.
+    :param limit: Most entries to show.
     """
     entries: list[dict[str, Any]] = []
     before = None

@@ -7,63 +7,73 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from penstock.backup.create import create
-from penstock.backup.manifest import Manifest
+from penstock.backup.manifest import BackupManifest
 from penstock.backup.restore import check, restore
-from penstock.cli import BrokerConfig, app, argument, option
+from penstock.cli import BrokerConfig, app
 from penstock.object_store import ObjectStore
 
-Address = Annotated[
+Place = Annotated[
     str,
-    argument(
-        "Location of the backup: a directory, or an s3://, gs:// or az:// address.", metavar="PLACE"
-    ),
+    Parameter(help="Location of the backup: a directory, or an s3://, gs:// or az:// address."),
 ]
 Programs = Annotated[
     Path | None,
-    option("Directory of pg_dump and pg_restore, for a server newer than the embedded PostgreSQL."),
+    Parameter(
+        help="Directory of pg_dump and pg_restore, for a server newer than the embedded PostgreSQL."
+    ),
 ]
 
 
-@app.command("backup")
+@app.command(name="backup")
 def backup_command(
-    place: Address,
-    given: BrokerConfig,
+    place: Place,
+    /,
+    *,
     programs: Programs = None,
-    tier: Annotated[bool, option("Also copy topic segments that are only in the tier.")] = False,
+    tier: bool = False,
+    given: BrokerConfig = BrokerConfig(),
 ) -> None:
     """Back up queues, topics, groups, routes and buffered pushes while the broker runs.
 
     Run it on the broker's machine, with the broker's configuration. The backup contains everything
     that was acknowledged before it started. It contains no passwords or tokens.
 
-        penstock backup /backups/monday
+    Examples:
 
-        penstock backup s3://bucket/penstock/monday
+    `penstock backup /backups/monday`
+
+    `penstock backup s3://bucket/penstock/monday`
+
+    :param tier: Also copy topic segments that are only in the tier.
     """
     with _bar("backup") as bar:
         done = create(given.load(), ObjectStore(place), programs=programs, progress=bar, tier=tier)
-    _say("backed up", done)
+    _report("backed up", done)
 
 
-@app.command("restore")
+@app.command(name="restore")
 def restore_command(
-    place: Address,
-    given: BrokerConfig,
+    place: Place,
+    /,
+    *,
     programs: Programs = None,
-    only_check: Annotated[
-        bool, option("Only read the backup and verify its checksums; restore nothing.", "--check")
-    ] = False,
+    only_check: Annotated[bool, Parameter(name="--check")] = False,
+    given: BrokerConfig = BrokerConfig(),
 ) -> None:
     """Restore a backup into an empty data directory and database, and verify it.
 
-    penstock restore /backups/monday --data-dir /var/lib/penstock
+    Examples:
 
-    penstock restore s3://bucket/penstock/monday --check
+    `penstock restore /backups/monday --data-dir /var/lib/penstock`
+
+    `penstock restore s3://bucket/penstock/monday --check`
+
+    :param only_check: Only read the backup and verify its checksums; restore nothing.
     """
     with _bar("check" if only_check else "restore") as bar:
         source = ObjectStore(place, create=False)
@@ -71,17 +81,17 @@ def restore_command(
             done = check(source, bar)
         else:
             done = restore(given.load().config, source, programs=programs, progress=bar)
-    _say("sound:" if only_check else "restored", done)
+    _report("sound:" if only_check else "restored", done)
 
 
-def _say(what: str, done: Manifest) -> None:
+def _report(what: str, done: BackupManifest) -> None:
     size = sum(file.size for file in done.files.values())
-    typer.echo(
+    print(
         f"{what} {len(done.topics)} topics and {'all' if done.database_schema else 'no'} queues, "
         f"{len(done.files)} files, {size:,} bytes; state of {done.began_at}"
     )
     if done.tier:
-        typer.echo(f"Older records of topics are not in it: they are read from {done.tier}")
+        print(f"Older records of topics are not in it: they are read from {done.tier}")
 
 
 @contextmanager

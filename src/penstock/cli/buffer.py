@@ -1,10 +1,10 @@
 """`penstock buffer`: what waits on disk for the database, seen from a running broker or in its
 directory.
 
-`status`, `replay` and `retry-failed` ask a running broker (`--url`). `list`, `inspect` and `purge`
-look into a directory (`--dir`), and so do `replay` and `retry-failed` when `--database-url` says
-where the events should go without a broker. Files of a living broker are left alone. Exit codes: 0
-done, 1 refused or events are left, 2 wrong usage.
+`status` and `replay` ask a running broker (`--url`). `list` and `purge` read a directory (`--dir`),
+and so does `replay` when `--database-url` says where the events should go without a broker. Files
+of a running broker are not changed. Exit codes: 0 done, 1 refused or events are left, 2 wrong
+usage.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -33,7 +33,17 @@ from rich.progress import (
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
-from penstock.cli import Api, Commands, Yes, app, argument, confirm, option, usage
+from penstock.cli import (
+    Api,
+    LimitOrAll,
+    WatchApi,
+    WatchOutput,
+    Yes,
+    command_group,
+    confirm,
+    say,
+    usage,
+)
 from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
@@ -44,20 +54,18 @@ from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 
-commands = Commands("Inspect, replay and clean up the disk buffer.", app, name="buffer")
+commands = command_group("buffer")
 STATUS = "/api/v1/status/buffers"
 
 POLL_SECONDS = 0.1
 Directory = Annotated[
     Path | None,
-    option(
-        "The buffer directory.",
-        "--dir",
-        envvar="FILE_BUFFER_DIR",
-        show_default="penstock-data/.penstock/buffers",
+    Parameter(
+        name="--dir",
+        env_var="FILE_BUFFER_DIR",
+        help="The buffer directory; default: penstock-data/.penstock/buffers.",
     ),
 ]
-DatabaseUrl = Annotated[str, option("Write the files in --dir to this database, without a broker.")]
 
 
 @dataclass(slots=True)
@@ -74,8 +82,8 @@ class StoredFile:
         return "being written" if self.name.active and self.live else "waiting"
 
 
-@commands.command(watch=True)
-def status(api: Api) -> View:
+@commands.command
+def status(*, api: WatchApi = WatchApi()) -> View:
     """Show what is buffered, and the progress of the replay.
 
     Example: `penstock buffer status --json | jq .pending`
@@ -116,12 +124,30 @@ def status(api: Api) -> View:
     )
 
 
-@commands.command("list", watch=True)
-def list_files(directory: Directory = None) -> View:
-    """List the buffer files in a directory, oldest first.
+@commands.command(name="list")
+def list_files(
+    file: str = "",
+    /,
+    *,
+    directory: Directory = None,
+    limit: LimitOrAll = 20,
+    output: WatchOutput = WatchOutput(),  # noqa: ARG001  # `run` reads it
+) -> View:
+    """List the buffer files in a directory, oldest first; or print the events of one, one JSON
+    object per line. If the database rejected them, the reasons go to standard error.
 
-    Example: `penstock buffer list --dir /var/lib/penstock/buffers`
+    Examples:
+
+    `penstock buffer list --dir /var/lib/penstock/buffers`
+
+    `penstock buffer list failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq .payload`
+
+    :param file: Path of a buffer file, or its name in the buffer directory.
+    :param limit: Most events of a file to print; 0 = all.
     """
+    if file:
+        _print_events(_path_of(file, _directory(directory)), limit)
+        raise SystemExit(0)
     rows = [
         {
             "file": str(file.path),
@@ -147,19 +173,7 @@ def list_files(directory: Directory = None) -> View:
     )
 
 
-@commands.command()
-def inspect(
-    file: Annotated[str, argument("Path of a buffer file, or its name in the buffer directory.")],
-    directory: Directory = None,
-    limit: Annotated[int, option("Most events to print; 0 = all.", "-n", min=0)] = 20,
-) -> None:
-    """Print the events of a buffer file, one JSON object per line. If the database rejected them,
-    the reasons go to standard error.
-
-    Example: `penstock buffer inspect failover_019a0c11-7fe8-7000-8000-00001a2b3c4d.buf -n 0 | jq
-    .payload`
-    """
-    path = _path_of(file, _directory(directory))
+def _print_events(path: Path, limit: int) -> None:
     shown = total = 0
     for window in windows(DISK, path):
         total += len(window.items)
@@ -178,64 +192,68 @@ def inspect(
                 event |= {"payload": b64encode(item.payload).decode(), "sealed": item.key_id}
             sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
         for bad in window.bad:
-            typer.echo(f"no event: {bad[:200]!r}", err=True)
+            say(f"not an event: {bad[:200]!r}")
         if window.torn:
-            typer.echo(f"cut short by a crash: {window.torn[:200]!r}", err=True)
+            say(f"cut short by a crash: {window.torn[:200]!r}")
     sys.stdout.flush()
     reasons = path.with_name(path.name + ".error")
     if reasons.exists():
         for line in reasons.read_text().splitlines()[: limit or None]:
-            typer.echo(line, err=True)
+            say(line)
     if shown < total:
-        typer.echo(f"{total - shown:,} more; -n 0 shows all", err=True)
+        say(f"{total - shown:,} more; -n 0 shows all")
 
 
-@commands.command()
-def replay(api: Api, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
+@commands.command
+def replay(
+    *,
+    failed: bool = False,
+    directory: Directory = None,
+    database_url: str = "",
+    api: Api = Api(),
+) -> None:
     """Write the buffered events to the database now, and show the progress.
 
-    With a running broker: `penstock buffer replay`
+    Examples:
 
-    Without one: `penstock buffer replay --dir /backup/buffers --database-url
-    postgresql://me@db/app`
+    `penstock buffer replay`
+
+    `penstock buffer replay --dir /backup/buffers --database-url postgresql://me@db/app`
+
+    `penstock buffer replay --failed`
+
+    :param failed: Retry the events in failed/, which the database rejected.
+    :param database_url: Write the files in --dir to this database, without a broker.
     """
     if database_url:
-        remaining = asyncio.run(_replay_here(_directory(directory), database_url))
+        remaining = asyncio.run(_replay_here(_directory(directory), database_url, failed=failed))
+    elif failed:
+        remaining = api.post("/api/v1/buffers/retry-failed")["failed"]
     else:
         remaining = _replay_there(api)
     if remaining:
-        raise PenstockError(f"{remaining:,} events are left")
+        raise PenstockError(f"{remaining:,} events are left{' in failed/' if failed else ''}")
 
 
-@commands.command("retry-failed")
-def retry_failed(api: Api, directory: Directory = None, database_url: DatabaseUrl = "") -> None:
-    """Retry the events in failed/, which the database rejected.
-
-    Example: `penstock buffer retry-failed`
-    """
-    if database_url:
-        remaining = asyncio.run(_replay_here(_directory(directory), database_url, failed=True))
-    else:
-        remaining = api.post("/api/v1/buffers/retry-failed")["failed"]
-    typer.echo(f"{remaining:,} events are left in failed/", err=True)
-    raise typer.Exit(1 if remaining else 0)
-
-
-@commands.command()
+@commands.command
 def purge(
-    names: Annotated[list[str] | None, argument("Files to delete.", metavar="[FILE]...")] = None,
-    failed: Annotated[bool, option("Delete all files in failed/.")] = False,
-    quarantine: Annotated[bool, option("Delete all files in quarantine/.")] = False,
+    *names: str,
+    failed: bool = False,
+    quarantine: bool = False,
     directory: Directory = None,
     yes: Yes = False,
 ) -> None:
     """Permanently delete buffer files and their events. Fails for files of a running broker.
 
     Example: `penstock buffer purge --failed --yes`
+
+    :param names: Files to delete.
+    :param failed: Delete all files in failed/.
+    :param quarantine: Delete all files in quarantine/.
     """
     place = _directory(directory)
     paths = [file.path for file in _find(place) if failed and file.place == files.FAILED]
-    paths += [_path_of(name, place) for name in names or []]
+    paths += [_path_of(name, place) for name in names]
     if quarantine and (place / files.QUARANTINE).is_dir():
         paths += sorted((place / files.QUARANTINE).iterdir())
     if not paths:
@@ -252,7 +270,7 @@ def purge(
     for path in paths:
         DISK.remove(path)
         DISK.remove(path.with_name(path.name + ".error"))
-    typer.echo(f"deleted {len(paths):,} files with {events:,} events", err=True)
+    say(f"deleted {len(paths):,} files with {events:,} events")
 
 
 def _directory(option: Path | None) -> Path:
@@ -315,10 +333,10 @@ def _replay_there(api: Api) -> int:
 async def _replay_here(directory: Path, database_url: str, *, failed: bool = False) -> int:
     """Be the process that adopts the files."""
     metrics = Metrics()
-    database = Database(schema.Database(url=database_url), directory, metrics, SCHEMA)
+    database = Database(schema.DatabaseSettings(url=database_url), directory, metrics, SCHEMA)
     # sealed events need the keys of the configuration
     queues = Queues(database, load(default_file()).config.queues, metrics)
-    settings = schema.Buffer(max_batch=1000, replay_pause=0.0)
+    settings = schema.BufferSettings(max_batch=1000, replay_pause=0.0)
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count() or 1))
         buffer = Buffer(queues, database, settings, directory, DISK, pool, metrics)
@@ -345,9 +363,6 @@ async def _replay_here(directory: Path, database_url: str, *, failed: bool = Fal
         await buffer.stop()
     others = [file for file in _find(directory) if file.live]
     if others:
-        typer.echo(
-            f"penstock: {len(others)} files belong to a running broker and were left alone",
-            err=True,
-        )
-    typer.echo(f"{done:,} events are in the database now", err=True)
+        say(f"penstock: {len(others)} files belong to a running broker and were not changed")
+    say(f"{done:,} events are in the database now")
     return remaining

@@ -1,59 +1,60 @@
-"""`penstock config`: what is in effect, and whether a file is right."""
+"""`penstock config`: the effective configuration, and whether a file is right."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from penstock.cli import Commands, ConfigFile, app, argument, option
-from penstock.cli.tables import Column, View, table
+from penstock.cli import USAGE, ConfigFile, JsonOutput, app, say
+from penstock.cli.tables import Column, Line, View, table
 from penstock.config import load
 from penstock.config import show as effective
 from penstock.config.load import default_file
 from penstock.errors import ConfigError
 
-commands = Commands("Show or check the configuration.", app, name="config")
 
-
-@commands.command("show")
-def show_command(
+@app.command
+def config(
+    file: Path | None = None,
+    /,
+    *,
+    check: bool = False,
+    changed: bool = False,
     config: ConfigFile = None,
-    changed: Annotated[bool, option("Show only values that differ from the defaults.")] = False,
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
 ) -> View:
-    """Print the effective configuration and where each value came from; secrets are masked.
+    """Show the effective configuration, or check a file.
 
-    Example: `penstock config show -c penstock.yaml --changed`
+    It prints where each value came from, and masks secrets.
+
+    Examples:
+
+    `penstock config -c penstock.yaml --changed`
+
+    `penstock config --check penstock.yaml`
+
+    :param file: YAML file, as --config.
+    :param check: Only check the file, without the environment, and start nothing.
+    :param changed: Show only values that differ from the defaults.
     """
+    given = file or config or default_file()
     try:
-        loaded = load(config or default_file())
+        if check:
+            return _checked(given)
+        loaded = load(given)
     except ConfigError as error:
-        _refuse(error)
+        say(str(error))
+        raise SystemExit(USAGE) from None
     rows = [
         {"key": key, "value": value, "from": origin}
         for key, value, origin in effective(loaded)
         if not changed or origin != "default"
     ]
     for warning in loaded.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
     columns = (Column("key"), Column("value", prose=True), Column("from"))
-    return table(rows, *columns, empty="all is as by default")
+    return table(rows, *columns, empty="every value is the default")
 
 
-@commands.command("check")
-def check_command(file: Annotated[Path, argument("YAML file to check.")]) -> None:
-    """Check a configuration file without starting anything.
-
-    Example: `penstock config check penstock.yaml`
-    """
+def _checked(file: Path | None) -> View:
     from penstock.export.spec import parse_routes
 
-    try:
-        parse_routes(load(file, environ={}).config)
-    except ConfigError as error:
-        _refuse(error)
-    typer.echo(f"{file} is fine")
-
-
-def _refuse(error: ConfigError) -> None:
-    typer.echo(str(error), err=True)
-    raise typer.Exit(2) from None
+    parse_routes(load(file, environ={}).config)
+    return View({"file": str(file), "valid": True}, [Line(f"{file or 'the default'} is fine")])

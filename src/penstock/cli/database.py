@@ -6,26 +6,18 @@ import asyncio
 from typing import Annotated
 
 import asyncpg
-import typer
+from cyclopts import Parameter
 
-from penstock.cli import BrokerConfig, Commands, app, argument
+from penstock.cli import BrokerConfig, command_group
 from penstock.config.database_url import url_here
 from penstock.errors import Unavailable
 from penstock.queues.admin.grants import change_grant
 
-commands = Commands(
-    "Connect to the broker's PostgreSQL, and grant access to the outbox.", app, name="database"
-)
-Role = Annotated[str, argument("Name of the database role.")]
+commands = command_group("database")
 
 
-@commands.callback()
-def group() -> None:
-    "Connect to the broker's PostgreSQL, and grant access to the outbox."
-
-
-@commands.command("url")
-def url_command(given: BrokerConfig) -> None:
+@commands.command
+def url(*, given: BrokerConfig = BrokerConfig()) -> None:
     """Print the URL of the broker's database, for psql, Spark and jobs on the same machine.
 
     Use the configuration that the broker was started with: the same file, environment and data
@@ -38,30 +30,32 @@ def url_command(given: BrokerConfig) -> None:
 
     `penstock database url --data-dir /var/lib/penstock`
     """
-    typer.echo(url_here(given.load().config))
+    print(url_here(given.load().config))
 
 
-@commands.command("grant")
-def grant_command(role: Role, given: BrokerConfig) -> None:
+@commands.command
+def grant(
+    role: Annotated[str, Parameter(help="Name of the database role.")],
+    /,
+    *,
+    revoke: bool = False,
+    given: BrokerConfig = BrokerConfig(),
+) -> None:
     """Allow a database role to use the outbox: push and acknowledge in its own transactions.
 
     The role may call the functions of the outbox and nothing else. It cannot read messages or
     tables.
 
-        penstock database grant shop --set database.url=postgresql://penstock@db/shop
+    Examples:
+
+    `penstock database grant shop --set database.url=postgresql://penstock@db/shop`
+
+    `penstock database grant shop --revoke`
+
+    :param revoke: Revoke the access instead.
     """
-    asyncio.run(_change("grant", role, given))
-    typer.echo(f"{role} may use the outbox.")
-
-
-@commands.command("revoke")
-def revoke_command(role: Role, given: BrokerConfig) -> None:
-    """Revoke the access that `penstock database grant` gave.
-
-    penstock database revoke shop
-    """
-    asyncio.run(_change("revoke", role, given))
-    typer.echo(f"{role} may not use the outbox any more.")
+    asyncio.run(_change("revoke" if revoke else "grant", role, given))
+    print(f"{role} may {'not use the outbox any more' if revoke else 'use the outbox'}.")
 
 
 async def _change(verb: str, role: str, given: BrokerConfig) -> None:

@@ -7,7 +7,7 @@ to show.
 A small shop: queues with several groups, one consumer that is too slow, one whose gateway fails,
 reminders for later, a schedule, a topic with two groups, a route whose destination goes up and
 down, and the reports of three pipelines. Everything has `demo-` in front of its name and is removed
-again at Ctrl-C, unless `--keep`.
+again at Ctrl-C and SIGTERM, unless `--keep`.
 
 Each part is a loop of its own that makes its requests over the public API. While the broker is away
 they wait and then go on.
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -24,9 +25,10 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from penstock.cli import Api, app, errors_explained, option
+from penstock.cli import Api, app
 from penstock.client.brokers import Brokers
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
@@ -252,9 +254,12 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
 
 async def run(api: Api, rate: float, keep: bool) -> None:
     shop = Shop(api, rate)
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     try:
         await shop.set_up()
-        typer.echo(f"The shop is open: look at {api.url.rstrip('/')}/console/ (Ctrl-C closes it)")
+        print(f"The shop is open: look at {api.url.rstrip('/')}/console/ (Ctrl-C closes it)")
         async with asyncio.TaskGroup() as group:
             for part in shop.parts():
                 group.create_task(_for_ever(part))
@@ -262,22 +267,26 @@ async def run(api: Api, rate: float, keep: bool) -> None:
         raise errors.exceptions[0] from None
     finally:
         if not keep:
-            typer.echo("Removing what the demo made ...")
+            print("Removing what the demo made ...")
             await shop.clean_up()
         await shop.brokers.close()
 
 
-@app.command()
+@app.command
 def demo(
-    api: Api,
-    rate: Annotated[float, option("Orders per second.", min=0.1, max=1000)] = 20.0,
-    keep: Annotated[
-        bool, option("Keep the example data when the demo ends.", "--keep/--no-keep")
-    ] = False,
+    *,
+    rate: Annotated[float, Parameter(validator=Number(gte=0.1, lte=1000))] = 20.0,
+    keep: bool = False,
+    api: Api = Api(),
 ) -> None:
-    """Fill a broker with live example data, to try the Console. Stop it with Ctrl-C.
+    """Fill a broker with live example data, to try the Console.
+
+    Ctrl-C or SIGTERM ends it and removes the data.
 
     Example: `penstock serve & penstock demo`, then open http://127.0.0.1:6632/console/
+
+    :param rate: Orders per second.
+    :param keep: Keep the example data when the demo ends.
     """
-    with errors_explained(), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(run(api, rate, keep))

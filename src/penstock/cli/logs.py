@@ -1,20 +1,17 @@
-"""`penstock logs`: the broker's recent log lines, from wherever this is run."""
+"""`penstock logs`: the recent log lines of a broker."""
 
-from typing import Annotated
-
-from penstock.cli import Api, app, option
+from penstock.cli import Limit, WatchApi, app
 from penstock.cli.tables import Column, View, table, when
 
 
-@app.command(watch=True)
-def logs(
-    api: Api,
-    level: Annotated[str, option("Lowest level to show: info, warning or error.")] = "info",
-    limit: Annotated[int, option("Most lines to show.", "-n", min=1)] = 50,
-) -> View:
+@app.command
+def logs(*, level: str = "info", limit: Limit = 50, api: WatchApi = WatchApi()) -> View:
     """Show the latest log lines of the broker, newest last.
 
     Example: `penstock logs --level warning`
+
+    :param level: Lowest level to show: info, warning or error.
+    :param limit: Most lines to show.
     """
     return table(
         api.get("/api/v1/logs", level=level, limit=limit)["lines"][::-1],

@@ -1,27 +1,41 @@
-"""`penstock maintenance`: let pushes wait in files, or stop pops, while PostgreSQL is worked on."""
+"""`penstock maintenance`: buffer pushes in files, or stop pops, while PostgreSQL is serviced."""
 
-from typing import Annotated
+from typing import Literal
 
-import typer
-
-from penstock.cli import Api, Commands, app, option
-from penstock.cli.tables import Column, Facts, View, count
+from penstock.cli import WatchApi, app
+from penstock.cli.tables import Column, Facts, Line, View, count
 
 MAINTENANCE = "/api/v1/system/maintenance"
-commands = Commands(
-    "Buffer pushes on disk, or stop pops, during maintenance of PostgreSQL.",
-    app,
-    name="maintenance",
-)
-Pops = Annotated[bool, option("Apply to pops instead of pushes: pops return no messages.")]
 
 
-@commands.command(watch=True)
-def status(api: Api) -> View:
-    """Show whether maintenance is on, and how many messages are buffered.
+@app.command
+def maintenance(
+    switch: Literal["on", "off"] | None = None,
+    /,
+    *,
+    pops: bool = False,
+    api: WatchApi = WatchApi(),
+) -> View:
+    """Buffer pushes on disk, or stop pops, during maintenance of PostgreSQL.
 
-    Example: `penstock maintenance status --watch`
+    With `on`, pushes are accepted and buffered on disk. With `off`, buffered messages are written
+    to the database. Without either, it shows whether maintenance is on.
+
+    Examples:
+
+    `penstock maintenance on`
+
+    `penstock maintenance on --pops`
+
+    `penstock maintenance off && penstock buffer status --watch`
+
+    :param switch: Start or end maintenance; default: show its state.
+    :param pops: Apply to pops instead of pushes: pops return no messages.
     """
+    if switch is not None:
+        target = f"{MAINTENANCE}/pop" if pops else MAINTENANCE
+        answer = api.post(target, body={"enabled": switch == "on"})
+        return View(answer, [Line(answer["message"])])
     report = api.get(MAINTENANCE)
     columns = (
         Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),
@@ -33,32 +47,5 @@ def status(api: Api) -> View:
     return View(report, [Facts(columns, report)])
 
 
-@commands.command()
-def on(api: Api, pops: Pops = False) -> None:
-    """Start maintenance: pushes are accepted and buffered on disk until `off`.
-
-    Examples:
-
-    `penstock maintenance on`
-
-    `penstock maintenance on --pops`
-    """
-    _switch(api, pops, True)
-
-
-@commands.command()
-def off(api: Api, pops: Pops = False) -> None:
-    """End maintenance: buffered messages are written to the database.
-
-    Example: `penstock maintenance off && penstock buffer status --watch`
-    """
-    _switch(api, pops, False)
-
-
-def _switch(api: Api, pops: bool, enabled: bool) -> None:
-    target = f"{MAINTENANCE}/pop" if pops else MAINTENANCE
-    typer.echo(api.post(target, body={"enabled": enabled})["message"], err=True)
-
-
 def _goes(maintenance: bool, where: str) -> str:
-    return where if maintenance else "as always"
+    return where if maintenance else "as usual"

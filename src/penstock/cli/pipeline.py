@@ -16,41 +16,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+from cyclopts import App, Parameter
 
-from penstock.cli import Api, Commands, Token, app, argument, completer, option
+from penstock.cli import Api, Token, WatchApi, command_group, completer, say
 from penstock.cli.tables import Column, Facts, View, count, rate, table
 from penstock.errors import PenstockError
 
-commands = Commands("Create, check, run and monitor Spark pipelines.", app, name="pipeline")
+commands = command_group("pipeline")
+run_commands = App(name="run")
+commands.command(run_commands)
 PIPELINES = "/api/v1/pipelines"
 Name = Annotated[
-    str, argument("Name of the pipeline.", autocompletion=completer(PIPELINES, "pipelines"))
+    str, Parameter(help="Name of the pipeline.", completer=completer(PIPELINES, "pipelines"))
 ]
 
 
-class _FileOrJob(TyperGroup):
-    """`run FILE` is short for `run file FILE`; a job's name goes to the job."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            args.insert(0, "file")
-        return super().parse_args(ctx, args)
-
-
-run_commands = Commands(
-    "Run a pipeline file (`run FILE`), or one of the built-in jobs.",
-    commands,
-    name="run",
-    cls=_FileOrJob,
-)
-
-
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Spark:
     master: Annotated[
-        str, option("Spark master, or sc://host for Spark Connect.", envvar="SPARK_MASTER")
+        str,
+        Parameter(env_var="SPARK_MASTER", help="Spark master, or sc://host for Spark Connect."),
     ] = "local[*]"
 
     def session(self, name: str) -> Callable[[], Any]:
@@ -60,12 +46,13 @@ class Spark:
         return partial(build, f"penstock-{name}", self.master)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoggedSpark(Spark):
-    """The same, and what is seen of its log."""
+    """A Spark session, and what is shown of its log."""
 
     spark_log: Annotated[
-        str, option("Show Spark's log at this level and above.", envvar="PENSTOCK_SPARK_LOG")
+        str,
+        Parameter(env_var="PENSTOCK_SPARK_LOG", help="Show Spark's log at this level and above."),
     ] = ""
 
     def show_log(self) -> None:
@@ -74,7 +61,7 @@ class LoggedSpark(Spark):
             os.environ["PENSTOCK_SPARK_LOG"] = self.spark_log
 
 
-File = Annotated[Path, argument("The pipeline file.")]
+File = Annotated[Path, Parameter(help="The pipeline file.")]
 BAR_CHARACTERS = 24
 
 TEMPLATE = """\
@@ -124,34 +111,32 @@ def load_file(file: Path, token: str) -> Any:
     return pipeline
 
 
-@commands.command()
-def init(
-    file: Annotated[Path, argument("The file to write.")] = Path("pipeline.yaml"),
-    name: Annotated[str, option("Name of the pipeline.")] = "big-orders",
-) -> None:
+@commands.command
+def init(file: Path = Path("pipeline.yaml"), /, *, name: str = "big-orders") -> None:
     """Create a pipeline file to start from.
 
     Example: `penstock pipeline init orders.yaml --name orders`
+
+    :param file: The file to write.
+    :param name: Name of the pipeline.
     """
     if file.exists():
-        raise PenstockError(f"{file} is there already")
+        raise PenstockError(f"{file} exists already")
     file.write_text(TEMPLATE.format(name=name, file=file))
-    typer.echo(f"wrote {file}; next: penstock pipeline validate {file}")
+    print(f"wrote {file}; next: penstock pipeline validate {file}")
 
 
-@commands.command()
+@commands.command
 def validate(
-    file: File,
-    offline: Annotated[bool, option("Do not contact the broker or the database.")] = False,
-    no_spark: Annotated[
-        bool, option("Only the quick check: names of columns, views, options and topics.")
-    ] = False,
-    token: Token = "",
+    file: File, /, *, offline: bool = False, no_spark: bool = False, token: Token = ""
 ) -> None:
     """Check a pipeline file: columns, views, schemas, functions and topics, and then with Spark,
     which reports what a run would report. Without Java, only the quick check runs.
 
     Example: `penstock pipeline validate orders.yaml`
+
+    :param offline: Do not contact the broker or the database.
+    :param no_spark: Only the quick check: names of columns, views, options and topics.
     """
     with reporting():
         from penstock.pipeline.session import find_java
@@ -166,8 +151,8 @@ def validate(
 
             if not offline:
                 pipeline = resolve_routes(pipeline)
-            columns = verify(Spark("local[1]").session("validate")(), pipeline)
-    typer.echo(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
+            columns = verify(Spark(master="local[1]").session("validate")(), pipeline)
+    print(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
         asked = no_spark or (offline and find_java())
         why = "as asked for" if asked else "Java 17 or newer was not found"
@@ -177,18 +162,20 @@ def validate(
         )
 
 
-@run_commands.command("file")
+@run_commands.default
 def run_file(
     file: File,
-    spark: LoggedSpark,
+    /,
+    *,
+    spark: LoggedSpark = LoggedSpark(),
     token: Token = "",
-    no_check: Annotated[
-        bool, option("Skip the check before the run; Spark reports errors during the run.")
-    ] = False,
+    no_check: bool = False,
 ) -> None:
-    """Run a pipeline file.
+    """Run a pipeline file (`run FILE`), or one of the built-in jobs.
 
-    Example: `penstock pipeline run file orders.yaml`, or short `penstock pipeline run orders.yaml`
+    Example: `penstock pipeline run orders.yaml`
+
+    :param no_check: Skip the check before the run; Spark reports errors during the run.
     """
     spark.show_log()
     with reporting():
@@ -230,7 +217,7 @@ class ShowReports:
             return
         self._last = now
         if not self._live:
-            typer.echo(json.dumps(report.fields()))
+            print(json.dumps(report.fields()))
             return
         position = f"; {report.position}" if report.position else ""
         bar = ""
@@ -259,22 +246,19 @@ COLUMNS = (
 )
 
 
-@commands.command("list", watch=True)
-def list_pipelines(api: Api) -> View:
-    """List the pipelines with their state, lag and last error.
+@commands.command(name="list")
+def list_pipelines(name: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
+    """List the pipelines with their state, lag and last error, or show the last report of one.
 
-    Example: `penstock pipeline list --watch`
+    Examples:
+
+    `penstock pipeline list --watch`
+
+    `penstock pipeline list big-orders --json | jq .lag`
     """
-    rows = api.get(PIPELINES)["pipelines"]
-    return table(rows, *COLUMNS, empty="no pipelines; write one: penstock pipeline init")
-
-
-@commands.command(watch=True)
-def status(api: Api, name: Name) -> View:
-    """Show the last report of a pipeline.
-
-    Example: `penstock pipeline status big-orders --json | jq .lag`
-    """
+    if not name:
+        rows = api.get(PIPELINES)["pipelines"]
+        return table(rows, *COLUMNS, empty="no pipelines; write one: penstock pipeline init")
     report = api.get(PIPELINES, name)
     keys = [one.value or one.title for one in COLUMNS]
     others = [
@@ -285,28 +269,24 @@ def status(api: Api, name: Name) -> View:
     return View(report, [Facts([*COLUMNS, *others], report)])
 
 
-@commands.command()
-def stop(api: Api, name: Name) -> None:
+@commands.command
+def stop(name: Name, /, *, api: Api = Api()) -> None:
     """Ask a running pipeline, on any machine, to stop after its current batch.
 
     Example: `penstock pipeline stop big-orders`
     """
     report = api.post(PIPELINES, name, "stop")
-    typer.echo(f"{name} on {report['host']} is {report['state']} and will stop after its batch")
+    print(f"{name} on {report['host']} is {report['state']} and will stop after its batch")
 
 
-@commands.command()
-def forget(api: Api, name: Name) -> None:
+@commands.command
+def forget(name: Name, /, *, api: Api = Api()) -> None:
     """Delete the report of a pipeline that failed or is lost and will not run again.
 
     Example: `penstock pipeline forget big-orders`
     """
     api.delete(PIPELINES, name)
-    typer.echo(f"{name} is forgotten; it is shown again when it reports")
-
-
-def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    print(f"the report of {name} is deleted; the pipeline is shown again when it reports")
 
 
 import penstock.cli.pipeline_jobs  # noqa: E402  # their commands join those above

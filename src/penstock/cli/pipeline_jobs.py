@@ -4,85 +4,75 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from penstock.cli import LOCAL_URL, Token, Url, argument, option
-from penstock.cli.pipeline import ShowReports, Spark, reporting, run_commands, say, stop_by_signal
+from penstock.cli import LOCAL_URL, JsonOutput, NotNegative, Positive, Token, Url, say, usage
+from penstock.cli.pipeline import ShowReports, Spark, reporting, run_commands, stop_by_signal
 from penstock.cli.tables import Column, Table, View, count, print_json, when
 
 LOCAL_BROKER = "127.0.0.1:12345"
-Broker = Annotated[str, option("The broker's TCP address.", "-b", envvar="PENSTOCK_BROKER")]
+Broker = Annotated[
+    str, Parameter(alias="-b", env_var="PENSTOCK_BROKER", help="The broker's TCP address.")
+]
 Database = Annotated[
     str | None,
-    option(
-        "PostgreSQL URL of the queues; default: that of the broker on this machine.",
-        envvar="DATABASE_URL",
+    Parameter(
+        env_var="DATABASE_URL",
+        help="PostgreSQL URL of the queues; default: that of the broker on this machine.",
     ),
 ]
 Since = Annotated[
     str | None,
-    option("Start of the period: a time (2026-01-31T12:00Z), or how long ago (90m, 24h, 7d)."),
+    Parameter(
+        help="Start of the period: a time (2026-01-31T12:00Z), or how long ago (90m, 24h, 7d)."
+    ),
 ]
-Until = Annotated[str | None, option("End of the period, in the same form; default: now.")]
-Queues = Annotated[list[str] | None, option("Only this queue; may be repeated.")]
-Html = Annotated[Path | None, option("Write the report to this HTML file.")]
+Until = Annotated[str | None, Parameter(help="End of the period, in the same form; default: now.")]
+Queues = Annotated[list[str] | None, Parameter(help="Only this queue; may be repeated.")]
+Html = Annotated[Path | None, Parameter(help="Write the report to this HTML file.")]
+PositiveInt = Annotated[int, Parameter(validator=Positive)]
+Days = Annotated[int | None, Parameter(validator=Positive)]
 
 
-@run_commands.command()
+@run_commands.command
 def archive(
-    spark: Spark,
-    target: Annotated[
-        str,
-        argument(
-            "Location of the archives: a directory, or an s3://, gs:// or az:// address.",
-            envvar="PENSTOCK_ARCHIVE",
-        ),
-    ],
-    topic: Annotated[str | None, option("The topic to archive.")] = None,
-    queue: Annotated[str | None, option("The queue to archive.")] = None,
-    file_mib: Annotated[int, option("Approximate size of the files in MiB.", min=1)] = 128,
-    keep_days: Annotated[
-        int | None,
-        option(
-            "Delete archived days that are older than this many days. Default: keep all.", min=1
-        ),
-    ] = None,
-    vacuum_hours: Annotated[
-        int, option("Old versions of the table can be read for this many hours.", min=1)
-    ] = 48,
-    schema: Annotated[
-        str | None,
-        option(
-            "Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or "
-            "'infer' to detect them from the records. Default: the columns of the table."
-        ),
-    ] = None,
-    dead_letter: Annotated[
-        str | None, option("Topic for copies of records that do not match the columns.")
-    ] = None,
-    with_outcomes: Annotated[
-        float | None,
-        option(
-            "With --queue: archive messages older than this many minutes, with their outcome "
-            "in each consumer group.",
-            metavar="MINUTES",
-            min=0,
-        ),
-    ] = None,
-    watch: Annotated[
-        float | None, option("Keep running, at most about so many seconds behind.", min=1)
-    ] = None,
-    convert: Annotated[
-        bool, option("First convert an archive of an earlier release to a table.")
-    ] = False,
+    target: Annotated[str, Parameter(env_var="PENSTOCK_ARCHIVE")],
+    /,
+    *,
+    topic: str | None = None,
+    queue: str | None = None,
+    file_mib: PositiveInt = 128,
+    keep_days: Days = None,
+    vacuum_hours: PositiveInt = 48,
+    schema: str | None = None,
+    dead_letter: str | None = None,
+    with_outcomes: Annotated[float | None, Parameter(validator=NotNegative)] = None,
+    watch: Annotated[float | None, Parameter(validator=Positive)] = None,
+    convert: bool = False,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
     token: Token = "",
+    spark: Spark = Spark(),
 ) -> None:
     """Archive everything added since the last run to a Delta table, each record once.
 
     Example: `penstock pipeline run archive s3://lake --topic orders`
+
+    :param target: Location of the archives: a directory, or an s3://, gs:// or az:// address.
+    :param topic: The topic to archive.
+    :param queue: The queue to archive.
+    :param file_mib: Approximate size of the files in MiB.
+    :param keep_days: Delete archived days that are older than this many days. Default: keep all.
+    :param vacuum_hours: Old versions of the table can be read for this many hours.
+    :param schema: Fields of JSON payloads to store as columns: 'id BIGINT, amount DOUBLE', or
+        'infer' to detect them from the records. Default: the columns of the table.
+    :param dead_letter: Topic for copies of records that do not match the columns.
+    :param with_outcomes: With --queue: archive messages older than this many minutes, with their
+        outcome in each consumer group.
+    :param watch: Keep running, at most about so many seconds behind.
+    :param convert: First convert an archive of an earlier release to a table.
     """
     with reporting():
         from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
@@ -114,75 +104,91 @@ def archive(
         watching.run(session)
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    topic: Annotated[str, argument("Topic to replay.")]
-    id: Annotated[
-        str, option("Name of this replay; another run with the same id adds no duplicates.")
-    ]
-    to_topic: Annotated[str | None, option("Write to this topic.")] = None
-    to_queue: Annotated[str | None, option("Write to this queue.")] = None
-    archive: Annotated[
-        str | None, option("Read from this archive instead of the topic.", "--from-archive")
-    ] = None
-    where: Annotated[
-        str | None, option("SQL condition over topic, offset, timestamp, payload.")
-    ] = None
-    start: Annotated[int | None, option("First offset to replay.")] = None
-    end: Annotated[int | None, option("Offset to stop before.")] = None
-    rate: Annotated[float, option("Most records per second; 0 = no limit.")] = 0.0
-    execute: Annotated[
-        bool, option("Write the records. Without it, only the counts are printed.")
-    ] = False
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ReplayArguments:
+    """The options of `replay`.
+
+    :param id: Name of this replay; another run with the same id adds no duplicates.
+    :param to_topic: Write to this topic.
+    :param to_queue: Write to this queue.
+    :param archive: Read from this archive instead of the topic.
+    :param where: SQL condition over topic, offset, timestamp, payload.
+    :param start: First offset to replay.
+    :param end: Offset to stop before.
+    :param rate: Most records per second; 0 = no limit.
+    :param execute: Write the records. Without it, only the counts are printed.
+    """
+
+    id: str
+    to_topic: str | None = None
+    to_queue: str | None = None
+    archive: Annotated[str | None, Parameter(name="--from-archive")] = None
+    where: str | None = None
+    start: int | None = None
+    end: int | None = None
+    rate: float = 0.0
+    execute: bool = False
     broker: Broker = LOCAL_BROKER
     url: Url = LOCAL_URL
     token: Token = ""
 
 
-@run_commands.command()
-def replay(given: Replay, spark: Spark) -> None:
+@run_commands.command
+def replay(topic: str, /, *, given: ReplayArguments, spark: Spark = Spark()) -> None:
     """Copy records of a topic or its archive to a topic or a queue. This is a dry run unless you
     use --execute.
 
     Example: `penstock pipeline run replay orders --id fix-17 --to-queue orders --start 1000`
+
+    :param topic: Topic to replay.
     """
     with reporting():
         from penstock.pipeline.jobs.replay import ReplayOptions
         from penstock.pipeline.jobs.replay import replay as job
 
-        done = job(spark.session("replay"), ReplayOptions(**asdict(given)), say)
+        done = job(spark.session("replay"), ReplayOptions(topic=topic, **asdict(given)), say)
     print_json(done)
 
 
-@dataclass(frozen=True, slots=True)
-class Compact:
-    topic: Annotated[str, option("The topic to compact.")]
-    key: Annotated[str | None, option("Key as a JSON path in the payload: '$.id'.")] = None
-    key_sql: Annotated[
-        str | None, option("Key as an SQL expression over topic, offset, timestamp, payload.")
-    ] = None
-    to_topic: Annotated[str | None, option("Append the latest records to this topic.")] = None
-    to: Annotated[str | None, option("Write a Parquet snapshot to this directory.")] = None
-    in_place: Annotated[bool, option("Replace the sealed segments of the topic itself.")] = False
-    tombstone: Annotated[
-        str | None, option("JSON path that is true in tombstones (records that delete a key).")
-    ] = None
-    tombstone_sql: Annotated[
-        str | None, option("SQL condition that is true in tombstones. Default: an empty payload.")
-    ] = None
-    tombstone_hours: Annotated[
-        float, option("With --in-place: hours to keep tombstones.", min=0)
-    ] = 24.0
-    roll: Annotated[bool, option("With --in-place: seal the active segment first.")] = False
-    segment_mib: Annotated[int, option("Merge segments up to this size in MiB.", min=1)] = 256
-    dry_run: Annotated[bool, option("Only count; change nothing.")] = False
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CompactArguments:
+    """The options of `compact`.
+
+    :param topic: The topic to compact.
+    :param key: Key as a JSON path in the payload: '$.id'.
+    :param key_sql: Key as an SQL expression over topic, offset, timestamp, payload.
+    :param to_topic: Append the latest records to this topic.
+    :param to: Write a Parquet snapshot to this directory.
+    :param in_place: Replace the sealed segments of the topic itself.
+    :param tombstone: JSON path that is true in tombstones (records that delete a key).
+    :param tombstone_sql: SQL condition that is true in tombstones. Default: an empty payload.
+    :param tombstone_hours: With --in-place: hours to keep tombstones.
+    :param roll: With --in-place: seal the active segment first.
+    :param segment_mib: Merge segments up to this size in MiB.
+    :param dry_run: Only count; change nothing.
+    """
+
+    topic: str
+    key: str | None = None
+    key_sql: str | None = None
+    to_topic: str | None = None
+    to: str | None = None
+    in_place: bool = False
+    tombstone: str | None = None
+    tombstone_sql: str | None = None
+    tombstone_hours: Annotated[float, Parameter(validator=NotNegative)] = 24.0
+    roll: bool = False
+    segment_mib: PositiveInt = 256
+    dry_run: bool = False
     broker: Broker = LOCAL_BROKER
     url: Url = LOCAL_URL
     token: Token = ""
 
 
-@run_commands.command()
-def compact(given: Compact, spark: Spark) -> None:
+@run_commands.command
+def compact(*, given: CompactArguments, spark: Spark = Spark()) -> None:
     """Keep only the latest record per key of a topic. Records without a key, or that are not JSON,
     are kept and counted.
 
@@ -204,52 +210,65 @@ def compact(given: Compact, spark: Spark) -> None:
     print_json({**asdict(done), "bytes_saved": done.bytes_saved})
 
 
-@run_commands.command()
+@run_commands.command
 def recover(
-    spark: Spark,
-    directories: Annotated[list[str], argument("Buffer directories of one or more brokers.")],
-    tasks: Annotated[int, option("Number of parallel tasks.", min=1)] = 8,
-    dry_run: Annotated[bool, option("Only count; push nothing.")] = False,
+    *directories: str,
+    tasks: PositiveInt = 8,
+    dry_run: bool = False,
     url: Url = LOCAL_URL,
     token: Token = "",
+    spark: Spark = Spark(),
 ) -> None:
     """Push the events of buffer files, each once and in order per partition. The files are kept.
 
     Example: `penstock pipeline run recover /backup/broker-1/buffers /backup/broker-2/buffers`
+
+    :param directories: Buffer directories of one or more brokers.
+    :param tasks: Number of parallel tasks.
+    :param dry_run: Only count; push nothing.
     """
+    if not directories:
+        raise usage("name the buffer directories")
     with reporting():
         from penstock.pipeline.jobs.recover import recover as job
 
         done = job(
-            spark.session("recover"), directories, url, tasks=tasks, dry_run=dry_run, token=token
+            spark.session("recover"),
+            list(directories),
+            url,
+            tasks=tasks,
+            dry_run=dry_run,
+            token=token,
         )
     print_json(done)
     if done.rejected or done.unreadable:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-@run_commands.command()
+@run_commands.command
 def rollup(
-    spark: Spark,
+    *,
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
-    topic: Annotated[list[str] | None, option("Only this topic; may be repeated.")] = None,
+    topic: list[str] | None = None,
     html: Html = None,
-    keep_days: Annotated[
-        int | None, option("Delete statistics older than this many days.", min=1)
-    ] = None,
+    keep_days: Days = None,
     broker: Broker = LOCAL_BROKER,
     url: Url = LOCAL_URL,
     database: Database = None,
     token: Token = "",
+    spark: Spark = Spark(),
 ) -> None:
     """Compute statistics per minute: counts, bytes, latencies, lag, retries and dead letters.
 
     It resumes where the last run ended, and running it again changes nothing. The broker serves the
-    result at /api/v1/analytics. With a report of the last day:
+    result at /api/v1/analytics.
 
-    `penstock pipeline run rollup --since 24h --html day.html`
+    Example: `penstock pipeline run rollup --since 24h --html day.html`
+
+    :param topic: Only this topic; may be repeated.
+    :param keep_days: Delete statistics older than this many days.
     """
     with reporting():
         from penstock.pipeline.jobs.html_report import check_target
@@ -277,21 +296,25 @@ def rollup(
     print_json(done)
 
 
-@run_commands.command("dlq-report")
+@run_commands.command
 def dlq_report(
-    spark: Spark,
+    *,
     since: Since = None,
     until: Until = None,
     queue: Queues = None,
-    samples: Annotated[int, option("Dead letters to show per kind of error.", min=0, max=100)] = 3,
+    samples: Annotated[int, Parameter(validator=Number(gte=0, lte=100))] = 3,
     html: Html = None,
     database: Database = None,
+    spark: Spark = Spark(),
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
 ) -> View:
     """Report dead letters by error and queue, with samples.
 
-    Errors that differ only in ids, numbers and times count as one kind. Example:
+    Errors that differ only in ids, numbers and times count as one kind.
 
-    `penstock pipeline run dlq-report --since 7d --html dead.html`
+    Example: `penstock pipeline run dlq-report --since 7d --html dead.html`
+
+    :param samples: Dead letters to show per kind of error.
     """
     with reporting():
         from penstock.pipeline.jobs.dlq_report import ReportOptions

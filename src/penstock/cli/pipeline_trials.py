@@ -5,25 +5,22 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from penstock.cli import Token, option
-from penstock.cli.pipeline import File, LoggedSpark, commands, load_file, reporting, say
+from penstock.cli import JsonOutput, Positive, Token, say
+from penstock.cli.pipeline import File, LoggedSpark, commands, load_file, reporting
 from penstock.cli.tables import Column, Table, View
 from penstock.errors import PenstockError
 
 
-@commands.command("test")
+@commands.command(name="test")
 def trial(
     file: File,
-    spark: LoggedSpark,
-    given: Annotated[
-        Path, option("JSON file with the rows of the source, or of each source by name.", "--input")
-    ],
-    expect: Annotated[
-        Path | None,
-        option("JSON file with the expected rows of the last step, or of each view by name."),
-    ] = None,
+    /,
+    *,
+    given: Annotated[Path, Parameter(name="--input")],
+    expect: Path | None = None,
+    spark: LoggedSpark = LoggedSpark(),
 ) -> None:
     """Run the steps of a pipeline on given rows, in memory, and compare the result.
 
@@ -32,6 +29,9 @@ def trial(
     not matter.
 
     Example: `penstock pipeline test orders.yaml --input rows.json --expect big.json`
+
+    :param given: JSON file with the rows of the source, or of each source by name.
+    :param expect: JSON file with the expected rows of the last step, or of each view by name.
     """
     spark.show_log()
     with reporting():
@@ -48,7 +48,7 @@ def trial(
         made = steps.on_rows(spark.session("test")(), pipeline, rows)
         if expect is None:
             for row in steps.rows_of(made, next(reversed(made.views))):
-                typer.echo(json.dumps(row, ensure_ascii=False))
+                print(json.dumps(row, ensure_ascii=False))
             return
         differences = steps.compare(made, expected)
     for one in differences:
@@ -57,23 +57,29 @@ def trial(
         for row in one.unexpected:
             say(f"{one.view}: unexpected {json.dumps(row, ensure_ascii=False)}")
     if differences:
-        raise typer.Exit(1)
-    typer.echo(f"{file}: {', '.join(expected)} as expected")
+        raise SystemExit(1)
+    print(f"{file}: {', '.join(expected)} as expected")
 
 
-@commands.command()
+@commands.command
 def preview(
     file: File,
-    spark: LoggedSpark,
-    rows: Annotated[int, option("Rows to show per step.", min=1)] = 5,
-    records: Annotated[int, option("Records to read per source.", min=1)] = 1000,
+    /,
+    *,
+    rows: Annotated[int, Parameter(validator=Positive)] = 5,
+    records: Annotated[int, Parameter(validator=Positive)] = 1000,
     token: Token = "",
+    spark: LoggedSpark = LoggedSpark(),
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
 ) -> View:
     """Show the first rows of each source and step, computed from the first records of the sources.
 
     It writes nothing and commits no offsets.
 
     Example: `penstock pipeline preview orders.yaml --rows 3`
+
+    :param rows: Rows to show per step.
+    :param records: Records to read per source.
     """
     spark.show_log()
     with reporting():

@@ -10,12 +10,25 @@ import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import typer
+from cyclopts import Parameter
 
-from penstock.cli import Api, Commands, Yes, app, argument, completer, confirm, option, usage
+from penstock.cli import (
+    AnyText,
+    Api,
+    LimitOrAll,
+    NotNegative,
+    Positive,
+    WatchApi,
+    Yes,
+    command_group,
+    completer,
+    confirm,
+    say,
+    usage,
+)
 from penstock.cli.tables import (
     Column,
     Facts,
@@ -30,65 +43,61 @@ from penstock.cli.tables import (
     table,
     when,
 )
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.times import time_field
 
 if TYPE_CHECKING:
     from penstock.client import SyncClient
-    from penstock.client.messages import AckStatus
 
-complete_queue = completer("/api/v1/queues", "queues", filtered=True)
-Name = Annotated[
-    str, argument("Name of the queue.", metavar="QUEUE", autocompletion=complete_queue)
-]
+QUEUES, GROUPS = "/api/v1/queues", "/api/v1/consumer-groups"
+complete_queue = completer(QUEUES, "queues", filtered=True)
+Name = Annotated[str, Parameter(help="Name of the queue.", completer=complete_queue)]
 
-commands = Commands("Push to, pop from and manage queues.", app, name="queue")
+commands = command_group("queue")
 
 
 # Messages
 
 
-@commands.command()
+@commands.command
 def push(
-    api: Api,
-    queue: Annotated[str, argument("Queue, or queue/partition.")],
-    payloads: Annotated[
-        list[str] | None,
-        argument("Messages as JSON values; default: one per line of standard input."),
-    ] = None,
-    partition: Annotated[str | None, option("Partition to push to.", "-p")] = None,
-    transaction_id: Annotated[
-        str | None,
-        option(
-            "Id (transactionId) of a single message; a repeated push is not stored twice.", "-t"
-        ),
-    ] = None,
-    header: Annotated[
-        list[str] | None, option("Header as NAME=VALUE; may be repeated.", "-H")
-    ] = None,
-    delay: Annotated[
-        float | None, option("Delay in seconds before the messages can be delivered.", min=0)
-    ] = None,
-    at: Annotated[
-        str | None,
-        option("Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z."),
-    ] = None,
-    text: Annotated[bool, option("Read payloads as plain text instead of JSON.")] = False,
-    batch: Annotated[int, option("Lines of standard input per request.", min=1)] = 500,
-    quiet: Annotated[bool, option("Print nothing for stored messages.", "-q")] = False,
+    queue: Annotated[str, Parameter(completer=complete_queue)],
+    /,
+    *payloads: str,
+    partition: Annotated[str | None, Parameter(alias="-p")] = None,
+    transaction_id: Annotated[str | None, Parameter(alias="-t")] = None,
+    header: Annotated[list[str] | None, Parameter(alias="-H")] = None,
+    delay: Annotated[float | None, Parameter(validator=NotNegative)] = None,
+    at: str | None = None,
+    text: bool = False,
+    batch: Annotated[int, Parameter(validator=Positive)] = 500,
+    quiet: Annotated[bool, Parameter(alias="-q")] = False,
+    api: Api = Api(),
 ) -> None:
     """Push messages and print the result of each, one JSON object per line.
 
     Examples:
 
-        penstock queue push orders '{"id": 7}' --partition c-1
+    `penstock queue push orders '{"id": 7}' --partition c-1`
 
-        cat orders.jsonl | penstock queue push orders
+    `cat orders.jsonl | penstock queue push orders`
 
-        penstock queue push reminders '{"cart": 7}' --delay 3600 --header tenant=a
+    `penstock queue push reminders '{"cart": 7}' --delay 3600 --header tenant=a`
+
+    :param queue: Queue, or queue/partition.
+    :param payloads: Messages as JSON values; default: one per line of standard input.
+    :param partition: Partition to push to.
+    :param transaction_id: Id (transactionId) of a single message; a repeated push is not stored
+        twice.
+    :param header: Header as NAME=VALUE; may be repeated.
+    :param delay: Delay in seconds before the messages can be delivered.
+    :param at: Time from which the messages can be delivered, such as 2026-01-31T12:00:00Z.
+    :param text: Read payloads as plain text instead of JSON.
+    :param batch: Lines of standard input per request.
+    :param quiet: Print nothing for stored messages.
     """
-    if transaction_id and len(payloads or []) != 1:
+    if transaction_id and len(payloads) != 1:
         raise usage("--transaction-id goes with exactly one payload")
     envelope: dict[str, Any] = {  # what the messages have in common
         "partition": partition,
@@ -110,15 +119,17 @@ def push(
                     print_line({"status": one.status} | about)
 
 
-@commands.command()
+@commands.command
 def pop(
-    api: Api,
-    address: Annotated[str, argument("queue, queue/partition or queue@group.")],
-    batch: Annotated[int, option("Most messages per pop.", "-n", min=1)] = 1,
-    wait: Annotated[float, option("Seconds to wait if there are no messages.", "-w")] = 0.0,
-    follow: Annotated[bool, option("Keep popping until Ctrl-C; implies --ack.", "-f")] = False,
-    ack: Annotated[bool, option("Acknowledge the printed messages.")] = False,
-    data: Annotated[bool, option("Print only the payloads.", "-d")] = False,
+    address: Annotated[str, Parameter(completer=complete_queue)],
+    /,
+    *,
+    batch: Annotated[int, Parameter(alias="-n", validator=Positive)] = 1,
+    wait: float = 0.0,
+    follow: Annotated[bool, Parameter(alias="-f")] = False,
+    ack: bool = False,
+    data: bool = False,
+    api: Api = Api(),
 ) -> None:
     """Pop messages and print them, one JSON object per line.
 
@@ -127,9 +138,16 @@ def pop(
 
     Examples:
 
-        penstock queue pop orders@billing -n 10 --ack --data
+    `penstock queue pop orders@billing -n 10 --ack --data`
 
-        penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work
+    `penstock queue pop orders -n 10 | tee work | ./handle && penstock queue ack < work`
+
+    :param address: queue, queue/partition or queue@group.
+    :param batch: Most messages per pop.
+    :param wait: Seconds to wait if there are no messages.
+    :param follow: Keep popping until Ctrl-C; implies --ack.
+    :param ack: Acknowledge the printed messages.
+    :param data: Print only the payloads.
     """
     wait = max(wait, 30.0 if follow else 0.0)
     with _client(api) as client:
@@ -144,15 +162,21 @@ def pop(
                 return
 
 
-@commands.command("ack")
+@commands.command(name="ack")
 def ack_command(
-    api: Api,
-    status: Annotated[str, option("Outcome: completed, failed, retry or dlq.", "-s")] = "completed",
-    error: Annotated[str | None, option("Error message, for messages that failed.", "-e")] = None,
+    *,
+    status: Annotated[
+        Literal["completed", "failed", "retry", "dlq"], Parameter(alias="-s")
+    ] = "completed",
+    error: Annotated[str | None, Parameter(alias="-e", allow_leading_hyphen=True)] = None,
+    api: Api = Api(),
 ) -> None:
     """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
     Example: `penstock queue ack --status failed --error "no stock" < work.jsonl`
+
+    :param status: Outcome of the messages.
+    :param error: Error message, for messages that failed.
     """
     from penstock.client.sync import SyncMessage
     from penstock.errors import AckRefused
@@ -163,12 +187,11 @@ def ack_command(
             messages.append(msgspec.json.decode(line, type=SyncMessage))
         except msgspec.DecodeError as problem:
             raise usage(
-                f"line {number} is no message as `penstock queue pop` prints it: {problem}"
+                f"line {number} is not a message as `penstock queue pop` prints it: {problem}"
             ) from None
-    word = cast("AckStatus", status)  # the broker refuses any other
     with _client(api) as client:
         try:
-            results = client.ack(messages, word, error=error) if messages else []
+            results = client.ack(messages, status, error=error) if messages else []
         except AckRefused as refused:
             for result in refused.results:
                 print_line(result)
@@ -186,18 +209,18 @@ FIGURES = (
     Column("delivered/s", "deliveredRate", rate),
     Column("oldest", lambda row: row["oldest"] or None, duration),
     Column("groups", lambda row: _number(row["groups"]), count),
-    Column("dead", "deadLetters", count),
+    Column("dead letters", "deadLetters", count),
     Column("stored", format=count, optional=True),
     Column("namespace", optional=True),
     Column("task", optional=True),
 )
 GROUP_FIGURES = (
-    Column("lag", format=count),
+    Column("waiting", format=count),
     Column("lag time", lambda row: row["lagSeconds"] or None, duration),
     Column("leased", format=count),
-    Column("delivered", "acked", count),
+    Column("completed", format=count),
     Column("failed", format=count),
-    Column("dead", format=count),
+    Column("dead letters", "deadLetters", count),
     Column("dropped", format=count),
     Column("per s", "rate", rate),
 )
@@ -205,7 +228,7 @@ GROUP_FIGURES = (
 
 PARTITIONS = (
     Column("partition", "name"),
-    Column("lag", format=count),
+    Column("waiting", format=count),
     Column("stored", format=count),
     Column("leased", format=count),
     Column("oldest", format=duration, optional=True),
@@ -213,14 +236,14 @@ PARTITIONS = (
 )
 
 
-@commands.command("list", watch=True)
+@commands.command(name="list")
 def list_command(
-    api: Api,
-    filter: Annotated[str, argument("Only queues whose name contains this text.")] = "",
-    sort: Annotated[
-        str, option("Sort by a field of --json, such as waiting; -waiting sorts the largest first.")
-    ] = "name",
-    limit: Annotated[int, option("Most queues to show; 0 = all.", "-n", min=0)] = 0,
+    filter: str = "",
+    /,
+    *,
+    sort: AnyText = "name",
+    limit: LimitOrAll = 0,
+    api: WatchApi = WatchApi(),
 ) -> View:
     """List the queues with their counts and rates.
 
@@ -229,9 +252,13 @@ def list_command(
     `penstock queue list --sort -waiting -n 20 --watch`
 
     `penstock queue list --json | jq -r '.[] | select(.waiting > 1000) | .name'`
+
+    :param filter: Only queues whose name contains this text.
+    :param sort: Sort by a field of --json, such as waiting; -waiting sorts the largest first.
+    :param limit: Most queues to show; 0 = all.
     """
     return table(
-        api.rows("/api/v1/queues", "queues", limit, filter=filter, sort=sort),
+        api.rows(QUEUES, "queues", limit, filter=filter, sort=sort),
         Column("queue", "name"),
         *FIGURES,
         empty="no queues; the first push makes one: penstock queue push orders '{\"id\": 1}'",
@@ -242,15 +269,15 @@ def _number(groups: Any) -> int:
     return groups if isinstance(groups, int) else len(groups)
 
 
-@commands.command(watch=True)
-def describe(api: Api, queue: Name) -> View:
+@commands.command
+def describe(queue: Name, /, *, api: WatchApi = WatchApi()) -> View:
     """Show the counts, options, groups and partitions of a queue.
 
     Example: `penstock queue describe orders`
     """
-    about = api.get("/api/v1/queues", queue)
-    slowest = max(about["groups"], key=lambda one: one["lag"], default={"name": ""})
-    partitions = api.get("/api/v1/queues", queue, "partitions", group=slowest["name"])
+    about = api.get(QUEUES, queue)
+    slowest = max(about["groups"], key=lambda one: one["waiting"], default={"name": ""})
+    partitions = api.get(QUEUES, queue, "partitions", group=slowest["name"])
     about.pop("history", None)
     facts = (
         Column("queue", "name"),
@@ -283,39 +310,37 @@ def _more(page: dict[str, Any]) -> Iterator[Line]:
         yield Line(f"{page['total']:,} partitions in all, those with the largest lag are shown")
 
 
-@commands.command()
+@commands.command
 def configure(
-    api: Api,
-    queue: Annotated[str, argument("Name of the queue; created if it does not exist.")],
-    options: Annotated[
-        list[str] | None, argument("Options as NAME=VALUE, such as leaseTime=30.")
-    ] = None,
-    namespace: Annotated[str, option("Namespace of the queue.")] = "",
-    task: Annotated[str, option("Task of the queue.")] = "",
+    queue: Name,
+    /,
+    *options: str,
+    namespace: str = "",
+    task: str = "",
+    reset: bool = False,
+    api: Api = Api(),
 ) -> None:
-    """Create a queue or replace its options. Options that you leave out return to their defaults.
+    """Create a queue or change its options. Options that you leave out stay as they are.
 
     Example: `penstock queue configure orders leaseTime=30 retryLimit=5 ordering=none`
+
+    :param options: Options as NAME=VALUE, such as leaseTime=30.
+    :param namespace: Namespace of a new queue.
+    :param task: Task of a new queue.
+    :param reset: Return the options that you leave out to their defaults.
     """
-    values = _options(options or [])
+    values = _options(options)
+    if not reset:
+        try:
+            print_json(api.ask("PATCH", QUEUES, queue, "options", body=values))
+            return
+        except NotFound:
+            pass
     body = {"queue": queue, "namespace": namespace, "task": task, "options": values}
     print_json(api.post("/api/v1/configure", body=body))
 
 
-@commands.command("set")
-def set_command(
-    api: Api,
-    queue: Name,
-    options: Annotated[list[str], argument("Options as NAME=VALUE, such as leaseTime=30.")],
-) -> None:
-    """Change some options of a queue and keep the others.
-
-    Example: `penstock queue set orders leaseTime=30 retryLimit=5`
-    """
-    print_json(api.ask("PATCH", "/api/v1/queues", queue, "options", body=_options(options)))
-
-
-def _options(words: list[str]) -> dict[str, Any]:
+def _options(words: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -328,22 +353,29 @@ def _options(words: list[str]) -> dict[str, Any]:
     return values
 
 
-@commands.command()
-def delete(
-    api: Api,
-    queue: Name,
-    yes: Yes = False,
-    keep: Annotated[bool, option("Delete only the messages and keep the queue.")] = False,
-) -> None:
-    """Delete a queue with its messages, groups and dead letters.
+@commands.command
+def delete(queue: Name, /, *, yes: Yes = False, keep: bool = False, api: Api = Api()) -> None:
+    """Delete a queue with its messages, groups and dead letters, or one of its consumer groups
+    (QUEUE@GROUP): its cursor, leases and retries.
 
-    Example: `penstock queue delete scratch --yes`
+    Examples:
+
+    `penstock queue delete scratch --yes`
+
+    `penstock queue delete orders@billing`
+
+    :param keep: Delete only the messages and keep the queue.
     """
+    name, _, group = queue.partition("@")
+    if group:
+        confirm(f"Delete group {group} of queue {name}? It would begin as a new group does.", yes)
+        print_json(api.delete(GROUPS, group, "queues", name))
+        return
     confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
     if keep:
-        print_json(api.delete("/api/v1/queues", queue, "clear"))
+        print_json(api.delete(QUEUES, queue, "clear"))
     elif not api.delete("/api/v1/resources/queues", queue)["existed"]:
-        typer.echo(f"there was no queue {queue}", err=True)
+        say(f"there was no queue {queue}")
 
 
 # What they share

@@ -4,85 +4,91 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+from cyclopts import App, Parameter
 from rich.console import Console
 
-from penstock.cli import Api, Commands, Yes, argument, confirm, option
+from penstock.cli import Api, Limit, NotNegative, WatchApi, Yes, confirm
 from penstock.cli.queue import commands, complete_queue, group_title
 from penstock.cli.tables import Column, View, count, print_json, table, when
 from penstock.errors import PenstockError
 from penstock.net.addresses import resource
 
-dead_letters = Commands("List, requeue and delete dead letters.", commands, name="dlq")
+dead_letters = App(name="dlq", help="List, requeue and delete dead letters.")
+commands.command(dead_letters)
 DEAD, TASKS = "/api/v1/dlq", "/api/v1/tasks"
 DONE = {"requeue": "requeued", "purge": "deleted"}
 POLL_SECONDS = 0.2
-Queue = Annotated[str | None, argument("Queue; default: all.", autocompletion=complete_queue)]
-Group = Annotated[str | None, option("Only dead letters of this consumer group.", "-g")]
+Queue = Annotated[str | None, Parameter(help="Queue; default: all.", completer=complete_queue)]
 
 
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*")
+@dataclass(frozen=True)
 class DeadLetterFilter:
-    queue: Queue = None
-    group: Group = None
-    partition: Annotated[str | None, option("Only dead letters of this partition.", "-p")] = None
-    error: Annotated[str | None, option("Only dead letters whose error contains this text.")] = None
+    group: Annotated[
+        str | None, Parameter(alias="-g", help="Only dead letters of this consumer group.")
+    ] = None
+    partition: Annotated[
+        str | None, Parameter(alias="-p", help="Only dead letters of this partition.")
+    ] = None
+    error: Annotated[
+        str | None, Parameter(help="Only dead letters whose error contains this text.")
+    ] = None
 
-    def query(self) -> dict[str, Any]:
+    def query(self, queue: str | None) -> dict[str, Any]:
         fields = asdict(self)
-        return fields | {"consumerGroup": fields.pop("group")}
+        return fields | {"queue": queue, "consumerGroup": fields.pop("group")}
 
 
-@dataclass(frozen=True, slots=True)
-class Selected(DeadLetterFilter):
+@dataclass(frozen=True)
+class SelectedDeadLetters(DeadLetterFilter):
     id: Annotated[
-        int | None, option("Only the dead letter with this id, as shown by `dlq list`.")
+        int | None, Parameter(help="Only the dead letter with this id, as shown by `dlq list`.")
     ] = None
 
 
-@dead_letters.command("list", watch=True)
+@dead_letters.command(name="list")
 def dlq_list(
-    api: Api,
-    selected: DeadLetterFilter,
-    limit: Annotated[int, option("Most dead letters to show.", "-n", min=1)] = 100,
-    offset: Annotated[int, option("Skip this many.", min=0)] = 0,
+    queue: Queue = None,
+    /,
+    *,
+    selected: DeadLetterFilter = DeadLetterFilter(),
+    by_error: bool = False,
+    limit: Limit = 100,
+    offset: Annotated[int, Parameter(validator=NotNegative)] = 0,
+    api: WatchApi = WatchApi(),
 ) -> View:
-    """List dead letters, newest first.
+    """List dead letters, newest first, or count them by error.
 
     Examples:
 
     `penstock queue dlq list orders --group billing --json | jq '.[].data'`
 
-    `penstock queue dlq list orders | cut -f1 | tail -n +2 | xargs -n1 penstock queue dlq requeue
-    --yes --id`
+    `penstock queue dlq list orders --by-error`
+
+    :param by_error: Count dead letters by error, most frequent first.
+    :param limit: Most dead letters to show.
+    :param offset: Skip this many.
     """
-    page = api.get(DEAD, **selected.query(), limit=limit, offset=offset)
+    if by_error:
+        return _by_error(api, queue, selected)
+    page = api.get(DEAD, **selected.query(queue), limit=limit, offset=offset)
     rows, total = page["messages"], page["total"]
     return table(
         rows,
-        Column("id", "dlqId"),
+        Column("id", "number"),
         Column("queue"),
         Column("partition"),
-        Column("group", lambda row: group_title(row["consumerGroup"])),
+        Column("group", lambda row: group_title(row["group"])),
         Column("attempts", format=count),
         Column("failed at", "failedAt", when),
-        Column("error", "errorMessage", prose=True),
+        Column("error", prose=True),
         empty="no dead letters",
         note=f"{total:,} in all" if total > len(rows) else "",
     )
 
 
-@dead_letters.command("errors", watch=True)
-def dlq_errors(
-    api: Api,
-    queue: Queue = None,
-    group: Group = None,
-    filter: Annotated[str, option("Only errors that contain this text.")] = "",
-) -> View:
-    """Count dead letters by error, most frequent first.
-
-    Example: `penstock queue dlq errors orders --filter timeout`
-    """
-    query = {"queue": queue, "consumerGroup": group, "filter": filter or None}
+def _by_error(api: Api, queue: str | None, selected: DeadLetterFilter) -> View:
+    query = {"queue": queue, "consumerGroup": selected.group, "filter": selected.error}
     return table(
         api.get(DEAD, "errors", **query)["errors"],
         Column("count", format=count),
@@ -95,41 +101,56 @@ def dlq_errors(
     )
 
 
-@dead_letters.command("requeue")
-def dlq_requeue(api: Api, selected: Selected, yes: Yes = False) -> None:
+@dead_letters.command(name="requeue")
+def dlq_requeue(
+    queue: Queue = None,
+    /,
+    *,
+    selected: SelectedDeadLetters = SelectedDeadLetters(),
+    yes: Yes = False,
+    api: Api = Api(),
+) -> None:
     """Deliver dead letters again to the groups they failed in.
 
     Example: `penstock queue dlq requeue orders --group billing`
     """
-    confirm(f"Deliver {_matching(api, selected)} again?", yes)
-    _do(api, "requeue", selected)
+    confirm(f"Deliver {_matching(api, queue, selected)} again?", yes)
+    _do(api, "requeue", queue, selected)
 
 
-@dead_letters.command("purge")
-def dlq_purge(api: Api, selected: Selected, yes: Yes = False) -> None:
+@dead_letters.command(name="purge")
+def dlq_purge(
+    queue: Queue = None,
+    /,
+    *,
+    selected: SelectedDeadLetters = SelectedDeadLetters(),
+    yes: Yes = False,
+    api: Api = Api(),
+) -> None:
     """Permanently delete dead letters.
 
     Example: `penstock queue dlq purge orders --group billing --yes`
     """
-    confirm(f"Delete {_matching(api, selected)} for good?", yes)
-    _do(api, "purge", selected)
+    confirm(f"Delete {_matching(api, queue, selected)} for good?", yes)
+    _do(api, "purge", queue, selected)
 
 
-def _matching(api: Api, selected: Selected) -> str:
+def _matching(api: Api, queue: str | None, selected: SelectedDeadLetters) -> str:
     if selected.id is not None:
         return f"dead letter {selected.id}"
-    total = api.get(DEAD, **selected.query(), limit=1)["total"]
-    return f"{total:,} dead letters of {selected.queue or 'all queues'}"
+    total = api.get(DEAD, **selected.query(queue), limit=1)["total"]
+    return f"{total:,} dead letters of {queue or 'all queues'}"
 
 
-def _do(api: Api, kind: str, selected: Selected) -> None:
-    """Have the broker do it in the background, and show how far it is. Ctrl-C leaves it at work."""
+def _do(api: Api, kind: str, queue: str | None, selected: SelectedDeadLetters) -> None:
+    """Start a task of the broker, and show its progress. Ctrl-C does not stop the task."""
+    query = selected.query(queue)
     if selected.id is not None:
         method, target = ("POST", f"{DEAD}/requeue") if kind == "requeue" else ("DELETE", DEAD)
-        print_json(api.ask(method, target, **selected.query()))
+        print_json(api.ask(method, target, **query))
         return
     with api.caller() as caller, Console(stderr=True).status("") as line:
-        task = caller.json("POST", resource(TASKS, kind, **selected.query()))
+        task = caller.json("POST", resource(TASKS, kind, **query))
         while task["state"] == "running":  # asked on one connection: it is a task of that broker
             line.update(f"{task['done']:,} of {task['total']:,}")
             time.sleep(POLL_SECONDS)

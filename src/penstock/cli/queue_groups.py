@@ -1,27 +1,18 @@
-"""`penstock queue groups`, `seek` and `forget`: consumer groups of queues."""
+"""`penstock queue groups`, `consumers` and `seek`: consumer groups of queues."""
 
 from typing import Annotated, Any
 
-from penstock.cli import Api, Yes, argument, confirm, option, usage
-from penstock.cli.queue import commands, complete_queue, group_title
+from cyclopts import Parameter
+
+from penstock.cli import Api, WatchApi, Yes, confirm, usage
+from penstock.cli.queue import GROUPS, commands, complete_queue, group_title
 from penstock.cli.tables import Column, View, count, duration, print_json, table
 
-GROUPS = "/api/v1/consumer-groups"
-Address = Annotated[str, argument("The queue and the consumer group.", metavar="QUEUE@GROUP")]
+Queue = Annotated[str, Parameter(completer=complete_queue)]
 
 
-@commands.command(watch=True)
-def groups(
-    api: Api,
-    address: Annotated[
-        str,
-        argument(
-            "A queue, to list its groups; or a group, to list its partitions; default: all.",
-            metavar="[QUEUE | QUEUE@GROUP | @GROUP]",
-            autocompletion=complete_queue,
-        ),
-    ] = "",
-) -> View:
+@commands.command
+def groups(address: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
     """Show consumer groups and their lag.
 
     Examples:
@@ -29,19 +20,22 @@ def groups(
     `penstock queue groups --watch`
 
     `penstock queue groups orders@billing`
+
+    :param address: A QUEUE, to list its groups; or QUEUE@GROUP or @GROUP, to list the partitions of
+        a group; default: all.
     """
     queue, _, group = address.partition("@")
     if not group:
         return table(
-            [row for row in api.get(GROUPS) if queue in ("", row["queueName"])],
+            [row for row in api.get(GROUPS) if queue in ("", row["queue"])],
             Column("group", lambda row: group_title(row["name"])),
-            Column("queue", "queueName"),
-            Column("lag", "totalLag", count),
-            Column("lag time", "maxTimeLag", duration),
+            Column("queue"),
+            Column("waiting", format=count),
+            Column("lag time", "lagSeconds", duration),
             Column("members", "members", count),
             Column("state"),
-            Column("dead", "deadLetters", count),
-            Column("partitions behind", "partitionsWithLag", count, optional=True),
+            Column("dead letters", "deadLetters", count),
+            Column("partitions behind", "laggingPartitions", count, optional=True),
             empty="no groups; a pop makes one: penstock queue pop orders@billing",
         )
     rows = [
@@ -54,28 +48,20 @@ def groups(
         rows,
         Column("queue"),
         Column("partition"),
-        Column("lag", "offsetLag", count),
-        Column("lag time", "timeLagSeconds", duration),
-        Column("consumed", "totalConsumed", count),
-        Column("leased", "leaseActive"),
+        Column("waiting", format=count),
+        Column("lag time", "lagSeconds", duration),
+        Column("consumed", format=count),
+        Column("leased", lambda row: row["leaseId"] is not None),
     )
 
 
-@commands.command(watch=True)
-def consumers(
-    api: Api,
-    queue: Annotated[
-        str,
-        argument(
-            "Name of the queue; default: all queues.",
-            metavar="[QUEUE]",
-            autocompletion=complete_queue,
-        ),
-    ] = "",
-) -> View:
+@commands.command
+def consumers(queue: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
     """Show consumers that report their state: messages in flight and last error.
 
     Example: `penstock queue consumers orders --watch`
+
+    :param queue: Name of the queue; default: all queues.
     """
     return table(
         api.get("/api/v1/consumers", queue=queue or None)["consumers"],
@@ -86,27 +72,27 @@ def consumers(
         Column("at most", "concurrency", count, optional=True),
         Column("failed", format=count),
         Column("last error", "lastError", prose=True),
-        empty="no consumer reports itself; those of `penstock worker` do",
+        empty="no consumer reports its state; those of `penstock worker` do",
     )
 
 
-@commands.command()
+@commands.command
 def seek(
-    api: Api,
-    address: Address,
-    to: Annotated[
-        str, argument("New position: beginning, end, or a time such as 2026-01-31T12:00:00Z.")
-    ],
-    dry_run: Annotated[bool, option("Only show what would be delivered again or skipped.")] = False,
-    yes: Yes = False,
+    address: Queue, to: str, /, *, dry_run: bool = False, yes: Yes = False, api: Api = Api()
 ) -> None:
     """Move a consumer group to another position in its queue.
 
     First shows what this would deliver again or skip, and asks for confirmation.
 
     Example: `penstock queue seek orders@billing 2026-01-31T12:00:00Z --dry-run`
+
+    :param address: The queue and the consumer group, QUEUE@GROUP.
+    :param to: New position: beginning, end, or a time such as 2026-01-31T12:00:00Z.
+    :param dry_run: Only show what would be delivered again or skipped.
     """
-    queue, group = _parsed(address)
+    queue, _, group = address.partition("@")
+    if not queue or not group:
+        raise usage("name the queue and the group: queue@group")
     target = (GROUPS, group, "queues", queue, "seek")
     ends = {"end": {"toEnd": True}, "beginning": {"toBeginning": True}}
     where: dict[str, Any] = ends.get(to, {"timestamp": to})
@@ -117,25 +103,7 @@ def seek(
     again, skipped = preview.get("redelivered", 0), preview.get("skipped", 0)
     confirm(
         f"{again:,} messages of {queue} would be delivered again to {group}, "
-        f"{skipped:,} skipped. Go?",
+        f"{skipped:,} skipped. Continue?",
         yes,
     )
     print_json(api.post(*target, body=where))
-
-
-@commands.command()
-def forget(api: Api, address: Address, yes: Yes = False) -> None:
-    """Delete a consumer group of a queue: its cursor, leases and retries. Messages are kept.
-
-    Example: `penstock queue forget orders@billing`
-    """
-    queue, group = _parsed(address)
-    confirm(f"Delete group {group} of queue {queue}? A later pop begins as a new group does.", yes)
-    print_json(api.delete(GROUPS, group, "queues", queue))
-
-
-def _parsed(address: str) -> tuple[str, str]:
-    queue, _, group = address.partition("@")
-    if not queue or not group:
-        raise usage("name the queue and the group: queue@group")
-    return queue, group

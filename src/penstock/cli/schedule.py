@@ -1,23 +1,30 @@
 """`penstock schedule`: messages that are pushed at the times a cron expression gives."""
 
 import json as text
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from cyclopts import Parameter
 
-from penstock.cli import Api, Commands, Yes, app, argument, completer, confirm, option, usage
+from penstock.cli import (
+    AnyText,
+    Api,
+    JsonApi,
+    WatchApi,
+    Yes,
+    command_group,
+    completer,
+    confirm,
+    usage,
+)
 from penstock.cli.tables import Column, Facts, Table, View, table, when
 
-commands = Commands("Push messages on a cron schedule.", app, name="schedule")
+commands = command_group("schedule")
 
 SCHEDULES = "/api/v1/schedules"
 Name = Annotated[
     str,
-    argument(
-        "Name of the schedule.",
-        metavar="SCHEDULE",
-        autocompletion=completer(SCHEDULES, "schedules"),
-    ),
+    Parameter(help="Name of the schedule.", completer=completer(SCHEDULES, "schedules")),
 ]
 
 
@@ -64,30 +71,35 @@ NO_SCHEDULES = (
 )
 
 
-@commands.command()
+@commands.command
 def create(
-    api: Api,
-    name: Annotated[str, argument("Name of the schedule.", metavar="SCHEDULE")],
-    cron: Annotated[
-        str,
-        option("Cron expression: minute, hour, day of month, month, day of week; or @daily etc."),
-    ],
-    queue: Annotated[str, option("Queue to push to.", "-q")],
-    payload: Annotated[str, option("Payload of the messages, as JSON.")] = "null",
-    tz: Annotated[str, option("Time zone, such as Europe/Rome.")] = "UTC",
-    partition: Annotated[str | None, option("Partition to push to.", "-p")] = None,
-    header: Annotated[
-        list[str] | None, option("Header of the messages; may be repeated.", metavar="NAME=VALUE")
-    ] = None,
-    catch_up: Annotated[
-        str, option("What to push for runs missed while no broker ran: none, one or all.")
-    ] = "one",
-    paused: Annotated[bool, option("Create the schedule paused.")] = False,
+    schedule: str,
+    /,
+    *,
+    cron: str,
+    queue: Annotated[str, Parameter(alias="-q")],
+    payload: AnyText = "null",
+    tz: str = "UTC",
+    partition: Annotated[str | None, Parameter(alias="-p")] = None,
+    header: list[str] | None = None,
+    catch_up: Literal["none", "one", "all"] = "one",
+    paused: bool = False,
+    api: JsonApi = JsonApi(),
 ) -> View:
     """Create a schedule, or change the one with this name.
 
     Example: `penstock schedule create nightly --cron '0 3 * * *' --tz Europe/Rome --queue reports
     --payload '{"kind": "daily"}'`
+
+    :param schedule: Name of the schedule.
+    :param cron: Cron expression: minute, hour, day of month, month, day of week; or @daily etc.
+    :param queue: Queue to push to.
+    :param payload: Payload of the messages, as JSON.
+    :param tz: Time zone, such as Europe/Rome.
+    :param partition: Partition to push to.
+    :param header: Header of the messages, NAME=VALUE; may be repeated.
+    :param catch_up: What to push for runs missed while no broker ran.
+    :param paused: Create the schedule paused.
     """
     pairs = [one.partition("=") for one in header or ()]
     if any(not equals for _, equals, _ in pairs):
@@ -95,7 +107,7 @@ def create(
     try:
         text.loads(payload)
     except ValueError as error:
-        raise usage(f"--payload is no JSON: {error}") from None
+        raise usage(f"--payload is not JSON: {error}") from None
     body = {
         "cron": cron,
         "timezone": tz,
@@ -107,63 +119,60 @@ def create(
     }
     if partition is not None:
         body["partition"] = partition
-    return _view(api.put(SCHEDULES, name, body=body))
+    return _view(api.put(SCHEDULES, schedule, body=body))
 
 
-@commands.command("list", watch=True)
-def list_schedules(api: Api) -> View:
-    """List the schedules with their last and next runs.
+@commands.command(name="list")
+def list_schedules(schedule: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
+    """List the schedules, or show one with what it pushes and its last and next runs.
 
-    Example: `penstock schedule list --watch`
+    Examples:
+
+    `penstock schedule list --watch`
+
+    `penstock schedule list nightly`
     """
+    if schedule:
+        return _view(api.get(SCHEDULES, schedule))
     return table(api.get(SCHEDULES)["schedules"], *COLUMNS, empty=NO_SCHEDULES)
 
 
-@commands.command(watch=True)
-def describe(api: Api, name: Name) -> View:
-    """Show a schedule: what it pushes, and its last and next runs.
-
-    Example: `penstock schedule describe nightly`
-    """
-    return _view(api.get(SCHEDULES, name))
-
-
-@commands.command()
-def pause(api: Api, name: Name) -> None:
+@commands.command
+def pause(schedule: Name, /, *, api: Api = Api()) -> None:
     """Pause a schedule until you resume it.
 
     Example: `penstock schedule pause nightly`
     """
-    api.post(SCHEDULES, name, "pause")
+    api.post(SCHEDULES, schedule, "pause")
 
 
-@commands.command()
-def resume(api: Api, name: Name) -> None:
+@commands.command
+def resume(schedule: Name, /, *, api: Api = Api()) -> None:
     """Resume a schedule. Runs that were due while it was paused are skipped.
 
     Example: `penstock schedule resume nightly`
     """
-    api.post(SCHEDULES, name, "resume")
+    api.post(SCHEDULES, schedule, "resume")
 
 
-@commands.command("run")
-def run_now(api: Api, name: Name) -> View:
+@commands.command(name="run")
+def run_now(schedule: Name, /, *, api: JsonApi = JsonApi()) -> View:
     """Push the message of a schedule now. Its next runs do not change.
 
     Example: `penstock schedule run nightly`
     """
-    run = api.post(SCHEDULES, name, "run")
+    run = api.post(SCHEDULES, schedule, "run")
     return View(run, [Table(RUNS, [run])])
 
 
-@commands.command()
-def delete(api: Api, name: Name, yes: Yes = False) -> None:
+@commands.command
+def delete(schedule: Name, /, *, yes: Yes = False, api: Api = Api()) -> None:
     """Delete a schedule. Messages that it has pushed are kept.
 
     Example: `penstock schedule delete nightly --yes`
     """
-    confirm(f"Delete schedule {name}?", yes)
-    api.delete(SCHEDULES, name)
+    confirm(f"Delete schedule {schedule}?", yes)
+    api.delete(SCHEDULES, schedule)
 
 
 def _view(schedule: dict[str, Any]) -> View:

@@ -8,55 +8,36 @@ import importlib.util
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
-from penstock.cli import Command, ConfigFile, Settings, app, option, usage
-from penstock.config.governor_flags import translate_flags
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from penstock.cli import ConfigFile, DataDir, Positive, Settings, app, usage
 from penstock.config.load import parse_settings
 from penstock.errors import ConfigError
 from penstock.server import ORDER
+
+Port = Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))]
 
 for _library in ("asyncpg", "numpy", "picows", "uvloop"):  # of the extra `server`
     if importlib.util.find_spec(_library) is None:
         raise ModuleNotFoundError(_library, name=_library)
 
 
-class ServeCommand(Command):
-    """`serve` also takes the flags of metrics-governor."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, translate_flags(args))
-        except ConfigError as error:
-            raise usage(str(error)) from None
-
-
-@app.command(cls=ServeCommand)
+@app.command
 def serve(
+    *,
     config: ConfigFile = None,
-    data_dir: Annotated[Path | None, option("The broker's data directory.")] = None,
-    tcp_port: Annotated[int | None, option("Serve TCP on this port.", min=0, max=65535)] = None,
-    kafka_port: Annotated[
-        int | None, option("Serve Kafka clients on this port.", min=0, max=65535)
-    ] = None,
-    http_port: Annotated[int | None, option("Serve HTTP on this port.", min=0, max=65535)] = None,
-    ws_port: Annotated[
-        int | None, option("Serve WebSocket on this port.", min=0, max=65535)
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        option("URL of PostgreSQL 14 or later; default: an embedded one in the data directory."),
-    ] = None,
-    workers: Annotated[
-        int | None, option("Number of processes that share the HTTP port.", min=1)
-    ] = None,
-    no_topics: Annotated[
-        bool, option("Serve queues only, as one of several brokers on the same PostgreSQL.")
-    ] = False,
-    log_level: Annotated[
-        str | None, option("Lowest level to log: debug, info, warning or error.")
-    ] = None,
+    data_dir: DataDir = None,
+    tcp_port: Port = None,
+    kafka_port: Port = None,
+    http_port: Port = None,
+    ws_port: Port = None,
+    database_url: str | None = None,
+    workers: Annotated[int | None, Parameter(validator=Positive)] = None,
+    no_topics: bool = False,
+    log_level: str | None = None,
     settings: Settings = None,
 ) -> None:
     """Start a broker.
@@ -74,6 +55,16 @@ def serve(
     `penstock serve --database-url postgresql://me@db/app --set topics.segment_bytes=4Gi`
 
     `penstock serve --database-url postgresql://me@db/app --no-topics`
+
+    :param tcp_port: Serve TCP on this port.
+    :param kafka_port: Serve Kafka clients on this port.
+    :param http_port: Serve HTTP on this port.
+    :param ws_port: Serve WebSocket on this port.
+    :param database_url: URL of PostgreSQL 14 or later; default: an embedded one in the data
+        directory.
+    :param workers: Number of processes that share the HTTP port.
+    :param no_topics: Serve queues only, as one of several brokers on the same PostgreSQL.
+    :param log_level: Lowest level to log: debug, info, warning or error.
     """
     flags: dict[str, Any] = {
         "data_directory": data_dir,

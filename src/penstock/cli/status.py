@@ -8,13 +8,15 @@ It shows the figures of the Console: the same list of what needs somebody, the s
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from penstock import __version__
-from penstock.cli import REFUSED, Api, Json, Watch, app, errors_explained, option
+from penstock.cli import REFUSED, Api, app, errors_explained
 from penstock.cli.live import RATE_SECONDS, LiveFigures
 from penstock.cli.queue import FIGURES
 from penstock.cli.tables import (
@@ -34,25 +36,26 @@ from penstock.cli.tables import (
 
 WELL, WARNING, ERROR, UNANSWERED = 0, 1, 2, 3  # exit codes of --check
 BUSIEST_QUEUES = 5
+BRIEF_PROBLEMS = 3  # that `top` shows: one line each, so that queues fit on 80x24
 TERMS = ("delivered", "dead", "dropped", "skipped", "waiting", "kept", "removed", "compacted")
 COMMANDS = {  # view of the Console -> the command that shows the same
     "queues": "queue describe {}",
-    "routes": "export status {}",
-    "topics": "topic status {}",
+    "routes": "route list {}",
+    "topics": "topic list {}",
     "buffers": "buffer status",
     "pipelines": "pipeline list",
-    "dead-letters": "queue dlq errors {}",
+    "dead-letters": "queue dlq list {} --by-error",
 }
 
 
-@app.command()
+@app.command
 def status(
-    api: Api,
-    check: Annotated[
-        bool, option("Exit with 1 on a warning, 2 on an error, 3 if the state is unknown.")
-    ] = False,
-    as_json: Json = False,
-    watch: Watch = None,
+    *,
+    check: bool = False,
+    json: Annotated[bool, Parameter(alias="-J")] = False,
+    watch: Annotated[bool, Parameter(alias="-w")] = False,
+    interval: Annotated[float, Parameter(validator=Number(gte=0.1))] = 2.0,
+    api: Api = Api(),
 ) -> None:
     """Show the whole broker on one screen: problems first, then each part.
 
@@ -61,26 +64,43 @@ def status(
     `penstock status --watch`
 
     `penstock status --check || echo "somebody should look"`
+
+    :param check: Exit with 1 on a warning, 2 on an error, 3 if the state is unknown.
+    :param json: Print JSON instead of text.
+    :param watch: Repeat until Ctrl-C.
+    :param interval: Seconds between updates with --watch.
     """
     figures = LiveFigures(api)
     try:
         with errors_explained():
-            seconds = watch or RATE_SECONDS
-            view = show(lambda: whole(api, figures.take(seconds)), as_json, watch, paced=True)
-    except typer.Exit as ended:
-        raise typer.Exit(
-            UNANSWERED if check and ended.exit_code == REFUSED else ended.exit_code
-        ) from None
+            seconds = interval if watch else None
+            look = partial(_look, api, figures, seconds or RATE_SECONDS)
+            view = show(look, json, seconds, paced=True)
+    except SystemExit as ended:
+        code = UNANSWERED if check and ended.code == REFUSED else ended.code
+        raise SystemExit(code) from None
     finally:
         figures.close()
     if check and view is not None:
         levels = {problem["level"] for problem in view.data["problems"]}
-        raise typer.Exit(ERROR if "error" in levels else WARNING if levels else WELL)
+        raise SystemExit(ERROR if "error" in levels else WARNING if levels else WELL)
+
+
+def _look(api: Api, figures: LiveFigures, seconds: float) -> View:
+    return whole(api, figures.take(seconds))
 
 
 def whole(
-    api: Api, now: dict[str, Any], sort: str = "-waiting", limit: int = BUSIEST_QUEUES
+    api: Api,
+    now: dict[str, Any],
+    sort: str = "-waiting",
+    limit: int = BUSIEST_QUEUES,
+    *,
+    brief: bool = False,
 ) -> View:
+    """Return the view of the whole broker. `brief`: for a small screen, with few problems and the
+    queues above the rest.
+    """
     todo = [problem | {"command": _command(problem)} for problem in now["problems"]]
     state = now | {"problems": todo, "queues": [], "routes": [], "pipelines": []}
     counts = now["counts"]
@@ -94,18 +114,14 @@ def whole(
         if counts.get(part):
             state[part] = api.get(f"/api/v1/{part}")[part]
     queues = Table((Column("queue", "name"), *FIGURES), state["queues"])
-    return View(
-        state,
-        [
-            *problems(api.url, state),
-            Facts(list(_parts(state))),
-            *([queues] if state["queues"] else []),
-        ],
-    )
+    rest: list[Facts | Table] = [Facts(list(_parts(state)))]
+    if state["queues"]:
+        rest.insert(0 if brief else 1, queues)
+    return View(state, [*problems(api.url, state, brief), *rest])
 
 
-def problems(url: str, now: dict[str, Any]) -> Iterator[Line | Table]:
-    """What needs somebody, worst first."""
+def problems(url: str, now: dict[str, Any], brief: bool) -> Iterator[Line | Table]:
+    """Yield what needs attention, worst first."""
     rows = now["problems"]
     mine = next((one for one in now["brokers"] if one.get("self")), {"version": __version__})
     title = f"Penstock {mine['version']} at {url}"
@@ -113,10 +129,13 @@ def problems(url: str, now: dict[str, Any]) -> Iterator[Line | Table]:
         yield Line(f"{title}: all is well", "green")
         return
     things = "1 thing needs you" if len(rows) == 1 else f"{len(rows)} things need you"
+    if brief and len(rows) > BRIEF_PROBLEMS:
+        things += f", {BRIEF_PROBLEMS} are shown"
+        rows = rows[:BRIEF_PROBLEMS]
     yield Line(f"{title}: {things}", "bold red")
     columns = (
         Column("level"),
-        Column("what", "text", prose=True, wrap=True),
+        Column("what", "text", prose=True, wrap=not brief),
         Column("for", _age, duration),
         Column("look with penstock", _words, optional=True),
     )

@@ -1,22 +1,34 @@
-"""`penstock tasks`: what the broker does in the background after whoever asked has left."""
+"""`penstock tasks`: work that the broker does in the background."""
 
-from typing import Annotated
-
-import typer
-
-from penstock.cli import Api, Commands, app, argument
-from penstock.cli.tables import Column, View, count, table, when
+from penstock.cli import WatchApi, app
+from penstock.cli.tables import Column, Line, View, count, table, when
 
 TASKS = "/api/v1/tasks"
-commands = Commands("Requeues and purges that run in the background.", app, name="tasks")
 
 
-@commands.command("list", watch=True)
-def list_tasks(api: Api) -> View:
-    """List running and recently finished tasks with their progress, newest first.
+@app.command
+def tasks(*, cancel: str | None = None, api: WatchApi = WatchApi()) -> View:
+    """Show requeues and purges that run in the background, or cancel one.
 
-    Example: `penstock tasks list --watch`
+    Examples:
+
+    `penstock tasks --watch`
+
+    `penstock tasks --cancel 0190b5a2-7c1e-7d2a-9f00-3b1c5d7e9f10`
+
+    :param cancel: Cancel the task with this id. What it has already done is not undone.
     """
+    if cancel is not None:
+        task = api.delete(TASKS, cancel)
+        return View(
+            task,
+            [
+                Line(
+                    f"{task['kind']} of {task['what']} is {task['state']}: "
+                    f"{task['done']:,} of {task['total']:,} done"
+                )
+            ],
+        )
     return table(
         api.get(TASKS)["tasks"],
         Column("id"),
@@ -29,21 +41,4 @@ def list_tasks(api: Api) -> View:
         Column("what", prose=True),
         Column("error", prose=True, optional=True),
         empty="no tasks; one begins with: penstock queue dlq requeue QUEUE",
-    )
-
-
-@commands.command()
-def cancel(
-    api: Api,
-    id: Annotated[str, argument("Id of the task, as shown by `penstock tasks list`.")],
-) -> None:
-    """Cancel a task. What it has already done is not undone.
-
-    Example: `penstock tasks cancel 0190b5a2-7c1e-7d2a-9f00-3b1c5d7e9f10`
-    """
-    task = api.delete(TASKS, id)
-    typer.echo(
-        f"{task['kind']} of {task['what']} is {task['state']}: "
-        f"{task['done']:,} of {task['total']:,} done",
-        err=True,
     )

@@ -12,14 +12,16 @@ import termios
 import threading
 import tty
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from penstock.cli import Api, Json, app, explain, option, usage
+from penstock.cli import Api, app, explain
 from penstock.cli.live import LiveFigures
 from penstock.cli.status import whole
 from penstock.cli.tables import View, show
@@ -27,7 +29,7 @@ from penstock.errors import PenstockError
 
 KEY_SECONDS = 0.2  # between two looks whether there are new figures
 FOOTER_LINES = 6  # with the error: the keys are always to be seen
-OTHER_LINES = 19  # of the screen, besides the queues
+OTHER_LINES = 14  # of the screen, besides the queues
 SORTS = {
     "n": ("name", "name"),
     "w": ("-waiting", "waiting"),
@@ -40,25 +42,29 @@ SORTS = {
 QUIT = ("q", "\x03", "\x04")
 
 
-@app.command()
+@app.command
 def top(
-    api: Api,
-    interval: Annotated[float, option("Seconds between updates.", min=0.2)] = 1.0,
-    sort: Annotated[str, option(f"Initial order, by the key to press: {', '.join(SORTS)}.")] = "w",
-    as_json: Json = False,
+    *,
+    interval: Annotated[float, Parameter(validator=Number(gte=0.2))] = 1.0,
+    sort: Literal["n", "w", "p", "d", "o", "x", "g"] = "w",
+    json: Annotated[bool, Parameter(alias="-J")] = False,
+    api: Api = Api(),
 ) -> None:
-    """Watch the whole broker live. Keys: n w p d o x g sort by name, waiting, pushed/s,
-    delivered/s, oldest, dead letters, groups; r reverses the order, q quits.
+    """Watch the whole broker live.
 
-    In a pipe, or with --json, it prints the figures at every interval.
+    Keys: n w p d o x g sort by name, waiting, pushed/s, delivered/s, oldest, dead letters, groups;
+    r reverses the order, q quits. In a pipe, or with --json, it prints the figures at every
+    interval.
 
     Example: `penstock top --sort p`
+
+    :param interval: Seconds between updates.
+    :param sort: Initial order, by the key to press.
+    :param json: Print JSON instead of text.
     """
-    if sort not in SORTS:
-        raise usage(f"--sort {sort}: one of {', '.join(SORTS)}")
     figures = LiveFigures(api)
-    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        show(lambda: whole(api, figures.take(interval)), as_json, interval, paced=True)
+    if json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        show(lambda: whole(api, figures.take(interval)), json, interval, paced=True)
     else:
         _Screen(api, figures, interval).run(SORTS[sort][0])
 
@@ -114,7 +120,7 @@ class _Screen:
 
     def _look(self, sort: str) -> View:
         rows = max(1, self._console.height - OTHER_LINES)
-        return whole(self._api, self._now, sort, rows)
+        return whole(self._api, self._now, sort, rows, brief=True)
 
     def _drawn(self, view: View, sort: str) -> RenderableType:
         keys = " · ".join(

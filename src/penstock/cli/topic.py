@@ -2,7 +2,7 @@
 so that it composes.
 
 What a person should see (errors, progress) goes to standard error. Exit codes: 0 done, 1 refused or
-damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 whoever read our output has gone.
+damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 the reader of the output is gone.
 """
 
 import re
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -29,48 +29,55 @@ from rich.progress import (
 
 from penstock.cli import (
     LOCAL_URL,
+    AnyText,
     Api,
-    Commands,
-    Json,
+    JsonOutput,
+    NotNegative,
+    Positive,
     Token,
     Url,
+    WatchApi,
     Yes,
-    app,
-    argument,
+    command_group,
     completer,
     confirm,
-    option,
+    say,
     usage,
 )
-from penstock.cli.tables import Column, Facts, View, count, print_json
+from penstock.cli.tables import Column, Facts, View, count, rate, size, table
 from penstock.client import Batch, SyncClient
 from penstock.client.reader import Start
 from penstock.client.sync import SyncProducer, SyncReader
+from penstock.errors import PenstockError
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.record_batch import Record
 from penstock.protocol.records import Message, message, record_message
 
-commands = Commands("Create, read, write and check topics.", app, name="topic")
+commands = command_group("topic")
 
 READ_BYTES = 1 << 20
 MAX_LEASED_RECORDS = 10_000  # records a group member takes at once
 
-Name = Annotated[
-    str, argument("Name of the topic.", metavar="TOPIC", autocompletion=completer("/topics", ""))
-]
+TOPICS = "/topics"
+complete_topic = completer(TOPICS, "")
+Name = Annotated[str, Parameter(help="Name of the topic.", completer=complete_topic)]
+Format = Annotated[str, Parameter(alias="-f")]
+Quiet = Annotated[bool, Parameter(alias="-q", help="Do not show progress.")]
+JsonLines = Annotated[bool, Parameter(alias="-J", help="One JSON object per line.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Broker:
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TopicBroker:
     """The broker's TCP port, where topics are."""
 
     broker: Annotated[
         str,
-        option(
-            "Broker address as HOST:PORT, or several separated by commas.",
-            "-b",
-            envvar="PENSTOCK_BROKER",
+        Parameter(
+            alias="-b",
+            env_var="PENSTOCK_BROKER",
+            help="Broker address as HOST:PORT, or several separated by commas.",
         ),
     ] = "127.0.0.1:12345"
     token: Token = ""
@@ -79,26 +86,12 @@ class Broker:
         return SyncClient(topics=self.broker, timeout=10.0, token=self.token)
 
 
-class Format(StrEnum):
-    AIQ = "aiq"
-    KAFKA = "kafka"
-
-
-class Policy(StrEnum):
-    DELETE = "delete"
-    COMPACT = "compact"
-
-
-@commands.command()
+@commands.command
 def create(
-    broker: Broker,
-    topics: Annotated[list[str], argument("Names of the topics.", metavar="TOPIC...")],
-    format: Annotated[
-        Format | None, option("Format on disk; default: as the broker is configured.")
-    ] = None,
-    partitions: Annotated[
-        int, option("Number of partitions; more than one need --format kafka.", min=1)
-    ] = 1,
+    *topics: str,
+    format: Literal["aiq", "kafka"] | None = None,
+    partitions: Annotated[int, Parameter(validator=Positive)] = 1,
+    broker: TopicBroker = TopicBroker(),
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
@@ -107,29 +100,63 @@ def create(
     `penstock topic create orders payments`
 
     `penstock topic create events --format kafka --partitions 8`
+
+    :param topics: Names of the topics.
+    :param format: Format on disk; default: as the broker is configured.
+    :param partitions: Number of partitions; more than one need --format kafka.
     """
+    if not topics:
+        raise usage("name the topics to create")
     with broker.connect() as client:
         for topic in topics:
             client.topic(topic).create(format=format, partitions=partitions)
 
 
-@commands.command("list")
-def list_topics(broker: Broker, json: Json = False) -> None:
-    """List the topics, one per line.
+@commands.command(name="list")
+def list_topics(
+    filter: str = "",
+    /,
+    *,
+    sort: AnyText = "name",
+    api: WatchApi = WatchApi(),
+) -> View:
+    """List the topics with their size, offsets and damage.
 
-    Example: `penstock topic list | xargs -n1 penstock topic describe`
+    Examples:
+
+    `penstock topic list --sort -bytes --watch`
+
+    `penstock topic list --json | jq -r '.[].name'`
+
+    :param filter: Only topics whose name contains this text.
+    :param sort: Sort by a field of --json, such as bytes; -bytes sorts the largest first.
     """
-    with broker.connect() as client:
-        names = client.topics()
-        if json:
-            print_json(names)
-        else:
-            sys.stdout.write("".join(f"{name}\n" for name in names))
+    return table(
+        api.rows(TOPICS, "topics", details="true", filter=filter, sort=sort),
+        Column("topic", "name"),
+        Column("records", format=count),
+        Column("size", "bytes", size),
+        Column("records/s", "rate", rate),
+        Column("groups", format=count, optional=True),
+        Column("worst lag", "worstLag", count, optional=True),
+        Column("damaged", format=count),
+        Column("segments", format=count, optional=True),
+        Column("policy", optional=True),
+        Column("first", "firstOffset", count, optional=True),
+        Column("next", "nextOffset", count, optional=True),
+        empty="no topics; one is made by: penstock topic create orders",
+    )
 
 
-@commands.command()
-def describe(broker: Broker, topic: Name) -> View:
-    """Show a topic's offsets, size and segments. `topic status` has rates and groups.
+@commands.command
+def describe(
+    topic: Name,
+    /,
+    *,
+    broker: TopicBroker = TopicBroker(),
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
+) -> View:
+    """Show a topic's offsets, size and segments. `topic list` has rates and groups.
 
     Example: `penstock topic describe orders --json | jq .next_offset`
     """
@@ -156,61 +183,69 @@ def describe(broker: Broker, topic: Name) -> View:
     return View(about, [Facts(columns, about)])
 
 
-@commands.command()
+@commands.command
 def policy(
-    broker: Broker,
     topic: Name,
-    wanted: Annotated[
-        Policy | None,
-        argument("The new policy; default: show the current one.", metavar="[delete|compact]"),
-    ] = None,
+    wanted: Literal["delete", "compact"] | None = None,
+    /,
+    *,
+    broker: TopicBroker = TopicBroker(),
     url: Url = LOCAL_URL,
 ) -> None:
     """Show or set the cleanup policy of a topic: retention deletes old segments, or `pipeline run
     compact` compacts them.
 
     Example: `penstock topic policy prices compact`
+
+    :param wanted: The new policy; default: show the current one.
     """
     with broker.connect() as client:
         if wanted is not None:
-            Api(url, broker.token).put("/topics", topic, "policy", body={"policy": wanted.value})
+            Api(url=url, token=broker.token).put(TOPICS, topic, "policy", body={"policy": wanted})
         sys.stdout.write(f"{client.topic(topic).info().policy}\n")
 
 
-@commands.command()
-def delete(broker: Broker, topic: Name, yes: Yes = False) -> None:
-    """Permanently delete a topic and its records.
+@commands.command
+def delete(
+    topic: Name,
+    /,
+    *,
+    yes: Yes = False,
+    broker: TopicBroker = TopicBroker(),
+    url: Url = LOCAL_URL,
+) -> None:
+    """Permanently delete a topic and its records, or one of its consumer groups (TOPIC@GROUP).
 
-    Example: `penstock topic delete old-orders --yes`
+    Examples:
+
+    `penstock topic delete old-orders --yes`
+
+    `penstock topic delete orders@billing`
     """
+    name, _, group = topic.rpartition("@")
+    if name:
+        confirm(f"Delete group {group} of topic {name}? It would begin as a new group does.", yes)
+        Api(url=url, token=broker.token).delete(TOPICS, name, "groups", group)
+        return
     with broker.connect() as client:
         if not yes:
             confirm(f"Delete {topic!r} with {client.topic(topic).info().records:,} records?", yes)
         client.topic(topic).delete()
 
 
-@commands.command()
+@commands.command
 def produce(
-    broker: Broker,
     topic: Name,
-    files: Annotated[
-        list[Path] | None, argument("Files to read; default: standard input.", metavar="[FILE]...")
-    ] = None,
-    delimiter: Annotated[
-        str, option(r"Delimiter that ends a record: \n, \t, \0, or text.", "-D")
-    ] = r"\n",
-    whole: Annotated[bool, option("Store each file as one record.")] = False,
-    linger: Annotated[float, option("Seconds to wait for a batch to fill.")] = 0.005,
-    timeout: Annotated[
-        float, option("Seconds to wait for a record to be stored before it fails.", min=0.1)
-    ] = 30.0,
-    key_delimiter: Annotated[
-        str, option("Delimiter between a key and its payload in each record.", "-K")
-    ] = "",
-    partition: Annotated[
-        int | None, option("Partition; default: as the key says, or one after another.", "-p")
-    ] = None,
-    quiet: Annotated[bool, option("Do not show progress or a summary.", "-q")] = False,
+    /,
+    *files: Annotated[Path, Parameter(allow_leading_hyphen=True)],
+    delimiter: Annotated[AnyText, Parameter(alias="-D")] = r"\n",
+    whole: bool = False,
+    linger: float = 0.005,
+    timeout: Annotated[float, Parameter(validator=Number(gte=0.1))] = 30.0,
+    key_delimiter: Annotated[AnyText, Parameter(alias="-K")] = "",
+    partition: Annotated[int | None, Parameter(alias="-p")] = None,
+    quiet: Quiet = False,
+    broker: TopicBroker = TopicBroker(),
 ) -> None:
     """Append records from standard input or files, one per line. Each is stored once, in order.
 
@@ -219,6 +254,14 @@ def produce(
     `journalctl -f -o json | penstock topic produce logs`
 
     `find . -name '*.bin' -print0 | penstock topic produce names -D '\\0'`
+
+    :param files: Files to read; default: standard input.
+    :param delimiter: Delimiter that ends a record: \\n, \\t, \\0, or text.
+    :param whole: Store each file as one record.
+    :param linger: Seconds to wait for a batch to fill.
+    :param timeout: Seconds to wait for a record to be stored before it fails.
+    :param key_delimiter: Delimiter between a key and its payload in each record.
+    :param partition: Partition; default: as the key says, or one after another.
     """
     end = _unescaped(delimiter)
     if not end:
@@ -245,10 +288,10 @@ def produce(
                         break
         except BaseException:
             summary = f"{_stored(producer, topic)}, of {sent:,} that were read"
-            typer.echo(f"penstock: {summary}", err=True)
+            say(f"penstock: {summary}")
             raise
         if not quiet:
-            typer.echo(f"penstock: {_stored(producer, topic)}", err=True)
+            say(f"penstock: {_stored(producer, topic)}")
 
 
 def _split(record: bytes, delimiter: bytes) -> tuple[bytes | None, bytes]:
@@ -268,37 +311,21 @@ def _stored(producer: SyncProducer, topic: str) -> str:
     return f"{records:,} record{'s' if records > 1 else ''} stored in {topic} ({where}{among})"
 
 
-@commands.command()
+@commands.command
 def consume(
-    broker: Broker,
     topic: Name,
-    offset: Annotated[
-        str,
-        option(
-            "Where to start: an offset, -N for the last N, earliest, latest, or a time "
-            "(@2026-01-31T12:00, or @ and milliseconds).",
-            "-o",
-        ),
-    ] = "earliest",
-    exit_at_end: Annotated[
-        bool, option("Exit at the end of the topic instead of waiting.", "--exit", "-e")
-    ] = False,
-    count: Annotated[int | None, option("Exit after this many records.", "-n", min=1)] = None,
-    format: Annotated[
-        str,
-        option(
-            r"Format: %s payload, %S its length, %o offset, %t topic, %k key, %h headers, "
-            r"%T timestamp, %p partition, %% %, \n, \t, \0.",
-            "-f",
-        ),
-    ] = r"%s\n",
-    partition: Annotated[int, option("Partition to read.", "-p", min=0)] = 0,
-    group: Annotated[
-        str | None,
-        option("Read as a member of this consumer group, and commit printed records.", "-g"),
-    ] = None,
-    json: Annotated[bool, option("One JSON object per line.", "-J")] = False,
-    quiet: Annotated[bool, option("Do not show progress.", "-q")] = False,
+    /,
+    *,
+    offset: Annotated[str, Parameter(alias="-o", allow_leading_hyphen=True)] = "earliest",
+    last: Annotated[int | None, Parameter(validator=NotNegative)] = None,
+    exit_at_end: Annotated[bool, Parameter(name="--exit", alias="-e")] = False,
+    count: Annotated[int | None, Parameter(alias="-n", validator=Positive)] = None,
+    format: Format = r"%s\n",
+    partition: Annotated[int, Parameter(alias="-p", validator=NotNegative)] = 0,
+    group: Annotated[str | None, Parameter(alias="-g")] = None,
+    json: JsonLines = False,
+    quiet: Quiet = False,
+    broker: TopicBroker = TopicBroker(),
 ) -> None:
     """Print records from an offset on, and wait for new ones unless you use --exit.
 
@@ -306,40 +333,31 @@ def consume(
 
     `penstock topic consume orders -o @2026-01-31T12:00 -e --json | jq -r .payload`
 
-    `penstock topic consume orders -o -10 -e -f '%o %s\\n'`
+    `penstock topic consume logs --last 100 | grep -i error`
 
     `penstock topic consume orders -g billing | ./charge`
+
+    :param offset: Where to start: an offset, -N for the last N, earliest, latest, or a time
+        (@2026-01-31T12:00, or @ and milliseconds).
+    :param last: Start with this many records before the end.
+    :param exit_at_end: Exit at the end of the topic instead of waiting.
+    :param count: Exit after this many records.
+    :param format: Format: %s payload, %S its length, %o offset, %t topic, %k key, %h headers,
+        %T timestamp, %p partition, %% %, \\n, \\t, \\0.
+    :param partition: Partition to read.
+    :param group: Read as a member of this consumer group, and commit printed records.
     """
     render = _as_json if json else _renderer(format)
+    start = offset if last is None else f"-{last}"
     with broker.connect() as client:
         reader = client.topic(topic).reader(
-            _start(client, partition_label(topic, partition), offset),
+            _start(client, partition_label(topic, partition), start),
             partition=partition,
             follow=not exit_at_end,
             group=group,
             max_records=min(count or MAX_LEASED_RECORDS, MAX_LEASED_RECORDS),
         )
         _write(reader, topic, count, render, quiet)
-
-
-@commands.command()
-def tail(
-    broker: Broker,
-    topic: Name,
-    count: Annotated[int, option("Number of existing records to print first.", "-n", min=0)] = 10,
-    follow: Annotated[bool, option("Wait for new records.", "--follow/--no-follow", "-F")] = True,
-    format: Annotated[str, option("Output format, as in `consume`.", "-f")] = r"%s\n",
-    json: Annotated[bool, option("One JSON object per line.", "-J")] = False,
-) -> None:
-    """Print the last records, and new ones as they are appended.
-
-    Example: `penstock topic tail logs -n 100 | grep -i error`
-    """
-    render = _as_json if json else _renderer(format)
-    with broker.connect() as client:
-        start = _start(client, topic, f"-{count}")
-        reader = client.topic(topic).reader(start, follow=follow, max_records=MAX_LEASED_RECORDS)
-        _write(reader, topic, None, render, quiet=True)
 
 
 def _start(client: SyncClient, topic: str, text: str) -> Start:
@@ -359,7 +377,7 @@ def _start(client: SyncClient, topic: str, text: str) -> Start:
             return datetime.fromisoformat(text[1:]).astimezone()
         except (ValueError, OverflowError, OSError):
             pass
-    raise usage(f"{text!r} is no offset: a number, -N, earliest, latest, or @time")
+    raise usage(f"{text!r} is not an offset: a number, -N, earliest, latest, or @time")
 
 
 def _write(
@@ -439,7 +457,7 @@ def _unescaped(text: str) -> bytes:
     return re.sub(r"\\([nt0r\\])", lambda match: escapes[match[1]], text).encode()
 
 
-def _sources(files: list[Path] | None) -> Iterator[BinaryIO]:
+def _sources(files: tuple[Path, ...]) -> Iterator[BinaryIO]:
     if not files:
         yield sys.stdin.buffer
         return
@@ -447,20 +465,19 @@ def _sources(files: list[Path] | None) -> Iterator[BinaryIO]:
         try:
             file = sys.stdin.buffer if str(path) == "-" else path.open("rb")
         except OSError as error:
-            typer.echo(f"penstock: {path}: {error.strerror}", err=True)
-            raise typer.Exit(1) from None
+            raise PenstockError(f"{path}: {error.strerror}") from None
         with file:
             yield file
 
 
-def _size_of(files: list[Path] | None) -> int | None:
+def _size_of(files: tuple[Path, ...]) -> int | None:
     try:
         return sum(path.stat().st_size for path in files) if files else None
     except OSError:
         return None
 
 
-def _records(files: list[Path] | None, end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
+def _records(files: tuple[Path, ...], end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
     """The records of all inputs, as many as a read brings, and the bytes that were read."""
     for source in _sources(files):
         if end is None:

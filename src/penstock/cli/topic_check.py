@@ -5,11 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from penstock.cli import Api, BrokerConfig, ConfigFile, Display, Json, Settings, argument, option
+from penstock.cli import BrokerConfig, ConfigFile, Settings, WatchApi, say
 from penstock.cli.tables import Facts, View, fact, print_json
-from penstock.cli.topic import Broker, commands, progress_bar
+from penstock.cli.topic import JsonLines, Quiet, TopicBroker, commands, progress_bar
 from penstock.cli.topic_tier import configured
 from penstock.errors import PenstockError
 
@@ -18,24 +18,19 @@ if TYPE_CHECKING:
     from penstock.topics.tier.verify import TierReport
 
 
-@commands.command()
+@commands.command
 def verify(
-    broker: Broker,
-    topics: Annotated[
-        list[str] | None, argument("Topics to verify; default: all.", metavar="[TOPIC]...")
-    ] = None,
-    data_dir: Annotated[
-        Path, option("The broker's data directory.", envvar="PENSTOCK_DATA_DIRECTORY")
-    ] = Path("penstock-data"),
-    live: Annotated[
-        bool,
-        option("The broker is running: ask it for the end of each topic, and check up to there."),
-    ] = False,
-    json: Json = False,
-    quiet: Annotated[bool, option("Do not show progress.", "-q")] = False,
-    tier: Annotated[bool, option("Verify the objects in the tier instead.")] = False,
+    *topics: str,
+    data_dir: Annotated[Path, Parameter(alias="-d", env_var="PENSTOCK_DATA_DIRECTORY")] = Path(
+        "penstock-data"
+    ),
+    live: bool = False,
+    json: JsonLines = False,
+    quiet: Quiet = False,
+    tier: bool = False,
     config: ConfigFile = None,
     settings: Settings = None,
+    broker: TopicBroker = TopicBroker(),
 ) -> None:
     """Read every file of the topics and verify checksums, offsets and indexes. Exit code 1 if
     something is damaged.
@@ -50,6 +45,11 @@ def verify(
     `penstock topic verify orders --live --json | jq .findings`
 
     `penstock topic verify --tier --config penstock.yml`
+
+    :param topics: Topics to verify; default: all.
+    :param data_dir: The broker's data directory.
+    :param live: The broker is running: ask it for the end of each topic, and check up to there.
+    :param tier: Verify the objects in the tier instead.
     """
     if tier:
         from penstock.object_store import ObjectStore
@@ -57,10 +57,8 @@ def verify(
 
         address = configured(BrokerConfig(config, data_dir, settings).load().config)
         with progress_bar(quiet, None, "checking") as advance:
-            reports = verify_tier(
-                ObjectStore(address), set(topics or ()), lambda size: advance(size, 0)
-            )
-        _show_tier(reports, set(topics or ()), json)
+            reports = verify_tier(ObjectStore(address), set(topics), lambda size: advance(size, 0))
+        _show_tier(reports, set(topics), json)
         return
     from penstock.log.layout import find_logs
     from penstock.log.verify import verify as check_topic
@@ -69,7 +67,7 @@ def verify(
         logs = find_logs(data_dir)
     except OSError as error:
         raise PenstockError(f"{data_dir}: {error.strerror}") from None
-    if missing := sorted(set(topics or ()) - logs.keys()):
+    if missing := sorted(set(topics) - logs.keys()):
         raise PenstockError(f"no such topic in {data_dir}: {', '.join(missing)}")
     sound = True
     with broker.connect() as client, progress_bar(quiet, None, "checking") as advance:
@@ -87,19 +85,19 @@ def verify(
             rest = f", {report.unchecked:,} of them without a checksum" if report.unchecked else ""
             _print(report, name, "", rest, json)
     if not sound:
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> None:
     missing = sorted(topics - {report.topic for report in reports})
     if missing:
-        typer.echo(f"penstock: the tier has no topic {', '.join(missing)}", err=True)
+        say(f"penstock: the tier has no topic {', '.join(missing)}")
     for report in reports:
         unnamed = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
         offsets = f"offsets {report.first_offset:,} to {report.next_offset - 1:,}, "
         _print(report, report.topic, offsets, unnamed, json)
     if missing or not all(report.sound for report in reports):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
 def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, json: bool) -> None:
@@ -107,26 +105,21 @@ def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, j
         print_json(report)
         return
     verdict = "sound" if report.sound else f"{len(report.findings)} DAMAGED"
-    typer.echo(
-        f"{topic}: {verdict}: {offsets}{report.records:,} records, {report.bytes:,} bytes{rest}"
-    )
+    print(f"{topic}: {verdict}: {offsets}{report.records:,} records, {report.bytes:,} bytes{rest}")
     for finding in report.findings:
-        typer.echo(f"  {finding.file} at byte {finding.position:,}: {finding.what}")
+        print(f"  {finding.file} at byte {finding.position:,}: {finding.what}")
 
 
-@commands.command()
-def scrub(
-    api: Api,
-    display: Display,
-    now: Annotated[bool, option("Start a scrub now instead of at its scheduled time.")] = False,
-) -> None:
+@commands.command
+def scrub(*, now: bool = False, api: WatchApi = WatchApi()) -> View:
     """Show the progress of the scrub, the broker's own check of sealed segments, and the result of
     the last one. Exit code 1 if it found damage.
 
-    Example: `penstock topic scrub --now --watch`
+    Example: `penstock topic scrub --now && penstock topic scrub --watch`
+
+    :param now: Start a scrub now instead of at its scheduled time.
     """
-    methods = iter(["POST"] if now else [])
-    display.show(lambda: _scrubbed(api.ask(next(methods, "GET"), "/api/v1/scrub")))
+    return _scrubbed(api.ask("POST" if now else "GET", "/api/v1/scrub"))
 
 
 def _scrubbed(report: dict[str, Any]) -> View:

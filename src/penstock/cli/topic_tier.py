@@ -4,16 +4,17 @@ import json as text
 import time
 from typing import Any
 
-import typer
+from cyclopts import App
 
-from penstock.cli import Api, BrokerConfig, Commands, Yes, confirm, usage
+from penstock.cli import BrokerConfig, JsonApi, WatchApi, Yes, confirm, usage
 from penstock.cli.tables import Facts, View, fact
 from penstock.cli.topic import commands as topic_commands
 from penstock.config import Config
 
 POLL_SECONDS = 0.2
 
-commands = Commands("Copies of topics on object storage (the tier).", topic_commands, name="tier")
+commands = App(name="tier", help="Copies of topics on object storage (the tier).")
+topic_commands.command(commands)
 
 
 def configured(config: Config) -> str:
@@ -23,8 +24,8 @@ def configured(config: Config) -> str:
     return config.topics.tier
 
 
-@commands.command(watch=True)
-def status(api: Api) -> View:
+@commands.command
+def status(*, api: WatchApi = WatchApi()) -> View:
     """Show how much is in the tier, how far behind it is, and what blocks it. Exit code 1 if
     something does.
 
@@ -33,8 +34,8 @@ def status(api: Api) -> View:
     return _status(api.get("/api/v1/tier"))
 
 
-@commands.command()
-def flush(api: Api) -> View:
+@commands.command
+def flush(*, api: JsonApi = JsonApi()) -> View:
     """Seal the active segment of each topic and copy everything to the tier, for example before you
     retire a machine. Exit code 1 if that fails.
 
@@ -44,7 +45,7 @@ def flush(api: Api) -> View:
     """
     passes = api.post("/api/v1/tier/flush")["passes"]
     while True:
-        view = status(api)
+        view = _status(api.get("/api/v1/tier"))
         done, pending = view.data["passes"], view.data["pending_bytes"]
         # The pass that was under way may have begun before.
         if view.failed or done >= passes + 2 or (done > passes and not pending):
@@ -52,8 +53,8 @@ def flush(api: Api) -> View:
         time.sleep(POLL_SECONDS)
 
 
-@commands.command("take-over")
-def take_over(given: BrokerConfig, yes: Yes = False) -> None:
+@commands.command
+def take_over(*, given: BrokerConfig = BrokerConfig(), yes: Yes = False) -> None:
     """Make the broker of this data directory the owner of the tier.
 
     The previous owner can no longer write to it. To start from the contents of the tier, use an
@@ -70,8 +71,8 @@ def take_over(given: BrokerConfig, yes: Yes = False) -> None:
     confirm(f"Take {address} over from its owner?", yes)
     ownership = Ownership(ObjectStore(address), config.private_directory / DIRECTORY)
     before = ownership.take_over()
-    of = f"broker {before.broker} on {before.host}" if before is not None else "nobody"
-    typer.echo(f"{address} belonged to {of} and is written from here now.")
+    of = f"broker {before.broker} on {before.host}" if before is not None else "no broker"
+    print(f"{address} belonged to {of} and is written from here now.")
 
 
 def _status(report: dict[str, Any]) -> View:

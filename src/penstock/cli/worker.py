@@ -3,26 +3,22 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
-from penstock.cli import app, argument, option
+from penstock.cli import NotNegative, Positive, app
 from penstock.worker import DRAIN_SECONDS, Settings, run
 
 
-@app.command()
+@app.command
 def worker(
-    target: Annotated[str, argument("MODULE:CLIENT, such as shop.consumers:client.")],
-    processes: Annotated[
-        int, option("Number of processes that run the consumers.", "-p", min=1)
-    ] = 1,
-    reload: Annotated[bool, option("Restart when a Python file changes.")] = False,
-    directory: Annotated[Path, option("Directory of the module.", "-d")] = Path(),
-    drain_seconds: Annotated[
-        float, option("On shutdown, seconds for messages in progress to finish.", min=0)
-    ] = DRAIN_SECONDS,
-    log_level: Annotated[
-        str, option("Lowest level to log: debug, info, warning or error.")
-    ] = "info",
+    target: str,
+    /,
+    *,
+    processes: Annotated[int, Parameter(alias="-p", validator=Positive)] = 1,
+    reload: bool = False,
+    directory: Path = Path(),
+    drain_seconds: Annotated[float, Parameter(validator=NotNegative)] = DRAIN_SECONDS,
+    log_level: str = "info",
 ) -> None:
     """Run the consumers of a Python module.
 
@@ -30,5 +26,12 @@ def worker(
     `@client.consumer(...)`.
 
     Example: `penstock worker shop.consumers:client --processes 4`
+
+    :param target: MODULE:CLIENT, such as shop.consumers:client.
+    :param processes: Number of processes that run the consumers.
+    :param reload: Restart when a Python file changes.
+    :param directory: Directory of the module.
+    :param drain_seconds: On shutdown, seconds for messages in progress to finish.
+    :param log_level: Lowest level to log: debug, info, warning or error.
     """
-    raise typer.Exit(run(Settings(target, processes, reload, directory, drain_seconds, log_level)))
+    raise SystemExit(run(Settings(target, processes, reload, directory, drain_seconds, log_level)))

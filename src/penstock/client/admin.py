@@ -5,38 +5,14 @@ from typing import Any, TypedDict, Unpack
 
 from penstock.client.brokers import Brokers
 from penstock.client.queues import iso_time
-from penstock.client.results import (
-    ConsumerHealth,
-    DeadLetters,
-    GroupPartition,
-    QueueDescription,
-    QueueSummary,
-    ScheduledMessages,
-    Seek,
-)
-from penstock.protocol.answers import Body, GroupSummary
+from penstock.contract import operations
+from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.dead_letters import DeadLetters
+from penstock.contract.groups import Group, GroupPosition, Seek
+from penstock.contract.messages import ScheduledMessages
+from penstock.contract.queues import Queue, QueueDetails, QueuePartition
 
-GROUPS, DEAD_LETTERS, SCHEDULED = "/api/v1/consumer-groups", "/api/v1/dlq", "/api/v1/scheduled"
-QUEUES_PER_PAGE = 1000
-
-
-class _Queues(Body):
-    queues: list[QueueSummary]
-    next: str | None = None  # the cursor of the page behind
-
-
-class _Consumers(Body):
-    consumers: list[ConsumerHealth]
-
-
-class _Partitions(Body):
-    partitions: list[GroupPartition]
-
-
-class _Deleted(Body):
-    deleted: int = 0
-    deleted_partitions: int = 0
-    requeued: int = 0
+QUEUES_PER_PAGE = 10_000
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -54,56 +30,58 @@ class AdminClient:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
 
-    async def queues(self) -> list[QueueSummary]:
-        """Return all queues with their message counts, the newest first."""
-        queues: list[QueueSummary] = []
-        query: dict[str, Any] = {"limit": QUEUES_PER_PAGE}
+    async def queues(self) -> list[Queue]:
+        """Return all queues with their counts and rates, by name."""
+        queues: list[Queue] = []
         while True:
-            target = "/api/v1/resources/queues"
-            page = await self._brokers.json(_Queues, "GET", target, **query)
+            page = await self._brokers.call(
+                operations.LIST_QUEUES,
+                limit=QUEUES_PER_PAGE,
+                offset=len(queues),
+                recent="true" if queues else None,
+            )
             queues += page.queues
-            if page.next is None:
+            if not page.queues or len(queues) >= page.total:
                 return queues
-            query["cursor"] = page.next
 
-    async def describe(self, queue: str) -> QueueDescription:
-        """Return the options, partitions and message counts of a queue."""
-        return await self._brokers.json(QueueDescription, "GET", "/api/v1/status/queues", queue)
+    async def describe(self, queue: str) -> QueueDetails:
+        """Return the options, consumer groups and counts of a queue."""
+        return await self._brokers.call(operations.GET_QUEUE, queue)
+
+    async def partitions(
+        self, queue: str, *, group: str = "", limit: int = 50, offset: int = 0
+    ) -> list[QueuePartition]:
+        """Return partitions of a queue as a consumer group sees them, largest lag first."""
+        answer = await self._brokers.call(
+            operations.LIST_QUEUE_PARTITIONS, queue, group=group, limit=limit, offset=offset
+        )
+        return answer.partitions
 
     async def delete_queue(self, queue: str) -> bool:
         """Delete a queue with all its messages. Returns False if it did not exist."""
-        target = "/api/v1/resources/queues"
-        answer = await self._brokers.json(dict[str, Any], "DELETE", target, queue)
-        return bool(answer["existed"])
+        return (await self._brokers.call(operations.DELETE_QUEUE, queue)).existed
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
         """Delete all messages of a queue, or of one partition, and keep the queue. Returns how many
         were deleted.
         """
-        answer = await self._brokers.json(
-            _Deleted, "DELETE", "/api/v1/queues", queue, "clear", partition=partition
-        )
+        answer = await self._brokers.call(operations.CLEAR_QUEUE, queue, partition=partition)
         return answer.deleted
 
-    async def groups(self) -> list[GroupSummary]:
+    async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.json(list[GroupSummary], "GET", GROUPS)
+        return await self._brokers.call(operations.LIST_GROUPS)
 
-    async def group(self, group: str) -> list[GroupPartition]:
-        """Return the lag of a consumer group in each partition."""
-        answer = await self._brokers.json(dict[str, _Partitions], "GET", GROUPS, group)
-        for queue, about in answer.items():
-            for partition in about.partitions:
-                partition.queue = queue
-        return [partition for about in answer.values() for partition in about.partitions]
+    async def group(self, group: str) -> list[GroupPosition]:
+        """Return the position of a consumer group in each partition."""
+        queues = await self._brokers.call(operations.DESCRIBE_GROUP, group)
+        return [position for queue in queues.values() for position in queue.partitions]
 
     async def consumers(
         self, queue: str | None = None, *, group: str | None = None
     ) -> list[ConsumerHealth]:
         """Return the running consumers of all clients: messages in flight, counts, last error."""
-        answer = await self._brokers.json(
-            _Consumers, "GET", "/api/v1/consumers", queue=queue, group=group
-        )
+        answer = await self._brokers.call(operations.LIST_CONSUMERS, queue=queue, group=group)
         return answer.consumers
 
     async def seek(
@@ -119,17 +97,17 @@ class AdminClient:
             body["toBeginning"] = True
         else:
             body["timestamp"] = iso_time(to)
-        return await self._brokers.json(
-            Seek, "POST", GROUPS, group, "queues", queue, "seek", body=body, again=True
-        )
+        return await self._brokers.call(operations.SEEK, group, queue, body=body)
 
     async def delete_group(self, group: str, queue: str | None = None) -> int:
         """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
         partitions it had a cursor in.
         """
-        of = ("queues", queue) if queue else ()
-        answer = await self._brokers.json(_Deleted, "DELETE", GROUPS, group, *of)
-        return answer.deleted_partitions
+        if queue:
+            call = self._brokers.call(operations.DELETE_GROUP_ON_QUEUE, group, queue)
+        else:
+            call = self._brokers.call(operations.DELETE_GROUP, group)
+        return (await call).partitions
 
     async def dead_letters(
         self,
@@ -139,22 +117,22 @@ class AdminClient:
         before: int | None = None,
         **which: Unpack[DeadLetterFilter],
     ) -> DeadLetters:
-        """Return a page of dead letters, newest first. For the next page, pass the `dlq_id` of the
+        """Return a page of dead letters, newest first. For the next page, pass the `number` of the
         last one as `before`.
         """
         query = _filter(queue, **which)
-        return await self._brokers.json(
-            DeadLetters, "GET", DEAD_LETTERS, **query, limit=limit, before=before
+        return await self._brokers.call(
+            operations.LIST_DEAD_LETTERS, **query, limit=limit, before=before
         )
 
     async def requeue(
         self, queue: str | None = None, *, id: int | None = None, **which: Unpack[DeadLetterFilter]
     ) -> int:
         """Deliver dead letters again, to the groups they failed in: all that match, or the one with
-        the `dlq_id` given as `id`. Returns how many.
+        the `number` given as `id`. Returns how many.
         """
         query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "POST", DEAD_LETTERS, "requeue", **query, id=id)
+        answer = await self._brokers.call(operations.REQUEUE_DEAD_LETTERS, **query, id=id)
         return answer.requeued
 
     async def purge(
@@ -162,7 +140,7 @@ class AdminClient:
     ) -> int:
         """Delete the dead letters that match. Returns how many."""
         query = _filter(queue, **which)
-        answer = await self._brokers.json(_Deleted, "DELETE", DEAD_LETTERS, **query, id=id)
+        answer = await self._brokers.call(operations.PURGE_DEAD_LETTERS, **query, id=id)
         return answer.deleted
 
     async def scheduled(
@@ -175,8 +153,8 @@ class AdminClient:
     ) -> ScheduledMessages:
         """Return a page of delayed messages, next due first."""
         where: dict[str, Any] = {"queue": queue, "partition": partition}
-        return await self._brokers.json(
-            ScheduledMessages, "GET", SCHEDULED, **where, limit=limit, cursor=cursor
+        return await self._brokers.call(
+            operations.LIST_SCHEDULED, **where, limit=limit, cursor=cursor
         )
 
 

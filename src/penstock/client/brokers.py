@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.client.results import BrokerStatus
+from penstock.contract.operation import Operation
 from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
 from penstock.net.addresses import Token, resource
 from penstock.net.http import CannotConnect, HttpAnswer, HttpClient
@@ -174,6 +175,29 @@ class Brokers:
         )
         check(answer)
         return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
+
+    async def call(
+        self,
+        operation: Operation[T],
+        *names: str,
+        body: Any = None,
+        timeout: float | None = None,
+        retry_for: float | None = None,
+        **query: Any,
+    ) -> T:
+        """Do an operation of the contract. `names` are the parameters of its path, in order."""
+        answer = await self.ask(
+            operation.method,
+            resource(operation.at(*names), **query),
+            b"" if body is None else msgspec.json.encode(body),
+            again=operation.repeatable,
+            timeout=timeout,
+            retry_for=retry_for,
+        )
+        check(answer)
+        return understood(
+            lambda text: msgspec.json.decode(text, type=operation.answer), answer.body or b"null"
+        )
 
     async def close(self) -> None:
         self.closed = True

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 
-from penstock.client.admin import SCHEDULED, AdminClient
+from penstock.client.admin import AdminClient
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
@@ -38,14 +38,15 @@ from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicBroker, TopicFinder
+from penstock.contract import operations
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol import frames
-from penstock.protocol.answers import Configured
 from penstock.protocol.frames import Command
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.queue_options import QueueOptions
 
 Generate = TypeVar("Generate", bound=Callable[..., Any])
 DEFAULT_URL = "http://127.0.0.1:6632"
@@ -144,20 +145,28 @@ class Client(QueueClient, FormerMethods):
         self,
         queue: str,
         *,
-        namespace: str = "",
-        task: str = "",
+        namespace: str | None = None,
+        task: str | None = None,
+        reset: bool = False,
         **options: Unpack[QueueSettings],
-    ) -> Configured:
-        """Create a queue or replace its options. Options you leave out get their defaults."""
-        body = {
-            "queue": queue,
-            "namespace": namespace,
-            "task": task,
-            "options": {_camel(name): value for name, value in options.items()},
-        }
-        return await self._brokers.json(
-            Configured, "POST", "/api/v1/configure", body=body, again=True
-        )
+    ) -> QueueOptions:
+        """Create a queue or change its options. Options you leave out stay as they are; with
+        `reset` they get their defaults. Returns all options.
+        """
+        given = {_camel(name): value for name, value in options.items()}
+        try:
+            if not reset and namespace is None and task is None:
+                changed = await self._brokers.call(
+                    operations.CHANGE_QUEUE_OPTIONS, queue, body=given
+                )
+                return changed.options
+            if not reset:
+                before = await self._brokers.call(operations.GET_QUEUE_OPTIONS, queue)
+                given = msgspec.to_builtins(before.options) | given
+        except NotFound:
+            pass
+        body = {"queue": queue, "namespace": namespace or "", "task": task or "", "options": given}
+        return (await self._brokers.call(operations.CONFIGURE_QUEUE, body=body)).options
 
     async def cancel(
         self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
@@ -165,7 +174,7 @@ class Client(QueueClient, FormerMethods):
         """Cancel a delayed message. Returns False if there is none with this transaction id."""
         names = (queue, partition, transaction_id)
         try:
-            await self._brokers.json(msgspec.Raw, "DELETE", SCHEDULED, *names)
+            await self._brokers.call(operations.CANCEL_SCHEDULED, *names)
         except NotFound:
             return False
         return True

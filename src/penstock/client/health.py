@@ -11,12 +11,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.client.admin import AdminClient
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import Consumer
-from penstock.client.results import ConsumerHealth
+from penstock.contract import operations
+from penstock.contract.consumers import ConsumerHealth
 from penstock.errors import NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 
@@ -59,14 +58,8 @@ class HealthReporter:
     async def _report(self, timeout: float, *, ended: bool) -> bool:
         body = {"consumers": [self._health(consumer, ended) for consumer in self._consumers]}
         try:
-            await self._brokers.json(
-                msgspec.Raw,
-                "POST",
-                "/api/v1/consumers",
-                body=body,
-                again=True,
-                timeout=timeout,
-                retry_for=0.0,
+            await self._brokers.call(
+                operations.REPORT_CONSUMERS, body=body, timeout=timeout, retry_for=0.0
             )
         except NotFound:
             return False
@@ -81,15 +74,26 @@ class HealthReporter:
                 self._unchecked.discard(consumer)
             elif consumer.most_calls:
                 try:
-                    about = await self._admin.describe(consumer.address.queue)
+                    busy, waiting = await self._ordered_partitions(consumer)
                 except PenstockError:
                     continue  # asked again with the next report
-                busy = 1 if consumer.address.partition else about.partition_count
-                if about.queue.options.ordering == "none":
+                if busy is None:
                     self._unchecked.discard(consumer)
-                elif busy < consumer.concurrency and about.totals.pending:
+                elif busy < consumer.concurrency and waiting > busy:
                     self._unchecked.discard(consumer)
                     log.warning(IDLE, consumer.address, busy, consumer.concurrency)
+
+    async def _ordered_partitions(self, consumer: Consumer[..., Any]) -> tuple[int | None, int]:
+        """Return in how many partitions the consumer can work at a time, and how many messages
+        wait in them; None if the queue keeps no order.
+        """
+        where = consumer.address
+        about = await self._brokers.call(operations.GET_QUEUE_OPTIONS, where.queue)
+        if about.options.ordering == "none":
+            return None, 0
+        some = await self._admin.partitions(where.queue, group=where.group or "", limit=500)
+        of_it = [one for one in some if where.partition in (None, one.name)]
+        return len(of_it), sum(one.waiting for one in of_it)
 
     def _health(self, consumer: Consumer[..., Any], ended: bool) -> ConsumerHealth:
         error = consumer.last_error

@@ -27,7 +27,6 @@ from typing import Self, TypedDict, Unpack
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
-from penstock.client.partitions import Rotation, partition_of
 from penstock.client.reader import ask
 from penstock.errors import (
     ConnectionLost,
@@ -41,6 +40,7 @@ from penstock.net.retry import Backoff
 from penstock.protocol import frames
 from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes, Command
 from penstock.protocol.names import partition_label
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.status import MAY_PASS
 
 RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly

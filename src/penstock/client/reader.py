@@ -104,6 +104,7 @@ class Reader:
         self._start = start
         self._max_bytes, self._max_records = max_bytes, max_records
         self._wait, self._follow, self._on_lost, self._timeout = wait, follow, on_lost, timeout
+        self._flags = FETCH_FLAGS
         # FETCHes already sent, in order: on which connection, from which offset.
         self._ahead: deque[tuple[Connection, int, asyncio.Future[memoryview]]] = deque()
 
@@ -175,6 +176,11 @@ class Reader:
                 if self._on_lost == "fail":
                     raise
                 offset = await self._earliest_after(offset)
+            except InvalidRequest as error:
+                # A broker of 0.2.0 has no record batches and does not know this flag.
+                if not self._flags & frames.FORMAT or frames.UNKNOWN_FLAGS not in str(error):
+                    raise
+                self._flags &= ~frames.FORMAT
             except Unavailable:
                 delay = backoff.delay()
                 if loop.time() + delay > deadline:
@@ -215,7 +221,7 @@ class Reader:
             ) from None
         if not self._ahead:
             self._send_ahead(connection, body, limit)
-        return frames.read_fetched(body, FETCH_FLAGS)
+        return frames.read_fetched(body, self._flags)
 
     def _send(
         self, connection: Connection, offset: int, wait: float, limit: int | None
@@ -224,7 +230,7 @@ class Reader:
             if len(head) >= FETCH_ANSWER.size and len(self._ahead) < MAX_AHEAD:
                 self._send_ahead(connection, head, limit)
 
-        frame = frames.fetch(self._label, offset, self._max_bytes, round(wait * 1000), FETCH_FLAGS)
+        frame = frames.fetch(self._label, offset, self._max_bytes, round(wait * 1000), self._flags)
         return connection.request(frame, started)
 
     def _send_ahead(self, connection: Connection, body: memoryview, limit: int | None) -> None:

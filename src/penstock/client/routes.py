@@ -3,22 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from penstock.client.brokers import Brokers
-from penstock.client.results import RouteStatus
-from penstock.protocol.answers import Body, RoutePushed
+from penstock.contract import operations
+from penstock.contract.routes import RoutePushed, RouteStatus
 from penstock.protocol.payload import encode_payload
-
-BASE = "/api/v1/routes"
-
-
-class _All(Body):
-    routes: list[RouteStatus]
-
-
-class _Count(Body):
-    records: int
 
 
 class Routes:
@@ -29,11 +17,11 @@ class Routes:
 
     async def list(self) -> list[RouteStatus]:
         """Return all routes with their status."""
-        return (await self._brokers.json(_All, "GET", BASE)).routes
+        return (await self._brokers.call(operations.LIST_ROUTES)).routes
 
     async def get(self, name: str) -> RouteStatus:
         """Return the status of a route. Raises `NotFound` if it does not exist."""
-        return await self._brokers.json(RouteStatus, "GET", BASE, name)
+        return await self._brokers.call(operations.GET_ROUTE, name)
 
     async def create(
         self,
@@ -49,34 +37,34 @@ class Routes:
         """
         given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
         body = {"name": name} | {part: value for part, value in given.items() if value is not None}
-        return await self._brokers.json(RouteStatus, "POST", BASE, body=body)
+        return await self._brokers.call(operations.CREATE_ROUTE, body=body)
 
     async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
         """Add records to the route's send queue. A record is anything that JSON can express."""
         body = {"records": [encode_payload(record) for record in records]}
-        return await self._brokers.json(RoutePushed, "POST", BASE, name, "push", body=body)
+        return await self._brokers.call(operations.PUSH_TO_ROUTE, name, body=body)
 
     async def pause(self, name: str) -> RouteStatus:
         """Pause sending."""
-        return await self._brokers.json(RouteStatus, "POST", BASE, name, "pause", again=True)
+        return await self._brokers.call(operations.PAUSE_ROUTE, name)
 
     async def resume(self, name: str) -> RouteStatus:
         """Resume sending. It also ends a drain."""
-        return await self._brokers.json(RouteStatus, "POST", BASE, name, "resume", again=True)
+        return await self._brokers.call(operations.RESUME_ROUTE, name)
 
     async def drain(self, name: str) -> RouteStatus:
         """Accept no new records and deliver the queued ones."""
-        return await self._brokers.json(RouteStatus, "POST", BASE, name, "drain", again=True)
+        return await self._brokers.call(operations.DRAIN_ROUTE, name)
 
     async def purge(self, name: str) -> int:
         """Drop all queued records. Returns how many."""
-        return (await self._brokers.json(_Count, "POST", BASE, name, "purge")).records
+        return (await self._brokers.call(operations.PURGE_ROUTE, name)).records
 
     async def replay(self, name: str) -> int:
         """Put the route's dead letters back into its send queue. Returns how many."""
-        return (await self._brokers.json(_Count, "POST", BASE, name, "replay")).records
+        return (await self._brokers.call(operations.REPLAY_ROUTE, name)).records
 
     async def delete(self, name: str, *, force: bool = False) -> None:
         """Stop and delete the route. With `force`, drop undelivered records with it."""
         forced = "true" if force else None
-        await self._brokers.json(msgspec.Raw, "DELETE", BASE, name, again=False, force=forced)
+        await self._brokers.call(operations.DELETE_ROUTE, name, force=forced)

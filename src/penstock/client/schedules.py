@@ -3,22 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Address
-from penstock.client.results import Schedule
+from penstock.contract import operations
+from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.errors import InvalidRequest
-from penstock.protocol.answers import Body, ScheduleRun
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.payload import encode_payload
-
-BASE = "/api/v1/schedules"
-
-
-class _All(Body):
-    schedules: list[Schedule]
 
 
 class Schedules:
@@ -29,11 +21,11 @@ class Schedules:
 
     async def list(self) -> list[Schedule]:
         """Return all schedules, sorted by name."""
-        return (await self._brokers.json(_All, "GET", BASE)).schedules
+        return (await self._brokers.call(operations.LIST_SCHEDULES)).schedules
 
     async def get(self, name: str) -> Schedule:
         """Return a schedule with its next and last runs. Raises `NotFound` if it does not exist."""
-        return await self._brokers.json(Schedule, "GET", BASE, name)
+        return await self._brokers.call(operations.GET_SCHEDULE, name)
 
     async def create(
         self,
@@ -66,20 +58,20 @@ class Schedules:
             "catchUp": catch_up,
             "paused": paused,
         }
-        return await self._brokers.json(Schedule, "PUT", BASE, name, body=body)
+        return await self._brokers.call(operations.PUT_SCHEDULE, name, body=body)
 
     async def pause(self, name: str) -> Schedule:
         """Pause the schedule until `resume`."""
-        return await self._brokers.json(Schedule, "POST", BASE, name, "pause", again=True)
+        return await self._brokers.call(operations.PAUSE_SCHEDULE, name)
 
     async def resume(self, name: str) -> Schedule:
         """Resume the schedule. Runs that were due while it was paused are skipped."""
-        return await self._brokers.json(Schedule, "POST", BASE, name, "resume", again=True)
+        return await self._brokers.call(operations.RESUME_SCHEDULE, name)
 
     async def run(self, name: str) -> ScheduleRun:
         """Push the message now. The next runs do not change."""
-        return await self._brokers.json(ScheduleRun, "POST", BASE, name, "run")
+        return await self._brokers.call(operations.RUN_SCHEDULE, name)
 
     async def delete(self, name: str) -> None:
         """Delete the schedule. Messages it has pushed are kept."""
-        await self._brokers.json(msgspec.Raw, "DELETE", BASE, name)
+        await self._brokers.call(operations.DELETE_SCHEDULE, name)

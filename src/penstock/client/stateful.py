@@ -27,7 +27,7 @@ from penstock.client.items import Item, PushOptions, new_item
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import Address, Message, Received
 from penstock.client.queues import QueueClient
-from penstock.client.results import QueueDescription
+from penstock.contract import operations
 from penstock.errors import InvalidRequest, NotFound, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 from penstock.protocol.payload import encode_payload
@@ -121,12 +121,10 @@ class StateStore:
         )
         self._query, self._reset = answer.query_id, False
         try:
-            about = await self._brokers.json(
-                QueueDescription, "GET", "/api/v1/status/queues", where.queue
-            )
+            about = await self._brokers.call(operations.GET_QUEUE_OPTIONS, where.queue)
         except NotFound:
             return
-        if about.queue.options.ordering == "none":
+        if about.options.ordering == "none":
             raise InvalidRequest(
                 f"{where.queue} has no order, which a consumer with state needs: push with "
                 f"partition=, or configure({where.queue!r}, ordering='partition') before"

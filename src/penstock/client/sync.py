@@ -205,6 +205,7 @@ class SyncAdminClient(Facade[AdminClient]):
 
     queues = blocking(AdminClient.queues)
     describe = blocking(AdminClient.describe)
+    partitions = blocking(AdminClient.partitions)
     delete_queue = blocking(AdminClient.delete_queue)
     clear = blocking(AdminClient.clear)
     groups = blocking(AdminClient.groups)

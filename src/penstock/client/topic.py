@@ -22,7 +22,6 @@ from penstock.client.brokers import Brokers
 from penstock.client.connection import Endpoint, Link
 from penstock.client.former_names import renamed
 from penstock.client.new_records import RecordFields, outgoing, produce_frame
-from penstock.client.partitions import Rotation, partition_of
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import FETCH_FLAGS, Reader, ReaderOptions, Start, ask
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -39,6 +38,7 @@ from penstock.protocol.frames import (
     Info,
 )
 from penstock.protocol.names import partition_label
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.record_batch import Batch, Record
 
 INFO_SECONDS = 60.0  # after which a client notices that a topic got more partitions

@@ -9,11 +9,11 @@ from penstock.client.items import Item, PushOptions, ack_item, new_item, storabl
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
 from penstock.client.results import TransactionStep
+from penstock.contract.noun import Noun
 from penstock.errors import Conflict
-from penstock.protocol.answers import Body
 
 
-class _Committed(Body, kw_only=True):
+class _Committed(Noun, kw_only=True):
     success: bool
     results: list[TransactionStep]
     error: str | None = None

@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 from penstock.config import cluster_link
 from penstock.config.load import default_file, load
-from penstock.config.schema import Config, Database
+from penstock.config.schema import Config, DatabaseSettings
 from penstock.errors import ConfigError, NotFound
 
 EMBEDDED = "postgres"  # its directory in the private directory
 
 
-def url_of(settings: Database) -> str:
+def url_of(settings: DatabaseSettings) -> str:
     """The configured URL, or one made from host, port, name, user and password; empty when none is
     configured.
     """

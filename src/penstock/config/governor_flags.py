@@ -7,13 +7,13 @@ that is true or false may stand alone. Every key of `exporter.queue` has such a 
 import difflib
 
 from penstock.config.load import leaves
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueueSettings
 from penstock.errors import ConfigError
 
 SECTION = "exporter.queue"
 # Two flags are not named as their keys are.
 _OTHER_NAMES = {"queue-meta-sync": "meta_sync_interval", "memory-limit-ratio": "memory_limit_ratio"}
-_KINDS = {name: kind for name, kind, _ in leaves(SendQueue)}
+_KINDS = {name: kind for name, kind, _ in leaves(SendQueueSettings)}
 FLAGS = {f"queue-{name.replace('.', '-').replace('_', '-')}": name for name in _KINDS}
 FLAGS |= _OTHER_NAMES
 

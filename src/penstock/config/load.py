@@ -76,6 +76,11 @@ def load(
     given |= {
         name: Given(value, "flag") for name, value in (flags or {}).items() if value is not None
     }
+    for name, _, item in leaves():  # keys of the last release, in milliseconds
+        former = f"{name.rpartition('.')[0]}.{item.metadata['milliseconds']}"
+        if former in given:
+            old = given.pop(former)
+            given.setdefault(name, Given(_in_milliseconds(old.value), old.origin))
     config = _made(Config, given, problems)
     return Loaded(config, {name: value.origin for name, value in given.items()}, warnings)
 
@@ -113,7 +118,7 @@ def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, An
 
 
 def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
-    """Rows of `penstock config show`: key, value as one would write it, origin; secrets masked."""
+    """Rows of `penstock config`: key, value as one would write it, origin; secrets masked."""
     for name, annotation, _ in leaves():
         value: Any = loaded.config
         for part in name.split("."):
@@ -165,16 +170,26 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Given], lis
     ours = set(NOT_OURS)
     for name, _, item in leaves():
         own = "PENSTOCK_" + name.upper().replace(".", "_")
-        for variable in (*item.metadata["env"], own):
+        others, former = item.metadata["env"], item.metadata["milliseconds"]
+        if former:
+            others = (*others, own.removesuffix(item.name.upper()) + former.upper())
+        for variable in (*others, own):
             ours.add(variable)
             if variable in environ:
-                values[name] = Given(environ[variable], f"environment {variable}")
+                text = environ[variable]
+                value = _in_milliseconds(text) if former and variable != own else text
+                values[name] = Given(value, f"environment {variable}")
     warnings = [
         f"environment variable {variable} is not a setting{_suggest(variable, ours)}; ignored"
         for variable in sorted(environ)
         if variable.startswith("PENSTOCK_") and variable not in ours
     ]
     return values, warnings
+
+
+def _in_milliseconds(value: Any) -> Any:
+    """Return a value of a key whose plain numbers are milliseconds, as a duration."""
+    return f"{value}ms" if str(value).strip().isdecimal() else value
 
 
 def _made(
@@ -259,11 +274,6 @@ def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
         return _postgres_url(_convert_plain(value, str))
     if tag == "hosts" and not all(map(_is_port, _ports(str(value or "")))):
         raise _Wrong("host or host:port, several with commas ([::1]:5432 for IPv6)")
-    if tag == "milliseconds" and isinstance(value, str) and not value.strip().isdigit():
-        try:
-            return int(parse_duration(value) * 1000)
-        except ValueError:
-            raise _Wrong("milliseconds, or a duration such as 100ms or 5m") from None
     return _convert_plain(value, plain)
 
 

@@ -2,29 +2,40 @@
 
 A section is a frozen dataclass; the loader (`load.py`) walks the fields, so a key added here is at
 once a YAML key, an environment variable (`PENSTOCK_<SECTION>_<KEY>`), a `--set section.key=value`
-flag and a row in `penstock config show`. `env` in a field's metadata names further environment
-variables that set it (those of the seeds, and `DATABASE_URL`).
+flag and a row in `penstock config`. `env` in a field's metadata names further environment
+variables that set it (those of aiq and Queen MQ, and `DATABASE_URL`). `milliseconds` names the
+former key of a duration, whose plain numbers are milliseconds, as are those of its variables.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 Size = Annotated[int, "size"]  # bytes: 4096, 256Ki, 1Gi
 Seconds = Annotated[float, "duration"]  # seconds: 5, 100ms, 1h30m
 Share = Annotated[float, "share"]  # a part of a whole: 0.1 or 10%
-Milliseconds = Annotated[int, "milliseconds"]  # plain ones, as the seeds' names in _ms have
 Secret = Annotated[str, "secret"]  # masked wherever configuration is shown
 Hosts = Annotated[str, "hosts"]  # host or host:port, several with commas
 PostgresUrl = Annotated[str, "postgres"]  # postgresql://..., masked too: it may hold a password
 
 
-def key(default: Any, help: str, *env: str) -> Any:
-    """A field with its help text and the extra environment variables that set it."""
-    metadata = {"help": help, "env": env}
+def key(
+    default: Any, help: str, *env: str, milliseconds: str = "", is_advanced: bool = False
+) -> Any:
+    """Return a field with its help text and the extra environment variables that set it."""
+    metadata = {
+        "help": help,
+        "env": env,
+        "milliseconds": milliseconds,
+        "advanced": is_advanced,
+    }
     if isinstance(default, list | dict):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+advanced = partial(key, is_advanced=True)  # a key that few people need: last in the reference
 
 
 def section(kind: type, help: str) -> Any:
@@ -32,33 +43,47 @@ def section(kind: type, help: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TcpServer:
-    enabled: bool = key(True, "serve the binary topic protocol")
+class Listener:
+    enabled: bool = key(True, "listen")
     host: str = key("127.0.0.1", "address to listen on")
-    port: int = key(12345, "port to listen on; 0 picks a free one")
-    max_frame: Size = key(64 << 20, "largest payload of a frame")
-    max_connections: int = key(10_000, "connections beyond this number are closed immediately")
-    auth_timeout: Seconds = key(
-        10.0,
-        "with auth.enabled: time to send a token, and to send a new one after it expires; 0 = no "
-        "limit",
-    )
-    frame_timeout: Seconds = key(
-        30.0,
-        "longest pause while a frame arrives; frames that take longer must arrive at 1 KiB/s or "
-        "more; 0 = no limit",
-    )
-    idle_timeout: Seconds = key(
-        0.0, "close connections that have been idle for this long; 0 = never"
-    )
+    port: int = key(0, "port to listen on; 0 picks a free one")
     tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaServer:
+class FramedListener(Listener):
+    """A listener of a binary protocol with length-prefixed frames."""
+
+    max_frame: Size = advanced(64 << 20, "largest frame or request")
+    max_connections: int = advanced(10_000, "connections beyond this number are closed immediately")
+    auth_timeout: Seconds = advanced(
+        10.0,
+        "with auth.enabled: time to send a token, and to send a new one after it expires; 0 = no "
+        "limit",
+    )
+    frame_timeout: Seconds = advanced(
+        30.0,
+        "longest pause while a frame arrives; frames that take longer must arrive at 1 KiB/s or "
+        "more; 0 = no limit",
+    )
+    idle_timeout: Seconds = advanced(
+        0.0, "close connections that have been idle for this long; 0 = never"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpServerSettings(FramedListener):
+    enabled: bool = key(True, "serve the binary topic protocol")
+    port: int = key(12345, "port to listen on; 0 picks a free one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaServerSettings(FramedListener):
     enabled: bool = key(True, "serve topics to Kafka clients")
-    host: str = key("127.0.0.1", "address to listen on")
     port: int = key(9092, "port to listen on; 0 picks a free one")
+    idle_timeout: Seconds = advanced(
+        600.0, "close connections that have been idle for this long; 0 = never"
+    )
     advertised: str = key(
         "",
         "host:port that clients are told to connect to; empty = the address that they have "
@@ -70,57 +95,39 @@ class KafkaServer:
     create_topics: bool = key(
         True, "create a topic when a client asks for its metadata and allows it"
     )
-    max_frame: Size = key(64 << 20, "largest request")
-    max_connections: int = key(10_000, "connections beyond this number are closed immediately")
-    auth_timeout: Seconds = key(
-        10.0,
-        "with auth.enabled: time to authenticate, and to authenticate again after the token "
-        "expires; 0 = no limit",
-    )
-    frame_timeout: Seconds = key(
-        30.0,
-        "longest pause while a request arrives; requests that take longer must arrive at 1 KiB/s "
-        "or more; 0 = no limit",
-    )
-    idle_timeout: Seconds = key(
-        600.0, "close connections that have been idle for this long; 0 = never"
-    )
-    tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServer:
+class HttpServerSettings(Listener):
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
-    host: str = key("127.0.0.1", "address to listen on")
     port: int = key(6632, "port to listen on; 0 picks a free one")
-    tls: bool = key(True, "use TLS when tls.certificate is set; false = plain text even then")
     ssl_cert_path: Path | None = key(
         None, "certificate chain (PEM) for HTTP only, instead of tls.certificate"
     )
     ssl_key_path: Path | None = key(None, "private key (PEM) of ssl_cert_path")
-    max_header: Size = key(64 << 10, "largest request line and headers; larger ones get 431")
+    max_header: Size = advanced(64 << 10, "largest request line and headers; larger ones get 431")
     max_body: Size = key(
         64 << 20, "largest request body, before and after decompression; larger ones get 413"
     )
-    max_connections: int = key(20_000, "connections beyond this number get 503")
-    header_timeout: Seconds = key(
+    max_connections: int = advanced(20_000, "connections beyond this number get 503")
+    header_timeout: Seconds = advanced(
         10.0, "time for the headers of a request to arrive; slower requests get 408; 0 = no limit"
     )
-    body_timeout: Seconds = key(
+    body_timeout: Seconds = advanced(
         30.0, "longest pause while a request body arrives; a longer one gets 408; 0 = no limit"
     )
-    body_min_rate: Size = key(
+    body_min_rate: Size = advanced(
         1 << 10,
         "lowest upload rate in bytes per second for bodies that take longer than body_timeout; "
         "slower ones get 408; 0 = no limit",
     )
-    idle_timeout: Seconds = key(
+    idle_timeout: Seconds = advanced(
         75.0, "close keep-alive connections after this long without a request; 0 = never"
     )
-    send_timeout: Seconds = key(
+    send_timeout: Seconds = advanced(
         60.0, "disconnect a client that reads none of its response for this long; 0 = never"
     )
-    compress_from: Size = key(
+    compress_from: Size = advanced(
         64 << 10,
         "compress JSON and text responses of at least this size with gzip, if the client accepts "
         "it; 0 = never",
@@ -138,17 +145,13 @@ class HttpServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebsocketServer:
+class WebsocketServerSettings(Listener):
     enabled: bool = key(True, "serve topics over WebSocket")
-    host: str = key("127.0.0.1", "address to listen on")
     port: int = key(9090, "port to listen on; 0 picks a free one")
-    tls: bool = key(
-        True, "use TLS when HTTP does or tls.certificate is set; false = plain text even then"
-    )
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM); default: the HTTP server's")
     ssl_key_path: Path | None = key(None, "private key (PEM); default: the HTTP server's")
-    max_message: Size = key(64 << 20, "largest message accepted from a client")
-    max_connections: int = key(20_000, "connections beyond this number are refused")
+    max_message: Size = advanced(64 << 20, "largest message accepted from a client")
+    max_connections: int = advanced(20_000, "connections beyond this number are refused")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +164,7 @@ class Tls:
     )
     client_ca: Path | None = key(None, "require client certificates issued by this CA (PEM)")
     min_version: Literal["1.2", "1.3"] = key("1.2", "lowest TLS version to accept")
-    reload_interval: Seconds = key(
+    reload_interval: Seconds = advanced(
         10.0, "how often to check the certificate files for changes; 0 = only on SIGHUP"
     )
 
@@ -181,7 +184,7 @@ class Auth:
     jwks_url: str = key(
         "", "URL or file of the identity provider's public keys (JWKS)", "JWT_JWKS_URL"
     )
-    jwks_refresh: Seconds = key(
+    jwks_refresh: Seconds = advanced(
         3600.0, "how often to fetch the JWKS again", "JWT_JWKS_REFRESH_INTERVAL"
     )
     issuer: str = key("", "required `iss` claim of a token; empty = any", "JWT_ISSUER")
@@ -189,7 +192,7 @@ class Auth:
     clock_skew: Seconds = key(
         30.0, "tolerated difference from the issuer's clock", "JWT_CLOCK_SKEW"
     )
-    require_exp: bool = key(True, "reject tokens without an expiry (`exp` claim)")
+    require_exp: bool = advanced(True, "reject tokens without an expiry (`exp` claim)")
     skip_paths: str = key(
         "/,/health,/health/live,/health/ready,/metrics,/metrics.json,/metrics/prometheus,/docs,/openapi.json",
         "paths that need no token, separated by commas; a path that ends in / includes everything "
@@ -201,7 +204,7 @@ class Auth:
         "claim with the role; dots separate nested names (realm_access.roles)",
         "JWT_ROLES_CLAIM",
     )
-    roles_array_claim: str = key(
+    roles_array_claim: str = advanced(
         "roles", "claim with a list of roles; the highest one counts", "JWT_ROLES_ARRAY_CLAIM"
     )
     role_admin: str = key("admin", "name of the role that may do everything", "JWT_ROLE_ADMIN")
@@ -213,7 +216,7 @@ class Auth:
     role_read_only: str = key(
         "read-only", "name of the role that may only read", "JWT_ROLE_READ_ONLY"
     )
-    cache_size: int = key(
+    cache_size: int = advanced(
         10_000, "number of verified tokens to cache per process, each until it expires"
     )
     tcp: Literal["token", "open"] = key(
@@ -224,7 +227,7 @@ class Auth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Database:
+class DatabaseSettings:
     url: PostgresUrl = key(
         "",
         "URL of PostgreSQL 14 or later; may list several hosts; empty = start the embedded one",
@@ -237,15 +240,15 @@ class Database:
     password: Secret = key("", "instead of url: password", "PG_PASSWORD")
     db_schema: str = key("penstock", "database schema for Penstock's tables and functions")
     pool_size: int = key(8, "connections per broker process", "DB_POOL_SIZE")
-    acquire_timeout: Seconds = key(
+    acquire_timeout: Seconds = advanced(
         2.0, "the database counts as down when a connection or a commit takes longer than this"
     )
-    statement_timeout: Seconds = key(30.0, "time limit for one SQL statement; 0 = no limit")
+    statement_timeout: Seconds = advanced(30.0, "time limit for one SQL statement; 0 = no limit")
     read_url: PostgresUrl = key(
         "", "URL of a standby to list stored messages from; empty = the primary"
     )
-    browse_pool_size: int = key(2, "additional connections for lists, status and analytics")
-    browse_timeout: Seconds = key(
+    browse_pool_size: int = advanced(2, "additional connections for lists, status and analytics")
+    browse_timeout: Seconds = advanced(
         10.0, "time limit for one SQL statement of lists, status and analytics; 0 = no limit"
     )
 
@@ -261,7 +264,7 @@ class LocalRetention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topics:
+class TopicsSettings:
     enabled: bool = key(
         True,
         "serve topics; false = queues only, without TCP, Kafka and WebSocket (serve --no-topics)",
@@ -271,12 +274,18 @@ class Topics:
         "when to acknowledge an append: always = after its own fsync, group = after a shared "
         "fsync, interval and never = after the write",
     )
-    fsync_interval: Seconds = key(0.1, "with fsync `interval`: longest time between fsyncs")
+    fsync_interval: Seconds = advanced(0.1, "with fsync `interval`: longest time between fsyncs")
     format: Literal["aiq", "kafka"] = key(
         "aiq",
         "files of topics that are created without a format: aiq = as aiq's server has them, "
         "kafka = record batches, with keys, headers and one fsync per commit",
     )
+    placement: Literal["local", "shared"] = key(
+        "local",
+        "where new topics live: local = on the disk of this broker, shared = in PostgreSQL and "
+        "object storage, served by every broker on the same database",
+    )
+    shared_cache: Size = key(64 << 20, "memory for the newest records of shared topics")
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
     segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")
     retention_bytes: Size = key(
@@ -285,14 +294,14 @@ class Topics:
     retention_age: Seconds = key(
         0.0, "delete segments whose newest record is older than this; 0 = never"
     )
-    retention_interval: Seconds = key(30.0, "how often to apply retention and segment_age")
+    retention_interval: Seconds = advanced(30.0, "how often to apply retention and segment_age")
     max_record: Size = key(64 << 20, "largest payload of a record")
-    producer_expiry: Seconds = key(
+    producer_expiry: Seconds = advanced(
         604800.0,
         "forget idempotent producers, and exactly-once sinks of pipelines, that have sent nothing "
         "for this long",
     )
-    lease_time: Seconds = key(
+    lease_time: Seconds = advanced(
         30.0, "how long a member of a consumer group may hold a leased range of records"
     )
     free_space_reserve: Size = key(
@@ -303,19 +312,19 @@ class Topics:
         "how often to scrub sealed segments (read them and verify their checksums); 0 = only on "
         "request",
     )
-    scrub_rate: Size = key(16 << 20, "most bytes per second that a scrub reads; 0 = no limit")
+    scrub_rate: Size = advanced(16 << 20, "most bytes per second that a scrub reads; 0 = no limit")
     tier: str = key(
         "",
         "object storage to copy sealed segments to: s3://, gs://, az:// or file://; empty = none",
     )
-    tier_delay: Seconds = key(
+    tier_delay: Seconds = advanced(
         60.0, "copy a sealed segment to the tier when its newest record is this old"
     )
-    tier_interval: Seconds = key(
+    tier_interval: Seconds = advanced(
         10.0, "how often to copy segments and the state of consumer groups to the tier"
     )
-    tier_cache: Size = key(1 << 30, "size of the local disk cache for reads from the tier")
-    tier_grace: Seconds = key(
+    tier_cache: Size = advanced(1 << 30, "size of the local disk cache for reads from the tier")
+    tier_grace: Seconds = advanced(
         3600.0, "how long to keep an obsolete object in the tier for readers that may still use it"
     )
     local_retention: LocalRetention = section(
@@ -327,7 +336,7 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queues:
+class QueuesSettings:
     encryption_keys: dict[str, str] = key(
         {}, "encryption keys: key id -> 64 hex digits (AES-256); the last one encrypts new messages"
     )
@@ -340,8 +349,11 @@ class Queues:
     default_batch: int = key(
         1, "messages per pop if the client sets no batch size", "DEFAULT_BATCH_SIZE"
     )
-    default_timeout_ms: Milliseconds = key(
-        30_000, "long-poll timeout if the client sets none", "DEFAULT_TIMEOUT"
+    default_timeout: Seconds = key(
+        30.0,
+        "long-poll timeout if the client sets none",
+        "DEFAULT_TIMEOUT",
+        milliseconds="default_timeout_ms",
     )
     default_subscription_mode: Literal["", "all", "new", "new-only"] = key(
         "",
@@ -350,38 +362,44 @@ class Queues:
         "DEFAULT_SUBSCRIPTION_MODE",
     )
     max_batch: int = key(10_000, "most messages that one pop returns")
-    max_items: int = key(10_000, "most items in one push, ack or transaction request; more get 413")
-    max_batch_bytes: Size = key(
+    max_items: int = advanced(
+        10_000, "most items in one push, ack or transaction request; more get 413"
+    )
+    max_batch_bytes: Size = advanced(
         32 << 20,
         "most payload and header bytes that one pop returns; a larger first message is returned "
         "alone",
     )
-    merge_max: int = key(500, "most items of concurrent requests to combine into one SQL call")
-    retention_interval_ms: Milliseconds = key(
-        300_000, "how often to delete messages that are past their retention", "RETENTION_INTERVAL"
+    merge_max: int = advanced(500, "most items of concurrent requests to combine into one SQL call")
+    retention_interval: Seconds = advanced(
+        300.0,
+        "how often to delete messages that are past their retention",
+        "RETENTION_INTERVAL",
+        milliseconds="retention_interval_ms",
     )
-    eviction_interval_ms: Milliseconds = key(
-        60_000,
+    eviction_interval: Seconds = advanced(
+        60.0,
         "how often to delete messages that are past maxWaitTimeSeconds or ttl",
         "EVICTION_INTERVAL",
+        milliseconds="eviction_interval_ms",
     )
-    partition_cleanup_days: int = key(
+    partition_cleanup_days: int = advanced(
         30,
         "delete empty partitions that have been idle for this many days",
         "PARTITION_CLEANUP_DAYS",
     )
-    sink_expiry: Seconds = key(
+    sink_expiry: Seconds = advanced(
         2592000.0,
         "forget what an exactly-once sink of a pipeline has written to queues when it has written "
         "nothing for this long",
     )
-    poll_interval: Seconds = key(
+    poll_interval: Seconds = advanced(
         1.0, "how often waiting pops check for messages when no notification arrives"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class BufferSettings:
     enabled: bool = key(
         True,
         "buffer pushes on disk; false = acknowledge pushes only once they are in the database, "
@@ -390,26 +408,27 @@ class Buffer:
     dir: Path | None = key(
         None, "directory for buffer files; default: in the data directory", "FILE_BUFFER_DIR"
     )
-    flush_ms: Milliseconds = key(
-        100,
+    flush_interval: Seconds = advanced(
+        0.1,
         "longest time until a QoS 0 push is fsynced, and first delay before a failed replay is "
         "retried",
         "FILE_BUFFER_FLUSH_MS",
+        milliseconds="flush_ms",
     )
-    max_batch: int = key(
+    max_batch: int = advanced(
         100,
         "events per batch; one call to the database carries up to ten batches",
         "FILE_BUFFER_MAX_BATCH",
     )
-    events_per_file: int = key(
+    events_per_file: int = advanced(
         10_000, "most events in one buffer file", "FILE_BUFFER_EVENTS_PER_FILE"
     )
-    retry_interval: Seconds = key(
+    retry_interval: Seconds = advanced(
         5.0,
         "first delay before events in failed/ are retried; it doubles up to 5 minutes",
         "FILE_BUFFER_RETRY_INTERVAL",
     )
-    startup_recovery_timeout: Seconds = key(
+    startup_recovery_timeout: Seconds = advanced(
         3600.0,
         "at startup, longest time to replay the buffer before requests are accepted",
         "FILE_BUFFER_STARTUP_RECOVERY_TIMEOUT",
@@ -423,14 +442,16 @@ class Buffer:
         64 << 20,
         "reject pushes instead of buffering them when the disk has less free space than this",
     )
-    replay_rate: int = key(0, "most events to replay per second; 0 = no limit")
-    replay_pause: Seconds = key(0.01, "pause after every 1000 replayed events while clients push")
+    replay_rate: int = advanced(0, "most events to replay per second; 0 = no limit")
+    replay_pause: Seconds = advanced(
+        0.01, "pause after every 1000 replayed events while clients push"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    enabled: bool = key(True, "increase the retry delay after each consecutive failure")
-    multiplier: float = key(2.0, "factor by which the delay grows per failure")
+class BackoffSettings:
+    enabled: bool = advanced(True, "increase the retry delay after each consecutive failure")
+    multiplier: float = advanced(2.0, "factor by which the delay grows per failure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,22 +463,22 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSplit:
-    enabled: bool = key(False, "prepare batches (CPU) and send them (I/O) in separate tasks")
-    preparer_count: int = key(0, "number of preparers; 0 = number of cores")
-    sender_count: int = key(0, "number of senders; 0 = twice the number of cores")
-    channel_size: int = key(256, "most prepared batches that wait for a sender")
+    enabled: bool = advanced(False, "prepare batches (CPU) and send them (I/O) in separate tasks")
+    preparer_count: int = advanced(0, "number of preparers; 0 = number of cores")
+    sender_count: int = advanced(0, "number of senders; 0 = twice the number of cores")
+    channel_size: int = advanced(256, "most prepared batches that wait for a sender")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveWorkers:
-    enabled: bool = key(False, "adjust the number of workers to the backlog and the latency")
-    min_workers: int = key(1, "lowest number of workers")
-    max_workers: int = key(0, "highest number of workers; 0 = four times the number of cores")
+    enabled: bool = advanced(False, "adjust the number of workers to the backlog and the latency")
+    min_workers: int = advanced(1, "lowest number of workers")
+    max_workers: int = advanced(0, "highest number of workers; 0 = four times the number of cores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendQueue:
-    """The `exporter.queue` block of the seed: the defaults of every route."""
+class SendQueueSettings:
+    """The `exporter.queue` block of metrics-governor: the defaults of every route."""
 
     type: Literal["memory", "disk"] = key(
         "disk", "where to keep queued batches; memory = never written to disk"
@@ -470,40 +491,46 @@ class SendQueue:
         "drop_oldest",
         "what to do when the send queue is full; `block` is the default for routes with a source",
     )
-    block_timeout: Seconds = key(30.0, "with `block`: longest time that a push waits for space")
-    inmemory_blocks: int = key(2048, "most blocks to hold in memory; further ones are only on disk")
-    chunk_size: Size = key(512 << 20, "largest size of one queue file (chunk)")
-    meta_sync_interval: Seconds = key(1.0, "how often to write fastqueue.meta")
-    stale_flush: Seconds = key(
+    block_timeout: Seconds = advanced(
+        30.0, "with `block`: longest time that a push waits for space"
+    )
+    inmemory_blocks: int = advanced(
+        2048, "most blocks to hold in memory; further ones are only on disk"
+    )
+    chunk_size: Size = advanced(512 << 20, "largest size of one queue file (chunk)")
+    meta_sync_interval: Seconds = advanced(1.0, "how often to write fastqueue.meta")
+    stale_flush: Seconds = advanced(
         30.0, "with fsync `never`: write blocks to disk after this long in memory"
     )
-    write_buffer_size: Size = key(256 << 10, "most bytes to combine into one write")
-    compression: Literal["none", "snappy", "zstd", "gzip"] = key(
+    write_buffer_size: Size = advanced(256 << 10, "most bytes to combine into one write")
+    compression: Literal["none", "snappy", "zstd", "gzip"] = advanced(
         "snappy", "compression of queued blocks"
     )
-    always_queue: bool = key(True, "send every batch through the queue; false is not supported")
+    always_queue: bool = advanced(
+        True, "send every batch through the queue; false is not supported"
+    )
     fsync: Literal["always", "interval", "never"] = key(
         "always",
         "when to acknowledge a push: always = after an fsync, interval = after the write (fsync "
         "every meta_sync_interval), never = once it is in memory",
     )
-    free_space_reserve: Size = key(
+    free_space_reserve: Size = advanced(
         64 << 20, "stop queueing when the disk has less free space than this"
     )
-    failover_max_size: int = key(
+    failover_max_size: int = advanced(
         1000, "with fsync `never`: additional blocks to hold in memory while the disk fails"
     )
-    failover_max_bytes: Size = key(
+    failover_max_bytes: Size = advanced(
         256 << 20, "with fsync `never`: additional bytes to hold in memory while the disk fails"
     )
     drain_order: Literal["fifo", "newest_first", "mixed"] = key(
         "fifo", "order in which to send queued batches"
     )
-    fresh_share: Share = key(
+    fresh_share: Share = advanced(
         0.5,
         "with drain_order `mixed`: share of sends for the newest batches while a backlog drains",
     )
-    catchup_rate: float = key(
+    catchup_rate: float = advanced(
         0.0, "most batches per second to send from a backlog on disk; 0 = no limit"
     )
     max_attempts: int = key(
@@ -514,23 +541,23 @@ class SendQueue:
         0,
         "number of parallel sends per route, without pipeline_split; 0 = twice the number of cores",
     )
-    max_concurrent_sends: int = key(4, "with pipeline_split: sends in flight per sender")
-    global_send_limit: int = key(
+    max_concurrent_sends: int = advanced(4, "with pipeline_split: sends in flight per sender")
+    global_send_limit: int = advanced(
         0, "sends in flight over all routes; 0 = eight times the number of cores"
     )
     retry_interval: Seconds = key(5.0, "delay before the first retry")
     max_retry_delay: Seconds = key(300.0, "longest delay between retries")
-    memory_percent: Share = key(
+    memory_percent: Share = advanced(
         0.0, "size of the send queue as a share of memory; 0 = use max_bytes"
     )
-    memory_limit_ratio: Share = key(
+    memory_limit_ratio: Share = advanced(
         0.85, "share of the (cgroup) memory limit that the broker may plan with"
     )
-    adaptive_enabled: bool = key(True, "hold fewer blocks in memory when memory is short")
-    target_utilization: Share = key(
+    adaptive_enabled: bool = advanced(True, "hold fewer blocks in memory when memory is short")
+    target_utilization: Share = advanced(
         0.85, "with adaptive_enabled: share of the memory limit above which memory is short"
     )
-    backoff: Backoff = section(Backoff, "exponential backoff between retries")
+    backoff: BackoffSettings = section(BackoffSettings, "exponential backoff between retries")
     circuit_breaker: CircuitBreaker = section(CircuitBreaker, "circuit breaker of a route")
     pipeline_split: PipelineSplit = section(
         PipelineSplit, "separate tasks to prepare and to send batches"
@@ -540,7 +567,9 @@ class SendQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
-    queue: SendQueue = section(SendQueue, "defaults for the send queue of every route")
+    queue: SendQueueSettings = section(
+        SendQueueSettings, "defaults for the send queue of every route"
+    )
     certificates: Path | None = key(
         None,
         "directory of the CA files that routes created over the API may name; default: in the "
@@ -549,8 +578,8 @@ class Exporter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    max_series: int = key(
+class MetricsSettings:
+    max_series: int = advanced(
         1000,
         "most series per metric with a queue, group or topic label; further ones are combined as "
         "(other)",
@@ -570,11 +599,11 @@ class Config:
         Path("penstock-data"),
         "directory for topics, buffers, send queues and the embedded database",
     )
-    thread_pool_size: int = key(
+    thread_pool_size: int = advanced(
         0, "threads for blocking work (fsync, compression); 0 = number of cores"
     )
     workers: int = key(1, "number of broker processes that share the HTTP port")
-    max_bodies: Size = key(
+    max_bodies: Size = advanced(
         256 << 20,
         "memory limit for all requests in progress, per process; beyond it, large requests are "
         "rejected (HTTP 503)",
@@ -587,23 +616,29 @@ class Config:
     shutdown_timeout: Seconds = key(
         10.0, "on shutdown, time for open requests to finish, after shutdown_delay"
     )
-    database: Database = section(Database, "the PostgreSQL that stores queues")
-    tcp_server: TcpServer = section(TcpServer, "TCP server for topics (binary protocol)")
-    kafka_server: KafkaServer = section(KafkaServer, "server for Kafka clients of topics")
-    http_server: HttpServer = section(
-        HttpServer, "HTTP server for queues, topics, status and the Console"
+    database: DatabaseSettings = section(DatabaseSettings, "the PostgreSQL that stores queues")
+    tcp_server: TcpServerSettings = section(
+        TcpServerSettings, "TCP server for topics (binary protocol)"
     )
-    websocket_server: WebsocketServer = section(WebsocketServer, "WebSocket server for topics")
+    kafka_server: KafkaServerSettings = section(
+        KafkaServerSettings, "server for Kafka clients of topics"
+    )
+    http_server: HttpServerSettings = section(
+        HttpServerSettings, "HTTP server for queues, topics, status and the Console"
+    )
+    websocket_server: WebsocketServerSettings = section(
+        WebsocketServerSettings, "WebSocket server for topics"
+    )
     tls: Tls = section(Tls, "TLS certificates of the listeners")
     auth: Auth = section(Auth, "access tokens (JWT) and roles")
-    topics: Topics = section(Topics, "storage, retention and tiering of topics")
-    queues: Queues = section(Queues, "defaults, limits and cleanup of queues")
-    buffer: Buffer = section(
-        Buffer, "disk buffer for QoS 0 pushes and for pushes while PostgreSQL is down"
+    topics: TopicsSettings = section(TopicsSettings, "storage, retention and tiering of topics")
+    queues: QueuesSettings = section(QueuesSettings, "defaults, limits and cleanup of queues")
+    buffer: BufferSettings = section(
+        BufferSettings, "disk buffer for QoS 0 pushes and for pushes while PostgreSQL is down"
     )
     exporter: Exporter = section(Exporter, "export routes")
     routes: dict[str, Any] = key({}, "export routes, by name")
-    metrics: Metrics = section(Metrics, "the /metrics endpoint")
+    metrics: MetricsSettings = section(MetricsSettings, "the /metrics endpoint")
 
     @property
     def private_directory(self) -> Path:

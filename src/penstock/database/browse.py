@@ -25,7 +25,9 @@ WAIT_SECONDS = 2.0
 class BrowsePool:
     """`connect` opens a connection, as `Connector.connect` does."""
 
-    def __init__(self, settings: schema.Database, connect: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self, settings: schema.DatabaseSettings, connect: Callable[..., Awaitable[Any]]
+    ) -> None:
         self._settings = settings
         self._connect = partial(connect, statement_timeout=settings.browse_timeout)
         self._turns = asyncio.Semaphore(settings.browse_pool_size)

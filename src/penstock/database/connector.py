@@ -14,7 +14,7 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.database.failure import explain, is_pooler
-from penstock.database.hosts import Host, Server, Sighting, hosts_of, identify
+from penstock.database.hosts import DatabaseServer, Host, Sighting, hosts_of, identify
 
 log = logging.getLogger("penstock.database")
 
@@ -30,12 +30,12 @@ class WrongServer(ConnectionError):
 class Connector:
     """Where connections come from. Everything here may raise what `UNREACHABLE` lists."""
 
-    def __init__(self, settings: schema.Database, url: str, search_path: str) -> None:
+    def __init__(self, settings: schema.DatabaseSettings, url: str, search_path: str) -> None:
         self._settings = settings
         self._url = url
         self._search_path = search_path
         self.hosts = hosts_of(url)
-        self.server: Server | None = None  # every connection in `_open` is on this one
+        self.server: DatabaseServer | None = None  # every connection in `_open` is on this one
         self.pooled = False  # a host turned out to be a connection pooler
         self._open: set[asyncpg.Connection] = set()
         self._surveying: dict[Host, asyncpg.Connection] = {}  # for surveys
@@ -107,7 +107,7 @@ class Connector:
             for host, task in zip(self.hosts, asked, strict=True)
         ]
 
-    def use(self, server: Server) -> None:
+    def use(self, server: DatabaseServer) -> None:
         """Work on this one from now on. What is open on another must have been cut before."""
         self.server = server
 
@@ -133,7 +133,7 @@ class Connector:
             self.pooled = self.pooled or is_pooler(error)
             return Sighting(host, None, explain(error))
 
-    async def _identify(self, host: Host) -> Server:
+    async def _identify(self, host: Host) -> DatabaseServer:
         kept = self._surveying.pop(host, None)
         if kept is not None and not kept.is_closed():
             try:
@@ -142,7 +142,7 @@ class Connector:
                 pass  # the server may have been restarted: ask again
         return await self._ask(host, await self.dial(host))
 
-    async def _ask(self, host: Host, connection: Any) -> Server:
+    async def _ask(self, host: Host, connection: Any) -> DatabaseServer:
         """Who it is; the connection is kept for the next survey where there are several hosts."""
         try:
             server = await self.identify(connection, host)
@@ -155,7 +155,7 @@ class Connector:
             connection.terminate()
         return server
 
-    async def identify(self, connection: Any, host: Host) -> Server:
+    async def identify(self, connection: Any, host: Host) -> DatabaseServer:
         limit = self._settings.acquire_timeout
         return await identify(connection, host, limit, self._search_path)
 

@@ -18,10 +18,11 @@ from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.browse import BrowsePool, unusable
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.database.health import GONE, UNREACHABLE, Health
+from penstock.database.health import GONE, UNREACHABLE, DatabaseHealth
 from penstock.database.migrate import SchemaFiles, drop_unused_functions
 from penstock.database.notifications import Notifications
 from penstock.database.pool import Pool
+from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
 from penstock.database.standby import Standby
 from penstock.errors import Busy, ConnectionLost, Unavailable
 from penstock.io.tasks import supervised
@@ -33,11 +34,6 @@ T = TypeVar("T")
 # Its disk is full or fails; it may still answer reads.
 NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)
 WATCH_SECONDS = 0.25
-# Rolled back as a whole: safe to run again.
-UNDONE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-MAX_ATTEMPTS = 6  # of what was undone
-UNDONE_SECONDS = 0.02  # before the next, more with each
-MAX_READ_ATTEMPTS = 4  # of a read whose connection is lost
 
 
 class Checkout:
@@ -60,7 +56,11 @@ class Database:
     """A pool on the configured PostgreSQL, or on the embedded one when none is configured."""
 
     def __init__(
-        self, settings: schema.Database, private_directory: Path, metrics: Metrics, sql: SchemaFiles
+        self,
+        settings: schema.DatabaseSettings,
+        private_directory: Path,
+        metrics: Metrics,
+        sql: SchemaFiles,
     ) -> None:
         self.settings = settings
         self._sql = sql
@@ -85,7 +85,7 @@ class Database:
         self.metrics = metrics  # of the broker, for the parts that use this database
         self._active = asyncio.Event()  # there may be calls in flight
         self._watching: asyncio.Task[None] | None = None
-        self._health = Health(
+        self._health = DatabaseHealth(
             settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
         )
         self._notifications = Notifications(settings, self._connector, self._health, metrics)
@@ -174,7 +174,7 @@ class Database:
 
     async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """Run one statement; again when it lost a deadlock, for then nothing of it was done."""
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 async with self.connection() as connection:
                     rows: list[asyncpg.Record] = await connection.fetch(sql, *args)
@@ -189,7 +189,7 @@ class Database:
         `work` must use that connection only. Asking for a second one while this one holds locks can
         wait for ever: the database sees no deadlock when half of it is in here.
         """
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 async with self.connection() as connection, connection.transaction():
                     return await work(connection)
@@ -204,11 +204,11 @@ class Database:
         A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the
         asker's mistake.
         """
-        for attempt in range(MAX_READ_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 return await self.fetch(sql, *args)
             except ConnectionLost:
-                if attempt == MAX_READ_ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1:
                     raise
             except asyncpg.DataError as error:
                 raise unusable(error) from error
@@ -231,14 +231,14 @@ class Database:
 
         However slow that is and however many do it, the connections of pushes and pops stay free.
         """
-        for attempt in range(MAX_READ_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             if not self.healthy:
                 break
             try:
                 return await self._browsing.fetch(sql, *args)
             except GONE as error:
                 lost = await self._health.suspect(error)
-                if attempt == MAX_READ_ATTEMPTS - 1 or not isinstance(lost, ConnectionLost):
+                if attempt == ATTEMPTS - 1 or not isinstance(lost, ConnectionLost):
                     raise lost from error
         raise Unavailable("the database is down")
 

@@ -31,6 +31,7 @@ import importlib.util
 import logging
 import os
 import pwd
+import re
 import shlex
 import shutil
 import stat
@@ -362,7 +363,27 @@ class EmbeddedPostgres:
             said = output.read().strip()
         logged = self._log.read_text(errors="replace") if self._log.exists() else ""
         tail = "\n".join(logged.splitlines()[-5:])
-        raise Unavailable(f"the embedded PostgreSQL failed at {program}: {said}\n{tail}".strip())
+        raise Unavailable(f"{self._cause(program, said + tail)}\n{said}\n{tail}".strip())
+
+    def _cause(self, program: str, output: str) -> str:
+        """Return one sentence that says why a program of PostgreSQL failed, and what to do."""
+        if "No space left on device" in output:
+            return (
+                f"the disk of {self.data.resolve()} is full, so the embedded PostgreSQL cannot "
+                "start: free some space and start again. PostgreSQL said:"
+            )
+        if version := re.search(
+            r"initialized by PostgreSQL version (\S+), which is not compatible with this "
+            r"version (\d+)",
+            output,
+        ):
+            return (
+                f"the database in {self.data.resolve()} was created by PostgreSQL {version[1]}, "
+                f"and this release has PostgreSQL {version[2]}: make a backup with the release "
+                "that created it ('penstock backup') and restore it into an empty data directory "
+                "('penstock restore'). PostgreSQL said:"
+            )
+        return f"the embedded PostgreSQL failed at {program}:"
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:
         """Whether it is ready before `pg_ctl`, which looks ten times a second, has noticed."""

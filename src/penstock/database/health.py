@@ -35,7 +35,7 @@ from penstock.config import schema
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.failure import explain
-from penstock.database.hosts import Server, choose
+from penstock.database.hosts import DatabaseServer, choose
 from penstock.database.migrate import SchemaFiles, migrate
 from penstock.errors import ConfigError, ConnectionLost, PenstockError, Unavailable
 from penstock.io.tasks import supervised
@@ -67,12 +67,12 @@ class CannotCommit(PenstockError):
     """The server answers and does not commit."""
 
 
-class Health:
+class DatabaseHealth:
     """Which server is in use, if any can be. `in_flight` says how many calls are on it."""
 
     def __init__(
         self,
-        settings: schema.Database,
+        settings: schema.DatabaseSettings,
         connector: Connector,
         embedded: EmbeddedPostgres | None,
         sql: SchemaFiles,
@@ -89,7 +89,9 @@ class Health:
         self._sql = sql
         self._in_flight = in_flight
         self._metrics = metrics
-        self._migrated: Server | None = None  # the server whose schema was brought up to date
+        self._migrated: DatabaseServer | None = (
+            None  # the server whose schema was brought up to date
+        )
         self._callbacks: list[Callable[[bool], None]] = []
         self._probing: asyncio.Task[bool] | None = None
         self._recovered = asyncio.Event()
@@ -177,7 +179,7 @@ class Health:
         self._came_up()
         return True
 
-    async def _prepare(self, connection: Any, server: Server) -> None:
+    async def _prepare(self, connection: Any, server: DatabaseServer) -> None:
         limit = self._settings.acquire_timeout
         try:
             await connection.execute(COMMIT, timeout=limit)

@@ -61,7 +61,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class DatabaseServer:
     """What a host said of itself. Equal to another: the same process at the same address."""
 
     host: Host
@@ -79,7 +79,7 @@ class Sighting:
     """What came of asking a host: its server, or why there was no answer."""
 
     host: Host
-    server: Server | None
+    server: DatabaseServer | None
     error: str = ""
 
 
@@ -87,7 +87,7 @@ class Sighting:
 class Choice:
     """The server to use, if any may be used; why none; and what is wrong beside it."""
 
-    server: Server | None
+    server: DatabaseServer | None
     reason: str = ""
     warning: str = ""
 
@@ -118,7 +118,7 @@ def _address(name: str) -> tuple[str, int | None]:
     return host, int(port) if port else None
 
 
-async def identify(connection: Any, host: Host, limit: float, search_path: str) -> Server:
+async def identify(connection: Any, host: Host, limit: float, search_path: str) -> DatabaseServer:
     """Ask the server behind a connection that was opened with this search_path who it is."""
     try:
         row = await connection.fetchrow(IDENTITY, timeout=limit)
@@ -127,10 +127,10 @@ async def identify(connection: Any, host: Host, limit: float, search_path: str) 
     if row["search_path"] != search_path:  # what we asked for did not reach the server
         raise Pooled
     timeline = int(row["wal"][:8], 16) if row["wal"] else 0
-    return Server(host, row["system"], timeline, row["started"], row["writable"])
+    return DatabaseServer(host, row["system"], timeline, row["started"], row["writable"])
 
 
-def choose(sightings: Sequence[Sighting], bound: Server | None) -> Choice:
+def choose(sightings: Sequence[Sighting], bound: DatabaseServer | None) -> Choice:
     """The server to use. `bound` is the one this broker used last.
 
     The highest timeline wins; between equals the host in use, then the order of the URL.
@@ -162,16 +162,16 @@ def choose(sightings: Sequence[Sighting], bound: Server | None) -> Choice:
     return Choice(first, warning="; ".join(warnings))
 
 
-def _same(one: Server, other: Server) -> bool:
+def _same(one: DatabaseServer, other: DatabaseServer) -> bool:
     """Whether two addresses lead to one server."""
     return one.system == other.system and one.started == other.started
 
 
 def _why_none(
     sightings: Sequence[Sighting],
-    foreign: list[Server],
-    behind: list[Server],
-    bound: Server | None,
+    foreign: list[DatabaseServer],
+    behind: list[DatabaseServer],
+    bound: DatabaseServer | None,
 ) -> str:
     if bound and behind:
         names = ", ".join(map(str, behind))

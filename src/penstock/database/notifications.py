@@ -7,7 +7,7 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.database.connector import Connector
-from penstock.database.health import GONE, PROBE_SECONDS, UNREACHABLE, Health
+from penstock.database.health import GONE, PROBE_SECONDS, UNREACHABLE, DatabaseHealth
 from penstock.io.tasks import supervised
 from penstock.metrics import Metrics
 
@@ -16,7 +16,11 @@ LISTEN_CHECK_SECONDS = 15.0
 
 class Notifications:
     def __init__(
-        self, settings: schema.Database, connector: Connector, health: Health, metrics: Metrics
+        self,
+        settings: schema.DatabaseSettings,
+        connector: Connector,
+        health: DatabaseHealth,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._connector = connector

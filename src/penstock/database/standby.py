@@ -15,12 +15,12 @@ import asyncpg
 from penstock.config import schema
 from penstock.database.browse import BrowsePool
 from penstock.database.connector import Connector, WrongServer
-from penstock.database.hosts import Server
+from penstock.database.hosts import DatabaseServer
 from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.database")
 
-RETRY_SECONDS = 10.0  # until a standby that could not be used is tried again
+UNUSABLE_SECONDS = 10.0  # until a standby that could not be used is tried again
 LAG_SECONDS = 1.0  # for which a measured lag holds
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
@@ -29,7 +29,10 @@ class Standby(BrowsePool):
     """`primary` says which server the broker works on."""
 
     def __init__(
-        self, settings: schema.Database, search_path: str, primary: Callable[[], Server | None]
+        self,
+        settings: schema.DatabaseSettings,
+        search_path: str,
+        primary: Callable[[], DatabaseServer | None],
     ) -> None:
         super().__init__(settings, self._dial)
         self._primary = primary
@@ -48,7 +51,7 @@ class Standby(BrowsePool):
                 self._measured_at = time.monotonic()
             return await self.fetch(sql, *args), self._lag
         except FAILURES as error:
-            self._retry_at = time.monotonic() + RETRY_SECONDS
+            self._retry_at = time.monotonic() + UNUSABLE_SECONDS
             log.warning(
                 "the standby of database.read_url cannot be used, the primary is read instead: %s",
                 error or type(error).__name__,

@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable
 from random import random
 
-from penstock.config.schema import SendQueue
+from penstock.config.schema import SendQueueSettings
 from penstock.export.clock import Clock
 
 
 class Backoff:
     def __init__(
-        self, settings: SendQueue, clock: Clock, random: Callable[[], float] = random
+        self, settings: SendQueueSettings, clock: Clock, random: Callable[[], float] = random
     ) -> None:
         self._settings = settings
         self._clock = clock

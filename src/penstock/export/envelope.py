@@ -1,4 +1,4 @@
-"""A message of a queue with what is about it, as one JSON record.
+"""A message of a queue, or a record of a topic, with what is about it, as one JSON record.
 
     {"transactionId":"...","partition":"...","createdAt":"2026-01-31T12:00:00.123456Z",
      "headers":{...},"payload":...}
@@ -8,6 +8,13 @@ whoever reads it need not ask. The record is what the send queue stores, so dead
 of every format keep the headers; a destination that sends each message by itself can take it apart
 again (`http` with `header_prefix`). A queue always does: what a route moves from queue to queue has
 its headers there, whether the route asks for envelopes or not.
+
+A record with key, headers and timestamp, for destinations that take those (`topic`, `kafka`):
+
+    {"$record":{"offset":7,"topic":"orders","payload":"...","key":"...","headers":[...],
+     "timestamp":1767182400000}}
+
+What `$record` holds is the JSON of records everywhere (`penstock.protocol.records`).
 """
 
 from urllib.parse import quote
@@ -16,11 +23,15 @@ import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
-from penstock.queues.types import Message
+from penstock.protocol.kafka_batch import KafkaRecord, NewRecord
+from penstock.protocol.records import Message as RecordMessage
+from penstock.protocol.records import message, record_message, record_of
+from penstock.queues.types import Delivered
 
 # As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
 _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
 _OPENING = b'{"transactionId":'
+_RECORD = b'{"$record":'
 _text = msgspec.json.Encoder().encode
 
 
@@ -31,10 +42,15 @@ class Envelope(msgspec.Struct, rename="camel"):
     headers: dict[str, str]
 
 
+class RecordEnvelope(msgspec.Struct):
+    record: RecordMessage = msgspec.field(name="$record")
+
+
 _decode = msgspec.json.Decoder(Envelope).decode
+_decode_record = msgspec.json.Decoder(RecordEnvelope).decode
 
 
-def wrap(message: Message) -> bytes:
+def wrap(message: Delivered) -> bytes:
     return b'{"transactionId":%b,"partition":%b,"createdAt":%b,"headers":%b,"payload":%b}' % (
         _text(message.transaction_id),
         _text(message.partition),
@@ -44,7 +60,7 @@ def wrap(message: Message) -> bytes:
     )
 
 
-def with_headers(message: Message) -> bytes:
+def with_headers(message: Delivered) -> bytes:
     """The payload alone where that says it all, else the envelope: around headers, and around a
     payload that could be mistaken for one.
     """
@@ -77,3 +93,24 @@ def unwrap(record: bytes) -> Envelope | None:
 def http_headers(envelope: Envelope, prefix: str) -> list[tuple[str, str]]:
     """The headers as those of a request; in values, what HTTP cannot say is percent-encoded."""
     return [(prefix + name, quote(value, safe=_PLAIN)) for name, value in envelope.headers.items()]
+
+
+def wrap_record(topic: str, record: KafkaRecord) -> bytes:
+    return b"%b%b}" % (_RECORD, _text(record_message(topic, record)))
+
+
+def wrap_payload(topic: str, offset: int, payload: bytes) -> bytes:
+    """The payload alone, unless it could be mistaken for an envelope."""
+    if not payload.startswith(_RECORD):
+        return payload
+    return b"%b%b}" % (_RECORD, _text(message(topic, offset, payload)))
+
+
+def unwrap_record(record: bytes) -> NewRecord:
+    """The record in an envelope; what is not an envelope is a payload."""
+    if record.startswith(_RECORD):
+        try:
+            return record_of(_decode_record(record).record)
+        except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest):
+            pass
+    return NewRecord(record)

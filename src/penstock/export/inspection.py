@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from penstock.contract.routes import ChunkReport, DamagedBytes, RouteInspection
 from penstock.errors import Conflict
 from penstock.export.deadletters import NAME as DEAD_LETTERS
 from penstock.export.deadletters import read_letters
@@ -27,13 +28,12 @@ from penstock.export.sendqueue import (
     Journal,
     chunk_files,
 )
-from penstock.export.status import ChunkReport, DamagedBytes, Inspection
 from penstock.io.fs import DISK, Fs
 
 MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 
 
-def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> Inspection:
+def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> RouteInspection:
     """Chunks read whole and checked, journal, books, dead letters, and what is wrong."""
     for _ in range(MAX_ATTEMPTS):
         try:
@@ -43,7 +43,7 @@ def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> Inspection
     raise Conflict("the queue changes faster than it can be read; pause the route, or try again")
 
 
-def _examine(directory: Path, fs: Fs, end: int) -> Inspection:
+def _examine(directory: Path, fs: Fs, end: int) -> RouteInspection:
     problems: list[str] = []
     entries = Journal(fs, directory).load()
     books = Books()
@@ -74,7 +74,7 @@ def _examine(directory: Path, fs: Fs, end: int) -> Inspection:
     missing = books.queued - records
     if missing:
         problems.append(f"{missing} records are queued by the books but not on disk")
-    return Inspection(
+    return RouteInspection(
         chunks=chunks,
         waiting_batches=sum(chunk.waiting for chunk in chunks),
         waiting_records=records,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.config import Config
+from penstock.contract.routes import RouteInspection, RouteStatus
 from penstock.errors import (
     ConfigError,
     Conflict,
@@ -32,7 +33,6 @@ from penstock.export.routes import Route
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue import STREAM_END
 from penstock.export.spec import RouteSpec, check_signals, parse_remote, parse_routes
-from penstock.export.status import Inspection, RouteStatus
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
 from penstock.io.lock import DirectoryLock
@@ -186,7 +186,7 @@ class Exports:
             for name, why in sorted(self.failed.items())
         ]
 
-    async def inspect(self, name: str) -> Inspection:
+    async def inspect(self, name: str) -> RouteInspection:
         """Every block of a route's files read and checked; also of a route that could not start."""
         return await self._inspect(name, examine)
 

@@ -9,7 +9,7 @@ maintenance. Its pops find nothing while pops are in maintenance.
 from penstock.buffer import Buffer
 from penstock.errors import Full, NotFound
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Item, Message, PopRequest
+from penstock.queues.types import Ack, Delivered, Item, PopRequest
 
 
 class QueuesAdapter:
@@ -23,7 +23,7 @@ class QueuesAdapter:
 
     async def pop(
         self, queue: str, group: str, batch: int, timeout: float, holder: int
-    ) -> list[Message]:
+    ) -> list[Delivered]:
         """Lease up to `batch` messages as `holder`; waits up to `timeout` for the first one."""
         request = PopRequest(
             queue=queue,
@@ -36,7 +36,7 @@ class QueuesAdapter:
         )
         return (await self._queues.pop(request)).messages
 
-    async def ack(self, messages: list[Message], group: str) -> None:
+    async def ack(self, messages: list[Delivered], group: str) -> None:
         """A message whose lease ran out meanwhile comes again, and is then sent twice."""
         await self._queues.ack(
             [
@@ -45,7 +45,7 @@ class QueuesAdapter:
             ]
         )
 
-    async def renew(self, messages: list[Message], seconds: int) -> None:
+    async def renew(self, messages: list[Delivered], seconds: int) -> None:
         """Let the lease live for at least `seconds` from now."""
         for lease in {message.lease_id for message in messages}:
             await self._queues.extend(lease, seconds)

@@ -9,23 +9,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.contract.routes import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import Backoff
 from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadLetter, DeadLetters
 from penstock.export.delivery import Delivery
+from penstock.export.kafka_source import KafkaSource
 from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, Pushed, SendQueue
 from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
-from penstock.export.status import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.export.telemetry import Gauges, RouteMetrics
 from penstock.export.workers import Workers
 from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
+SOURCES: dict[str, type[Source]] = {
+    "topic": TopicSource,
+    "queue": QueueSource,
+    "kafka": KafkaSource,
+}
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
 
 
@@ -80,8 +86,7 @@ class Route:
             on_denied=self._denied,
         )
         self._source: Source | None = None
-        if spec.source.kind:
-            source = TopicSource if spec.source.topic else QueueSource
+        if source := SOURCES.get(spec.source.kind):
             encoding = self.destination.encoding
             self._source = source(spec, context, self.queue, encoding, self._state)
         self._reader: asyncio.Task[None] | None = None
@@ -233,7 +238,13 @@ class Route:
 
     def status(self) -> RouteStatus:
         given = self.spec.source
-        source = RouteSource(given.topic or None, given.queue or None, given.group or None)
+        source = RouteSource(
+            topic=given.topic or None,
+            queue=given.queue or None,
+            kafka=given.kafka.topic or None,
+            group=given.group or None,
+            partition=given.partition,
+        )
         wait = None  # for the next probe of a route that was denied
         if (probe_at := self._pause.next_probe) is not None:
             wait = round(max(0.0, probe_at - self._context.clock.monotonic()), 3)

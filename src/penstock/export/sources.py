@@ -26,20 +26,29 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
-from penstock.errors import Damaged, NotFound, PenstockError, StorageError, TooLarge, Unavailable
+from penstock.errors import (
+    Damaged,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    StorageError,
+    TooLarge,
+    Unavailable,
+)
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
-from penstock.export.envelope import with_headers, wrap
+from penstock.export.envelope import with_headers, wrap, wrap_payload, wrap_record
 from penstock.export.payload import RAW, join
 from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
 from penstock.io.tasks import supervised
-from penstock.queues.types import Message
+from penstock.protocol.names import partition_label
+from penstock.queues.types import Delivered
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 
@@ -88,7 +97,7 @@ class Source(ABC):
         state: RouteState,
     ) -> None:
         self._spec = spec
-        self._name = spec.source.topic or spec.source.queue
+        self._name = spec.source.name
         self._batch = spec.batch
         self._context = context
         self._queue = queue
@@ -128,6 +137,8 @@ class Source(ABC):
 
 
 class TopicSource(Source):
+    """Reads one partition of a topic."""
+
     _next: int | None = None  # the offset to read
     _start_was_seen = True  # whether the topic was there when the route began to look
     _damaged_at: int | None = None  # the offset whose read has failed once
@@ -137,18 +148,27 @@ class TopicSource(Source):
         assert self._context.topics is not None  # or the route was refused
         return self._context.topics
 
+    def _find(self) -> Topic | None:
+        return self._topics.get(partition_label(self._name, self._spec.source.partition or 0))
+
     def lag(self) -> int | None:
-        topic = self._topics.get(self._name)
+        topic = self._find()
         offset = self._next
         if offset is None and (position := self._queue.books.position) >= 0:
             offset = position & OFFSET_MASK  # nobody reads yet: where the queue ends
         return None if topic is None or offset is None else max(0, topic.next_offset - offset)
 
     async def _read(self) -> None:
-        topic = self._topics.get(self._name)
+        topic = self._find()
         if topic is None:
             self._start_was_seen = False
             raise NotFound(f"there is no topic {self._name}")
+        partitions = self._topics.partitions(self._name)
+        if partitions > 1 and self._spec.source.partition is None:
+            raise InvalidRequest(
+                f"topic {self._name} has {partitions} partitions: name one with source.partition, "
+                "in a route for each"
+            )
         self.problem = None
         generation = await self._state.generation_of(topic.incarnation)
         position = self._queue.books.position
@@ -159,7 +179,7 @@ class TopicSource(Source):
         self._next = offset
         while True:
             if not await topic.wait_for(offset, POLL_SECONDS):
-                if self._topics.get(self._name) is not topic:
+                if self._find() is not topic:
                     raise NotFound(f"topic {self._name} was deleted")
                 continue
             if self._batch.linger and topic.next_offset - offset < self._batch.records:
@@ -207,12 +227,21 @@ class TopicSource(Source):
         blocks = []
         for batch in batches:
             done = 0
-            for block in make_blocks(batch.payloads(), self._encoding, self._batch):
+            for block in make_blocks(self._records_of(batch), self._encoding, self._batch):
                 done += block.records
                 following = batch.offsets[done] if done < batch.count else batch.next_offset
                 block.position = generation << GENERATION_BITS | int(following)
                 blocks.append(block)
         return blocks
+
+    def _records_of(self, batch: Any) -> list[bytes]:
+        if not self._spec.target.takes_records:
+            payloads: list[bytes] = batch.payloads()
+            return payloads
+        if batch.keyed:
+            return [wrap_record(self._name, record) for record in batch.records()]
+        offsets = batch.offsets.tolist()
+        return list(map(wrap_payload, repeat(self._name), offsets, batch.payloads()))
 
     def _first(self, topic: Topic) -> int:
         start = self._spec.source.start
@@ -322,7 +351,7 @@ class QueueSource(Source):
             text = "route %s: %d unused leases on queue %s are released"
             log.warning(text, self._spec.name, released, self._name)
 
-    async def _move(self, popped: list[Message]) -> None:
+    async def _move(self, popped: list[Delivered]) -> None:
         """Into the send queue, then acknowledged."""
         if self._spec.source.envelope:
             records = [wrap(message) for message in popped]
@@ -359,7 +388,7 @@ class QueueSource(Source):
                 self.problem = None
                 return
 
-    async def _renew(self, popped: list[Message]) -> None:
+    async def _renew(self, popped: list[Delivered]) -> None:
         delay = RENEW_AFTER_SECONDS
         while True:
             await self._context.clock.sleep(delay)

@@ -3,7 +3,8 @@
     routes:
       orders-to-lake:
         source: {topic: orders, start: earliest}
-            or {queue: orders, group: lake, envelope: true}, or {otlp: all},
+            or {queue: orders, group: lake, envelope: true},
+            or {kafka: {brokers: "kafka:9092", topic: orders}, group: lake}, or {otlp: all},
             or {remote_write: true}, or nothing: direct pushes
         destination: {type: http, url: "https://..."}, see `destinations`
         batch: {records: 1000, bytes: 1Mi, linger: 50ms}
@@ -29,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import Config, build
-from penstock.config.schema import Seconds, SendQueue, Size, key, section
+from penstock.config.schema import Seconds, SendQueueSettings, Size, key, section
 from penstock.errors import ConfigError, InvalidRequest
+from penstock.export.checks import CA_HINT, UnusableCa, ca_from_api, name_problems
 from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import Destination, Target, targets
-from penstock.export.destinations.checks import CA_HINT, UnusableCa, name_problems
+from penstock.export.kafka import KafkaCluster
 from penstock.export.telemetry_request import SAMPLES, SIGNALS
 from penstock.protocol.names import check_name
 from penstock.queues.catalog import check_group
@@ -56,9 +58,11 @@ _SET_FOR_ALL = ("path", "enabled", "global_send_limit")  # of `exporter.queue`
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     topic: str = key("", "read this topic")
+    partition: int | None = key(None, "partition of the topic; needed when it has several")
     start: str = key("earliest", "where a new route begins: earliest, latest or an offset")
     queue: str = key("", "read this queue")
-    group: str = key("", "as this consumer group; default: the route's name")
+    kafka: KafkaCluster = section(KafkaCluster, "read a topic of a Kafka cluster")
+    group: str = key("", "of a queue or of Kafka: the consumer group; default: the route's name")
     envelope: bool = key(False, "send each message as an object with its headers and payload")
     otlp: str = key(
         "", "take OTLP/HTTP at /v1/...: all, or some of traces, metrics and logs, with commas"
@@ -74,8 +78,14 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """topic, queue, or "" when records, or telemetry, are pushed to the route."""
-        return "topic" if self.topic else "queue" if self.queue else ""
+        """topic, queue, kafka, or "" when records, or telemetry, are pushed to the route."""
+        kinds = {"topic": self.topic, "queue": self.queue, "kafka": self.kafka.topic}
+        return next((kind for kind, name in kinds.items() if name), "")
+
+    @property
+    def name(self) -> str:
+        """Of the topic, or of the queue."""
+        return self.topic or self.queue or self.kafka.topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +111,7 @@ class RouteSpec:
     source: Source
     batch: Batching
     target: Target
-    queue: SendQueue
+    queue: SendQueueSettings
     remote: bool = False  # it came over the API
 
 
@@ -130,7 +140,7 @@ def check_signals(spec: RouteSpec, others: Mapping[str, RouteSpec]) -> None:
             )
 
 
-def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
+def parse_route(name: str, tree: Any, defaults: SendQueueSettings) -> RouteSpec:
     """Check a definition."""
     origin = f"route {name}"
     if not _NAME.fullmatch(name):
@@ -153,7 +163,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
             f"{origin}: destination.type must be one of {', '.join(targets())}, not {kind!r}"
         )
     target: Target = build(targets()[kind], parts.destination, f"{origin}, destination")
-    target = target.with_source(parts.source.topic, parts.source.queue)
+    target = target.with_source(parts.source.topic or parts.source.kafka.topic, parts.source.queue)
     queue = _queue_settings(parts, target, defaults, origin)
     problems = _source_problems(parts.source, tree) + _telemetry_problems(parts.source, target)
     problems += [f"destination.{problem}" for problem in target.problems()]
@@ -175,28 +185,37 @@ def parse_route(name: str, tree: Any, defaults: SendQueue) -> RouteSpec:
         problems.append("a queue of type memory cannot remember how far it read a topic; use disk")
     if problems:
         raise ConfigError("\n".join(f"{origin}: {problem}" for problem in problems))
-    group = parts.source.queue and (parts.source.group or name)
+    has_group = parts.source.kind in ("queue", "kafka")
+    group = (parts.source.group or name) if has_group else ""
     return RouteSpec(name, replace(parts.source, group=group), parts.batch, target, queue)
 
 
 def parse_remote(
-    name: str, tree: Any, defaults: SendQueue, certificates: Path, *, stored: bool = False
+    name: str, tree: Any, defaults: SendQueueSettings, certificates: Path, *, stored: bool = False
 ) -> RouteSpec:
     """Check a definition of the API. `stored`: accepted before, perhaps by an older version."""
     spec = parse_route(name, tree, defaults)
+    cluster = spec.source.kafka
     try:
         target = spec.target.from_api(certificates, stored=stored)
+        cluster = replace(cluster, ca=ca_from_api(cluster.ca, certificates, stored=stored))
     except ConfigError as error:
         raise ConfigError(f"route {name}: {error}") from error
-    return replace(spec, target=target, remote=True)
+    return replace(spec, source=replace(spec.source, kafka=cluster), target=target, remote=True)
 
 
 def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     problems = []
-    if source.topic and source.queue:
-        problems.append("a source is a topic or a queue, not both")
+    if sum(map(bool, (source.topic, source.queue, source.kafka.brokers))) > 1:
+        problems.append("a source is one of topic, queue and kafka")
     elif "source" in tree and not source.kind and not source.signals:
-        problems.append("source names no topic, queue, otlp or remote_write")
+        problems.append("source names no topic, queue, kafka, otlp or remote_write")
+    if source.kafka.topic:
+        problems += [f"source.kafka.{problem}" for problem in source.kafka.cluster_problems()]
+        if source.start.isdecimal():
+            problems.append("source.start is earliest or latest for a topic of Kafka")
+    if source.partition is not None and (not source.topic or source.partition < 0):
+        problems.append("source.partition is a partition of source.topic, 0 or more")
     if source.start not in ("earliest", "latest") and not source.start.isdecimal():
         problems.append(f"source.start is earliest, latest or an offset, not {source.start[:40]!r}")
     elif len(source.start) > _MAX_OFFSET_DIGITS:
@@ -245,17 +264,19 @@ def telemetry_defaults(takes: str) -> dict[str, Any]:
     return defaults
 
 
-def _queue_settings(parts: _Parts, target: Target, defaults: SendQueue, origin: str) -> SendQueue:
+def _queue_settings(
+    parts: _Parts, target: Target, defaults: SendQueueSettings, origin: str
+) -> SendQueueSettings:
     derived = telemetry_defaults(target.takes)
     if parts.source.kind:
         derived["full_behavior"] = "block"
     wanted = getattr(target, "compression", "none")
     if wanted != "none":
         derived["compression"] = wanted
-    return build(SendQueue, {**derived, **parts.queue}, f"{origin}, queue", defaults)
+    return build(SendQueueSettings, {**derived, **parts.queue}, f"{origin}, queue", defaults)
 
 
-def _queue_problems(queue: SendQueue) -> list[str]:
+def _queue_problems(queue: SendQueueSettings) -> list[str]:
     problems = []
     if not queue.always_queue:
         problems.append(
@@ -284,7 +305,7 @@ def make_destination(spec: RouteSpec, context: RouteContext) -> Destination:
         return spec.target.make(context)
     except UnusableCa as error:
         if not spec.remote:
-            raise ConfigError(f"route {spec.name}: destination.ca: {error}") from error
+            raise ConfigError(f"route {spec.name}: ca: {error}") from error
         log.warning("route %s: %s", spec.name, error)
         raise ConfigError(f"route {spec.name}: {CA_HINT}") from None
     except ConfigError as error:

@@ -27,212 +27,46 @@ and the end of a step starts the next one. How what was written becomes durable 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
-import numpy as np
-
 from penstock.errors import (
-    InvalidRequest,
     NotFound,
     PenstockError,
     StorageError,
     StorageFailed,
     StorageFull,
-    TooLarge,
-    Unavailable,
 )
-from penstock.io.fs import Bytes
-from penstock.log.commit import Appended, Commit, Entry, Promise
+from penstock.log.append_queue import AppendQueue
+from penstock.log.commit import Commit, Entry
 from penstock.log.context import Context
-from penstock.log.format import Arrays, Content, InvalidRecord, ReadyBatch, Records
-from penstock.log.layout import HEADER_SIZE
-from penstock.log.producers import AnyProducer, KafkaProducer, Producer
 from penstock.log.segment_store import SegmentStore
-from penstock.protocol.kafka_batch import (
-    CONTROL,
-    TRANSACTIONAL,
-    BatchHead,
-    NewRecord,
-    decode_batch,
-)
 
 log = logging.getLogger("penstock.topics")
 
 INLINE_BYTES = 1 << 20  # a larger write goes to the pool even when nobody waits for an fsync
 COMMIT_BYTES = 64 << 20
-MAX_PENDING_BYTES = 256 << 20  # queued beyond this, appends are refused
 
 
-class Appender:
+class Appender(AppendQueue):
     """`on_commit` is called once after each commit that readers see."""
 
     def __init__(
         self, name: str, context: Context, segments: SegmentStore, on_commit: Callable[[], None]
     ) -> None:
-        self._name = name
+        super().__init__(name, segments.format, context.settings.max_record)
         self._context = context
         self._segments = segments
         self._on_commit = on_commit
-        self._format = segments.format
         self._policy = context.settings.fsync
-        self._pending: list[Entry] = []
-        self.pending_bytes = 0  # of the appends in `_pending`
-        self._scheduled = False  # `_flush` will run at the end of this tick
         # Done when the step that runs now has ended: a preparation, or a write in the pool.
         self._running: asyncio.Future[None] | None = None
         # Who waits for a moment between two commits, and whether to roll then.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
         self._rescuing = False  # the next commit, if an empty one, repairs a broken segment
-        self.closed = False  # nothing more is taken
-        self.deleted = False  # and what is queued is refused
         self._last_used = time.monotonic()
 
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue(payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_arrays(lengths, payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append records with keys, headers and timestamps, where the format has room for them."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_records(records, future, producer)
-        self.schedule()
-        return future
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
-        where the format can hold it. Its producer's sequence is checked.
-        """
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_batch(head, data, future)
-        self.schedule()
-        return future
-
-    # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
-
-    def enqueue(
-        self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
-    ) -> None:
-        lengths = list(map(len, payloads))
-        content = payloads if type(payloads) is list else list(payloads)
-        self._enqueue(
-            content, len(lengths), sum(lengths), max(lengths, default=0), promise, producer
-        )
-
-    def enqueue_arrays(
-        self,
-        lengths: np.ndarray,
-        payloads: memoryview,
-        promise: Promise,
-        producer: Producer | None = None,
-    ) -> None:
-        """The same for payloads that lie one after another in `payloads`."""
-        wide = lengths.astype(np.int64)
-        if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
-            raise InvalidRequest(
-                f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
-            )
-        size, largest = len(payloads), int(wide.max(initial=0))
-        self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
-
-    def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
-        """The same for payloads of one length: an item of `table` each, wherever they lie."""
-        self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
-
-    def enqueue_records(
-        self,
-        records: Sequence[NewRecord],
-        promise: Promise,
-        producer: AnyProducer | None = None,
-    ) -> None:
-        """The same for records with keys, headers and timestamps."""
-        sizes = [_size_of(record) for record in records]
-        plain = [one.value for one in records if not (one.key is not None or one.headers)]
-        values = [value for value in plain if value is not None]
-        content: Content = Records(records)
-        if len(values) == len(records) and not (
-            self._format.keyed and any(one.timestamp is not None for one in records)
-        ):
-            content = values
-        elif not self._format.keyed:
-            raise InvalidRecord(
-                f"topic {self._name!r} has the format {self._format.name!r}: its records have no "
-                "keys, no headers and no null values"
-            )
-        self._enqueue(content, len(sizes), sum(sizes), max(sizes, default=0), promise, producer)
-
-    def enqueue_batch(self, head: BatchHead, data: memoryview, promise: Promise) -> None:
-        """The same for a record batch that a Kafka client built."""
-        if head.attributes & (CONTROL | TRANSACTIONAL):
-            raise InvalidRequest("transactions are not supported")
-        producer = None
-        if head.producer_id >= 0:
-            producer = KafkaProducer(
-                head.producer_id, head.producer_epoch, head.base_sequence, head.records
-            )
-        if self._format.keyed:
-            batch, size = ReadyBatch(head, data), len(data)
-            self._enqueue(batch, head.records, size, size, promise, producer)
-            return
-        records = [
-            NewRecord(one.value, one.key, one.headers, one.timestamp) for one in decode_batch(data)
-        ]
-        self.enqueue_records(records, promise, producer)
-
-    def _enqueue(
-        self,
-        content: Content,
-        count: int,
-        size: int,  # of all payloads
-        largest: int,  # bytes of the largest
-        promise: Promise,
-        producer: AnyProducer | None,
-    ) -> None:
-        if not count:
-            raise InvalidRequest("a batch has at least one record")
-        most = self._context.settings.max_record
-        if largest > most:
-            raise TooLarge(f"a record has at most {most} bytes, this one has {largest}")
-        if self.deleted:
-            raise self.gone()
-        if self.closed:
-            raise Unavailable("the broker is stopping")
-        if producer is not None and len(producer.id) != 16:
-            raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
-        size += HEADER_SIZE * count
-        if self.pending_bytes and self.pending_bytes + size > MAX_PENDING_BYTES:
-            raise Unavailable(
-                f"topic {self._name!r} has {self.pending_bytes} bytes waiting for the disk"
-            )
-        self._pending.append(Entry(content, count, size, producer, promise))
-        self.pending_bytes += size
-
-    def gone(self) -> NotFound:
-        return NotFound(f"topic {self._name!r} was deleted")
-
     # Committing
-
-    def schedule(self) -> None:
-        """Commit at the end of this tick what is queued until then."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self.commit)
 
     def commit(self) -> None:
         """Take the next step now, or right after the one that runs: prepare the segments if they
@@ -426,8 +260,3 @@ class Appender:
                 await asyncio.sleep(0)
             else:
                 return
-
-
-def _size_of(record: NewRecord) -> int:
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.value or b"") + len(record.key or b"") + headers

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from itertools import islice
 from pathlib import Path
 
-from penstock.config.schema import Topics
+from penstock.config.schema import TopicsSettings
 from penstock.io.fs import Fs
 from penstock.io.space import Space
 from penstock.io.tasks import P, T, in_pool
@@ -95,7 +95,7 @@ class Context:
     def __init__(
         self,
         directory: Path,
-        settings: Topics,
+        settings: TopicsSettings,
         fs: Fs,
         pool: Executor,
         metrics: Metrics,

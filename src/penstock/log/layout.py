@@ -36,6 +36,9 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                         for it when there)
     policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not
                         there: `delete`)
+    limits              text: a JSON object (`penstock.log.limits`), a space, 8 digits of its
+                        CRC32C, a newline: the topic's own retention, largest record, and first
+                        offset
     tier.json           what of the topic lies in an object store, see `penstock.log.tier`
     damage.json         what recovery or the scrub could not repair, see `penstock.log.damage`
     quarantine-<base>-<position>.bin
@@ -60,7 +63,7 @@ from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 
 DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
 CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
-POLICY, TIER = "policy", "tier.json"
+POLICY, LIMITS, TIER = "policy", "limits", "tier.json"
 DELETE, COMPACT = "delete", "compact"  # what it may say
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"

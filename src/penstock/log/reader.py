@@ -63,14 +63,15 @@ class Reader:
 
     def records_from(self, offset: int) -> int:
         """How many records lie at and after `offset`; after compaction fewer than offsets."""
-        return self._retrying(lambda segments: sum(one.records_from(offset) for one in segments))
+        at = max(offset, self._segments.start)
+        return self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
 
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
             offsets = (segment.offset_at(microseconds) for segment in segments)
             return next((at for at in offsets if at is not None), self._segments.active.end)
 
-        return self._retrying(search)
+        return max(self._retrying(search), self._segments.first)
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
         """The damage that cost the record of this offset, if one did."""
@@ -91,7 +92,7 @@ class Reader:
         """What `read` returns for the segment that holds `offset` (or what follows it) and the
         offset to start at there; None when there is nothing from there on.
         """
-        first, end = segments[0].base, self._segments.active.end
+        first, end = self._segments.first, self._segments.active.end
         if strict and not first <= offset <= end:
             raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
         if offset < first:

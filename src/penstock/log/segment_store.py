@@ -54,6 +54,7 @@ class SegmentStore:
         # the tuple it started with.
         self.all = recovered.segments
         self.active = self.all[-1]  # readers see what is below its end
+        self.start = recovered.limits.start  # what lies before this offset was deleted
         self.producers = recovered.producers
         self.writing = False  # the commit loop runs: the active segment's files stay open
         self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
@@ -73,6 +74,11 @@ class SegmentStore:
         self._checkpointed_rows = self.active.rows
         self._state = recovered.state if recovered.checkpointed >= 0 else UNKNOWN
         self._checkpointing = asyncio.Lock()
+
+    @property
+    def first(self) -> int:
+        """The first offset that readers see."""
+        return max(self.all[0].base, min(self.start, self.active.end))
 
     @property
     def busy(self) -> bool:

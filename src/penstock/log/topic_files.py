@@ -40,6 +40,7 @@ from penstock.log.layout import (
     INDEX_SIZE,
     INDEX_TYPE,
     KINDS,
+    LIMITS,
     METADATA,
     SWAP_PREFIX,
     TIER,
@@ -47,6 +48,7 @@ from penstock.log.layout import (
     parse_metadata,
     parse_sealed,
 )
+from penstock.log.limits import Limits
 from penstock.log.segment import Batch, Segment
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.record_batch import Record
@@ -211,7 +213,18 @@ class TopicFiles:
             elif not segment.sealed:
                 end = segment.end if has_batches(self.directory) else self._metadata()
                 bounds.append((end, end))
-        return (min(f for f, _ in bounds), max(n for _, n in bounds)) if bounds else (0, 0)
+        if not bounds:
+            return 0, 0
+        first, end = min(f for f, _ in bounds), max(n for _, n in bounds)
+        return max(first, min(self._deleted(), end)), end
+
+    def _deleted(self) -> int:
+        """Records before this offset were deleted by hand."""
+        try:
+            limits = Limits.parse((self.directory / LIMITS).read_bytes())
+        except FileNotFoundError:
+            return 0
+        return limits.start if limits is not None else 0
 
     def _retrying(self, look: Callable[[], T]) -> T:
         """What `look` says; again when a file was renamed or deleted since it was listed."""
@@ -239,7 +252,8 @@ class TopicFiles:
             return next((at for at in offsets if at is not None), None)
 
         offset = self._retrying(search)
-        return self.bounds()[1] if offset is None else offset
+        first, end = self.bounds()
+        return end if offset is None else max(offset, first)
 
     def read(self, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
         """The records from `start` up to, not including, `end`, with `keyed` also their keys and
@@ -248,6 +262,8 @@ class TopicFiles:
         `InvalidOffset` when retention has deleted the segment that held `start`, `Damaged` at
         records that were lost.
         """
+        if start < (first := self._deleted()):
+            raise InvalidOffset(f"offset {start} was deleted; the first one left is {first}")
         for lost_from, lost_to in self._lost():
             if start < lost_to and lost_from < end:
                 yield from self._read(start, lost_from, keyed)

@@ -7,7 +7,7 @@ finding names a file and a position:
 - records: header, length and offset follow one another; a whole batch matches its CRC32C
 - index rows: each points at the record of its offset, none is missing or left over
 - sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
-- metadata, checkpoint, incarnation, archived, policy: whole, and in agreement with the rest
+- metadata, checkpoint, incarnation, archived, policy, limits: whole, and in agreement with the rest
 - damage.json: offsets that it says are lost, though the files were repaired since
 
 A swap or a roll of segments that was interrupted is looked at as it will be when the topic is
@@ -50,6 +50,7 @@ from penstock.log.layout import (
     INDEX,
     INDEX_SIZE,
     INDEX_TYPE,
+    LIMITS,
     METADATA,
     POLICY,
     RECORD_HEADER,
@@ -364,7 +365,7 @@ class _Verifier:
         return checkpoint
 
     def _small_files(self, checkpoint: Checkpoint | None, end: int | None) -> None:
-        for name in (INCARNATION, ARCHIVED, POLICY):
+        for name in (INCARNATION, ARCHIVED, POLICY, LIMITS):
             if name in self._names and parse_checked(self.fs.read(self.directory / name)) is None:
                 self._add(name, 0, "does not match its checksum")
         if INCARNATION not in self._names and checkpoint is not None:

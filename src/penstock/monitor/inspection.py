@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.queues import QueuePartition
 from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
@@ -51,6 +52,8 @@ MAX_PARTITIONS = 1000  # that are searched at for a page
 SEARCHED = 2000  # messages of one search
 ROWS_PER_STEP = 250
 MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
+MAX_PREVIEWED_PAYLOAD = 1 << 16  # bytes; a list would read megabytes for larger ones
+PREVIEW = 200  # characters
 MAX_ID_PARTITIONS = 10_000  # in which a transaction id is searched for
 COUNTED_LETTERS = 20_000
 BUCKETS = 30  # of the counts over time
@@ -60,18 +63,6 @@ RANGES = {  # seconds, seconds of a point
     "7d": (7 * 86_400, 7200),
 }
 _PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
-
-
-class Partition(msgspec.Struct, rename="camel"):
-    name: str
-    id: str
-    stored: int
-    lag: int
-    oldest: float | None  # seconds that the oldest message waits which the group has not consumed
-    newest: float | None  # seconds since the last push
-    leased: int
-    lease: str | None  # the last one, while messages are leased
-    lease_ends_at: float | None
 
 
 class Event(msgspec.Struct, rename="camel"):
@@ -89,12 +80,29 @@ class Event(msgspec.Struct, rename="camel"):
 class Hit(msgspec.Struct, rename="camel"):
     """A message that a search found."""
 
+    queue: str
     partition: str
     partition_id: str
     transaction_id: str
     created_at: float
     producer_sub: str | None
     size: int
+    preview: str | None  # the beginning of the payload; null: it is large, or cannot be decrypted
+
+
+class ListedLetter(msgspec.Struct, rename="camel"):
+    """A dead letter with the beginning of its payload."""
+
+    number: int  # by which it is requeued or deleted alone
+    transaction_id: str
+    partition_id: str
+    queue: str
+    partition: str
+    group: str | None  # None: it was deleted
+    error: str
+    attempts: int
+    failed_at: float  # milliseconds since 1970
+    preview: str
 
 
 class Hits(msgspec.Struct):
@@ -136,14 +144,15 @@ class Inspection:
 
     async def partitions(
         self, queue: str, group: str, words: str, limit: int, offset: int
-    ) -> tuple[list[Partition], int]:
+    ) -> tuple[list[QueuePartition], int]:
         rows = await self._database.browse(
             PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
         )
         partitions = [
             struct_of(
-                Partition,
+                QueuePartition,
                 row,
+                waiting=row["lag"],
                 id=self._catalog.partition_uuid(row["id"]),
                 oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
                 newest=_age(row["newest"], row["now"]),
@@ -179,42 +188,53 @@ class Inspection:
         since: datetime | None,
         until: datetime | None,
         cursor: str | None,
+        limit: int | None = None,
     ) -> Hits:
-        """Messages whose payload has `wanted`, among the next `SEARCHED` ones from `cursor` on."""
+        """Messages whose payload has `wanted`, among the next `limit` ones from `cursor` on."""
+        most = limit or SEARCHED
         matches = matcher(wanted)
+        largest = MAX_SEARCHED_PAYLOAD if wanted else MAX_PREVIEWED_PAYLOAD
         number = None
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
         after, hits, searched = place_of(cursor), [], 0
-        while searched < SEARCHED:
+        while searched < most:
+            step = min(ROWS_PER_STEP, most - searched)
             rows = await self._database.browse(
-                WINDOW, queue, number, since, until, *after, ROWS_PER_STEP, MAX_SEARCHED_PAYLOAD
+                WINDOW, queue, number, since, until, *after, step, largest
             )
-            hits += [self._hit(row) for row in rows if self._holds(row, matches)]
+            for row in rows:
+                payload = self._payload(row)
+                if not wanted or (payload is not None and matches(payload)):
+                    hits.append(self._hit(row, payload))
             searched += len(rows)
-            if len(rows) < ROWS_PER_STEP:
+            if len(rows) < step:
                 return Hits(hits, searched, True, None)
             after = rows[-1]["xid"], rows[-1]["seq"], rows[-1]["partition_id"]
         return Hits(hits, searched, False, ".".join(map(str, after)))
 
-    async def by_transaction(self, queue: str, transaction: str) -> Hits:
-        rows = await self._database.browse(BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS)
-        return Hits([self._hit(row) for row in rows], len(rows), True, None)
+    async def by_transaction(self, queue: str | None, transaction: str) -> Hits:
+        """Messages with this transaction id, in one queue or in all."""
+        rows = await self._database.browse(
+            BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS, MAX_PREVIEWED_PAYLOAD
+        )
+        return Hits([self._hit(row, self._payload(row)) for row in rows], len(rows), True, None)
 
-    def _holds(self, row: Any, matches: Callable[[bytes], bool]) -> bool:
+    def _payload(self, row: Any) -> bytes | None:
+        """None: it is too large, or its key is missing."""
         try:
-            payload = self._queues.keys.payload_of(row)
+            return self._queues.keys.payload_of(row) if row["payload"] is not None else None
         except PenstockError:
-            return False  # it is shown as sealed; nothing can be said of its content
-        return payload is not None and matches(payload)
+            return None
 
-    def _hit(self, row: Any) -> Hit:
+    def _hit(self, row: Any, payload: bytes | None) -> Hit:
         return struct_of(
             Hit,
             row,
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
             created_at=epoch_millis(row["created_at"]),
             producer_sub=row["producer"],
+            preview=None if payload is None else preview_of(payload),
         )
 
     async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
@@ -281,6 +301,11 @@ async def push_to_ack(queues: Queues) -> Latencies:
     for row in await queues.database.browse(LATENCIES):
         latencies.add(row["latency_buckets"], row["latency_counts"])
     return latencies
+
+
+def preview_of(payload: bytes) -> str:
+    """The beginning of a payload as text."""
+    return payload[: 4 * PREVIEW].decode(errors="replace")[:PREVIEW]
 
 
 def bucket_seconds(begin: float) -> float:

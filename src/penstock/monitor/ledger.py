@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from penstock.export.status import RouteStatus
-from penstock.monitor.watched import Queue
+from penstock.contract.routes import RouteStatus
+from penstock.monitor.watched import WatchedQueue
 from penstock.topics.topic import Topic
 
 
-def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
+def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
     """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
 
     What a group skipped is what the others leave over, so only a part without any shows that
@@ -22,10 +22,10 @@ def ledger(queues: Iterable[Queue], routes: Iterable[RouteStatus]) -> list[dict[
             {
                 "part": "queues",
                 "accepted": sum(queue.figures.pushed for queue, _ in pairs),
-                "delivered": sum(group.acked for _, group in pairs),
-                "dead": sum(group.dead for _, group in pairs),
+                "delivered": sum(group.completed for _, group in pairs),
+                "dead": sum(group.dead_letters for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
-                "waiting": sum(group.lag for _, group in pairs),
+                "waiting": sum(group.waiting for _, group in pairs),
                 "skipped": sum(group.skipped for _, group in pairs),
                 "agrees": None if any(group.skipped for _, group in pairs) else True,
             }

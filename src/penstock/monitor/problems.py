@@ -17,8 +17,9 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.broker import Broker
-from penstock.export.status import RouteStatus
-from penstock.monitor.watched import Queue
+from penstock.contract.routes import RouteStatus
+from penstock.monitor.disk import DiskSpace
+from penstock.monitor.watched import WatchedQueue
 
 LONG_WAIT_SECONDS = 300.0
 LOW_DISK = 0.05  # of the disk's size
@@ -43,9 +44,9 @@ class Problems:
     def look(
         self,
         at: float,
-        queues: Mapping[str, Queue],
+        queues: Mapping[str, WatchedQueue],
         deaths: Mapping[str, int],
-        disk: dict[str, Any] | None,
+        disk: DiskSpace | None,
         routes: list[RouteStatus],
     ) -> list[Problem]:
         """`deaths`: how many messages of a queue died in the last minutes."""
@@ -91,9 +92,9 @@ class Problems:
     def _warnings(
         self,
         at: float,
-        queues: Mapping[str, Queue],
+        queues: Mapping[str, WatchedQueue],
         deaths: Mapping[str, int],
-        disk: dict[str, Any] | None,
+        disk: DiskSpace | None,
     ) -> Iterator[Wrong]:
         for name, queue in queues.items():
             path = quote(name, safe="")
@@ -104,7 +105,7 @@ class Problems:
             if queue.figures.dead_letters and deaths.get(name):
                 text = f"queue {name} has new dead letters"
                 yield text, f"/dead-letters?queue={path}", None
-        if disk and disk["free"] < LOW_DISK * disk["total"]:
+        if disk and disk.free < LOW_DISK * disk.total:
             yield "the disk is nearly full", "/overview", None
         figures = self._broker.metrics
         opened, allowed = (

@@ -13,25 +13,27 @@ A figure that cannot be had is None, never 0.
 
 import asyncio
 import logging
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from heapq import nlargest
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from penstock.broker import Broker
+from penstock.contract.queues import QueueGroup
+from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
-from penstock.export.status import RouteStatus
 from penstock.io.tasks import slices, supervised
 from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
+from penstock.monitor.disk import DiskWatch
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
-from penstock.monitor.watched import Group, Queue
+from penstock.monitor.watched import WatchedQueue
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
@@ -47,10 +49,6 @@ KEPT_SAMPLES = 900  # 15 minutes
 QUEUES_PER_SLICE = 250  # looked at before others get a turn: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
-DISK_SECONDS = 30.0  # between two notes of the free space
-DISK_SAMPLES = 120  # an hour
-MIN_DISK_SECONDS = 300.0  # for a guess when the disk is full
-
 
 TOTALS = """
 SELECT sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
@@ -59,7 +57,12 @@ SELECT sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS comp
 MINUTES = """
 SELECT extract(epoch FROM minute)::bigint AS minute,
        sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
-  FROM history WHERE minute > now() - interval '15 minutes' GROUP BY 1 ORDER BY 1"""
+  FROM (SELECT minute, pushed, done, dead, dropped FROM history
+         WHERE minute > now() - interval '20 minutes'
+        UNION ALL
+        SELECT date_trunc('minute', at), pushed, done, dead, dropped FROM tally_log
+         WHERE at > now() - interval '20 minutes') m
+ GROUP BY 1 ORDER BY 1"""
 DEATHS = """
 SELECT q.name, sum(d.dead)::bigint AS dead
   FROM (SELECT queue_id, dead FROM history
@@ -93,7 +96,7 @@ class Sampler:
         self._viewers: set[Callable[[bytes], None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._sampling = asyncio.Lock()  # two at once would make rates of no time
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[str, WatchedQueue] = {}
         self.queues_at = 0.0  # when they were read
         self._queues_due = 0.0
         self._queues_seconds = USUAL_SECONDS  # that reading them took
@@ -101,8 +104,8 @@ class Sampler:
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
         # when queues were read, and what was read: the last time, and the one that rates are since
-        self._last: tuple[float, dict[str, Queue]] | None = None
-        self._before: tuple[float, dict[str, Queue]] | None = None
+        self._last: tuple[float, dict[str, WatchedQueue]] | None = None
+        self._before: tuple[float, dict[str, WatchedQueue]] | None = None
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
@@ -113,7 +116,7 @@ class Sampler:
         self._consumers: dict[tuple[str, str], int] | None = None  # by queue and group
         self._processes: list[Process] = []
         self._latency: dict[str, float | None] | None = None
-        self._free: deque[tuple[float, int]] = deque(maxlen=DISK_SAMPLES)  # when, bytes
+        self._disk = DiskWatch(Path(broker.config.data_directory))
         self._sent: dict[str, Any] = {}  # what viewers have
         self._problems = Problems(broker)
         self._topics: tuple[float, dict[str, Any] | None] = (0.0, None)  # when, their books
@@ -185,25 +188,24 @@ class Sampler:
     # Sampling
 
     async def _fill(self) -> None:
-        """Minutes that were counted stand in for seconds that were not sampled."""
+        """Put the averages of counted minutes where no seconds were sampled."""
         try:
             rows = await self._broker.database.browse(MINUTES)
         except PenstockError:
             return
-        sampled = {int(at) // 60 for at, _ in self._samples}
-        minutes: list[tuple[float, dict[str, float | None]]] = [
-            (
-                float(row["minute"]),
-                {"pushed": row["pushed"] / 60, "delivered": row["completed"] / 60},
-            )
-            for row in rows
-            if row["minute"] // 60 not in sampled and row["minute"] + 60 < time.time()
-        ]
-        oldest = time.time() - KEPT_SAMPLES * SAMPLE_SECONDS
+        now = time.time()
+        oldest = now - KEPT_SAMPLES * SAMPLE_SECONDS
         samples = [sample for sample in self._samples if sample[0] >= oldest]
-        self._samples = deque(
-            sorted(samples + minutes, key=lambda sample: sample[0]), maxlen=KEPT_SAMPLES
-        )
+        sampled = {int(at) // 60 for at, _ in samples}
+        counted = {row["minute"] // 60: row for row in rows}
+        begun = min(counted, default=0)  # zero before that would be a guess
+        minutes = range(max(begun, int(oldest) // 60 + 1), int(now) // 60) if counted else ()
+        samples += [
+            (60.0 * minute + 30, _per_second(counted.get(minute)))
+            for minute in minutes
+            if minute not in sampled
+        ]
+        self._samples = deque(sorted(samples, key=lambda one: one[0]), maxlen=KEPT_SAMPLES)
 
     async def _sample(self) -> dict[str, Any]:
         async with self._sampling:
@@ -225,7 +227,7 @@ class Sampler:
         else:
             sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
         self._samples.append((at, sample))
-        disk = self._disk(at)
+        disk = self._disk.look()
         routes = broker.exports.status() if broker.exports else []
         self._now = {
             "at": at * 1000,
@@ -274,7 +276,7 @@ class Sampler:
         the last has its rates since the same reading as that one. There may be many queues: others
         get a turn in between.
         """
-        queues: dict[str, Queue] = {}
+        queues: dict[str, WatchedQueue] = {}
         new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
         if new:
             self._before, self._last = self._last, (at, queues)
@@ -292,20 +294,20 @@ class Sampler:
             del self._lines[name]
         self.queues_at, self.queues = at, queues
 
-    def _queue(self, queue: QueueFigures) -> Queue:
+    def _queue(self, queue: QueueFigures) -> WatchedQueue:
         groups = [self._group(queue.name, group) for group in queue.groups]
         unread = self._ages.get(queue.id) if queue.stored else 0.0
-        return Queue(queue, groups, None if groups else unread)
+        return WatchedQueue(queue, groups, None if groups else unread)
 
-    def _group(self, queue: str, group: GroupFigures) -> Group:
-        return Group(
+    def _group(self, queue: str, group: GroupFigures) -> QueueGroup:
+        return QueueGroup(
             name="" if group.name == QUEUE_MODE else group.name,
-            lag=group.waiting,
+            waiting=group.waiting,
             lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
             leased=group.leased,
-            acked=group.completed,
+            completed=group.completed,
             failed=group.failed,
-            dead=group.dead_letters,
+            dead_letters=group.dead_letters,
             dropped=group.dropped,
             skipped=group.skipped,
             consumers=None
@@ -365,41 +367,33 @@ class Sampler:
         topics = self._topics[1]
         return ledger(self.queues.values(), routes) + ([topics] if topics else [])
 
-    def _disk(self, at: float) -> dict[str, Any] | None:
-        """Free and total bytes, and how many days are left at the rate of the time watched."""
-        try:
-            usage = shutil.disk_usage(self._broker.config.data_directory)
-        except OSError:
-            return None
-        if not self._free or at - self._free[-1][0] >= DISK_SECONDS:
-            self._free.append((at, usage.free))
-        since, free = self._free[0]
-        used, seconds = free - usage.free, at - since
-        days = None
-        if seconds >= MIN_DISK_SECONDS and used > 0:
-            days = round(usage.free / (used / seconds) / 86400, 1)
-        return {"free": usage.free, "total": usage.total, "daysLeft": days}
-
     def _worst(self) -> list[dict[str, Any]]:
         pairs = ((queue, group) for queue in self.queues.values() for group in queue.groups)
-        worst = nlargest(WORST_GROUPS, pairs, key=lambda pair: pair[1].lag)
+        worst = nlargest(WORST_GROUPS, pairs, key=lambda pair: pair[1].waiting)
         return [
             {
                 "queue": queue.figures.name,
                 "group": group.name,
-                "lag": group.lag,
+                "lag": group.waiting,
                 "seconds": group.lag_seconds,
             }
             for queue, group in worst
         ]
 
 
-def _set_rates(queue: Queue, before: Queue, seconds: float) -> None:
+def _per_second(minute: Any) -> dict[str, float | None]:
+    """The rates of a minute; a minute without a row had nothing to count."""
+    if minute is None:
+        return {"pushed": 0.0, "delivered": 0.0}
+    return {"pushed": minute["pushed"] / 60, "delivered": minute["completed"] / 60}
+
+
+def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
     """Messages per second since; what was deleted and made anew counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
-    acked = {group.name: group.acked for group in before.groups}
+    done = {group.name: group.completed for group in before.groups}
     for group in queue.groups:
-        group.rate = max(0, group.acked - acked.get(group.name, group.acked)) / seconds
+        group.rate = max(0, group.completed - done.get(group.name, group.completed)) / seconds
 
 
 def _buffers(broker: Broker) -> dict[str, Any]:

@@ -2,28 +2,13 @@
 
 import msgspec
 
+from penstock.contract.queues import QueueGroup
 from penstock.queues.admin.figures import QueueFigures
 
 
-class Group(msgspec.Struct, rename="camel"):
-    """Counts and rates of a consumer group."""
-
-    name: str  # empty: queue mode
-    lag: int
-    lag_seconds: float | None
-    leased: int
-    acked: int  # completed
-    failed: int
-    dead: int  # dead letters
-    dropped: int
-    skipped: int
-    consumers: int | None  # connections that pop for it, at all brokers
-    rate: float | None  # completed per second
-
-
-class Queue(msgspec.Struct):
+class WatchedQueue(msgspec.Struct):
     figures: QueueFigures
-    groups: list[Group]
+    groups: list[QueueGroup]
     unread: float | None  # how long the oldest message waits, while no group reads the queue
     pushed_rate: float | None = None
 

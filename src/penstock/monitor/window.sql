@@ -1,7 +1,7 @@
 -- A window of a queue's messages with their payloads, the newest first, for a search in payloads.
 -- $1 queue, $2 partition (NULL = all), $3 from, $4 to (NULL = open), $5, $6, $7 xid, seq and partition of the last one seen,
 -- $8 limit, $9 bytes from which on a payload is not looked at
-SELECT m.partition_id, m.seq, m.xid::text AS xid, p.name AS partition, m.transaction_id, m.created_at, m.producer, m.key_id,
+SELECT $1::text AS queue, m.partition_id, m.seq, m.xid::text AS xid, p.name AS partition, m.transaction_id, m.created_at, m.producer, m.key_id,
        octet_length(m.payload) AS size, CASE WHEN octet_length(m.payload) <= $9 THEN m.payload END AS payload
   FROM (SELECT * FROM messages m
          WHERE m.queue_id = (SELECT id FROM queues WHERE name = $1 AND deleted_at IS NULL)

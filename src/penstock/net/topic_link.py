@@ -86,9 +86,14 @@ class TopicLink(AbstractContextManager["TopicLink"]):
     def fetch(self, topic: str, start: int, max_bytes: int, *, keyed: bool = False) -> Fetched:
         """Records as a raw log; with `keyed` as record batches, where the topic has them."""
         flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
-        return frames.read_fetched(
-            self.ask(frames.fetch(topic, start, max_bytes, flags=flags)), flags
-        )
+        try:
+            answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))
+        except InvalidRequest as error:
+            # A broker of 0.2.0 has no record batches and does not know this flag.
+            if not keyed or frames.UNKNOWN_FLAGS not in str(error):
+                raise
+            return self.fetch(topic, start, max_bytes)
+        return frames.read_fetched(answer, flags)
 
     def append(self, frame: Sequence[Bytes]) -> tuple[int, int]:
         """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry

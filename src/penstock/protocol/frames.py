@@ -122,6 +122,7 @@ INFO_PARTITIONS = Struct(">IB")  # partitions, format
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
 LENGTHS, TIMES, FORMAT = 0x01, 0x02, 0x04  # flags of FETCH
+UNKNOWN_FLAGS = "unknown flags"  # how an error begins that refuses some of them
 RAW_LOG, RECORD_BATCHES = 0, 1  # formats of its answer
 POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
 FORMATS = ("aiq", "kafka")  # likewise
@@ -344,7 +345,7 @@ def _batch_head(body: Body, command: Command) -> tuple[str, tuple[bytes, int] | 
     flags = body.view[body.at]
     body.at += 1
     if flags & ~IDEMPOTENT:
-        raise Malformed(f"unknown flags {flags:#04x} in {command.name}")
+        raise Malformed(f"{UNKNOWN_FLAGS} {flags:#04x} in {command.name}")
     producer = None
     if flags & IDEMPOTENT:
         producer_id, sequence = body.take(PRODUCER)

@@ -56,6 +56,11 @@ def partition_of(installation: int, text: str) -> int | None:
     return partition if number == base_of(installation, partition) else None
 
 
+def sequence_of(text: str) -> int:
+    """The sequence number in the id of a message."""
+    return UUID(text).int & (1 << 50) - 1
+
+
 def lease_of(holder: int) -> UUID:
     """A new lease id of this holder."""
     chance = secrets.randbits(76) & ~(0x3 << 62)

@@ -96,8 +96,9 @@ def _check(value: Any, path: str) -> None:
             )
         except TypeError as error:
             raise InvalidRequest(
-                f"{_place(path)} is or contains an instance of {error}, which JSON cannot express: send text, "
-                "numbers, lists, dictionaries, or a dataclass, msgspec, attrs or pydantic model"
+                f"{_place(path)} is or contains an instance of {error}, which JSON cannot "
+                "express: send text, numbers, lists, dictionaries, or a dataclass, msgspec, attrs "
+                "or pydantic model"
             ) from None
         # a struct or dataclass is a dictionary now, an enum its value
         if type(plain) is not type(value):

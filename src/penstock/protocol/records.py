@@ -79,6 +79,16 @@ def record_message(topic: str, record: KafkaRecord) -> Message:
     return shown
 
 
+def record_of(shown: Message) -> NewRecord:
+    """The record that `record_message` shows, to append it elsewhere."""
+    payload = None if shown.payload is None else payload_bytes(shown.payload, shown.encoding)
+    return RecordFields(
+        None if shown.key is UNSET else shown.key,
+        [] if shown.headers is UNSET else shown.headers,
+        None if shown.timestamp is UNSET else shown.timestamp,
+    ).record(payload)
+
+
 def _text_of(data: bytes) -> Text:
     try:
         return data.decode()

@@ -3,25 +3,25 @@
 from penstock.queues.engine import Queues
 from penstock.queues.types import (
     Ack,
-    Acked,
+    AckOutcome,
+    Delivered,
     Extended,
     Item,
-    Message,
-    Popped,
+    PopOutcome,
     PopRequest,
-    Pushed,
+    PushOutcome,
     TransactionResult,
 )
 
 __all__ = [
     "Ack",
-    "Acked",
+    "AckOutcome",
+    "Delivered",
     "Extended",
     "Item",
-    "Message",
+    "PopOutcome",
     "PopRequest",
-    "Popped",
-    "Pushed",
+    "PushOutcome",
     "Queues",
     "TransactionResult",
 ]

@@ -63,7 +63,7 @@ class SettleArguments(NamedTuple):
     limits: list[int | None] | None
 
 
-class Appended(NamedTuple):
+class AppendedRow(NamedTuple):
     """What `append` returned."""
 
     seqs: list[Any]  # int or None
@@ -106,17 +106,17 @@ class Calls:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def append(self, items: AppendArguments, fetch: Fetch | None = None) -> Appended:
+    async def append(self, items: AppendArguments, fetch: Fetch | None = None) -> AppendedRow:
         """Store messages, through `fetch` where they are part of a transaction."""
         [row] = await (fetch or self._database.fetch)(APPEND, *items)
-        return Appended(row["seqs"], row["statuses"], row["due_ats"])
+        return AppendedRow(row["seqs"], row["statuses"], row["due_ats"])
 
     async def append_and_take(
         self, items: AppendArguments, pops: TakeArguments
-    ) -> tuple[Appended, list[Row]]:
+    ) -> tuple[AppendedRow, list[Row]]:
         """Store messages, then take for pops, in one commit; the rows of type `taken`."""
         [row] = await self._database.fetch(APPEND_AND_TAKE, *items, *pops)
-        return Appended(row["seqs"], row["statuses"], row["due_ats"]), row["taken"]
+        return AppendedRow(row["seqs"], row["statuses"], row["due_ats"]), row["taken"]
 
     async def settle(self, runs: SettleArguments, fetch: Fetch | None = None) -> list[Row]:
         """Record outcomes, through `fetch` where they are part of a transaction; the rows of type

@@ -9,7 +9,7 @@ does not fit is looked up in the database, in batches.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from penstock.database import Database, struct_of
@@ -27,7 +27,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Catalog:
+class QueueCatalog:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.partitions: dict[tuple[str, str], int] = {}
@@ -81,10 +81,12 @@ class Catalog:
             return text_of(base_of(self.installation, partition) | seq)
         return f"{self._prefix(partition)}{seq:012x}"
 
-    def message_uuids(self, partition: int) -> Callable[[int], str]:
-        """`message_uuid` of one partition, for many."""
+    def message_uuids(self, partition: int, seqs: Sequence[int]) -> list[str]:
+        """`message_uuid` of some messages of a partition, whose numbers ascend."""
+        if seqs[-1] >> 48:
+            return [self.message_uuid(partition, seq) for seq in seqs]
         prefix = self._prefix(partition)
-        return lambda seq: self.message_uuid(partition, seq) if seq >> 48 else f"{prefix}{seq:012x}"
+        return [f"{prefix}{seq:012x}" for seq in seqs]
 
     def _prefix(self, partition: int) -> str:
         """All but the last twelve digits of the ids of a partition and its messages."""

@@ -19,18 +19,20 @@ ALIVE_SECONDS = 20.0  # a process that said nothing for so long is gone
 OTHERS = query("consumers")
 
 
-class Consumer(Protocol):
+class ConsumerConnection(Protocol):
     @property
     def closed(self) -> bool: ...
 
 
-class Consumers:
+class ConsumerConnections:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.member = ""  # this process in the table, when it is there
-        self._seen: dict[tuple[str, str], dict[Consumer, float]] = {}  # by queue and group
+        self._seen: dict[
+            tuple[str, str], dict[ConsumerConnection, float]
+        ] = {}  # by queue and group
 
-    def seen(self, queue: str | None, group: str, consumer: Consumer | None) -> None:
+    def seen(self, queue: str | None, group: str, consumer: ConsumerConnection | None) -> None:
         """A consumer, if it is one, asks for messages."""
         if queue is not None and consumer is not None:
             self._seen.setdefault((queue, group), {})[consumer] = time.monotonic()

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
 from penstock.queues.calls import Calls
-from penstock.queues.catalog import Catalog
-from penstock.queues.crypto import Keys
+from penstock.queues.catalog import QueueCatalog
+from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.waiting import WaitingPops
 
 
@@ -15,7 +15,7 @@ from penstock.queues.waiting import WaitingPops
 class QueueContext:
     database: Database
     settings: Settings
-    catalog: Catalog
-    keys: Keys
+    catalog: QueueCatalog
+    keys: EncryptionKeys
     waiting: WaitingPops[Any]
     calls: Calls

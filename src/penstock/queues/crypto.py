@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.errors import ConfigError, Damaged, MissingKey
 from penstock.protocol.headers import decode
 from penstock.queues.types import Item
@@ -42,7 +42,7 @@ class Sealed(NamedTuple):
     headers: bytes | None
 
 
-class Keys:
+class EncryptionKeys:
     def __init__(self, settings: Settings) -> None:
         configured = dict(settings.encryption_keys)
         if settings.encryption_key:

@@ -20,21 +20,25 @@ consumer's loop is one request and one commit per batch. They stay so whatever b
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 
+import msgspec
+from msgspec import UNSET, Raw
+
+from penstock.database.batching import SLICE
 from penstock.errors import InvalidRequest
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
-from penstock.queues.batching import SLICE
 from penstock.queues.calls import Row, TakeArguments
 from penstock.queues.catalog import check_group, check_name, remember
-from penstock.queues.consumers import Consumers
+from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.settling import check_ack
 from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
-from penstock.queues.types import Ack, Acked, Item, Message, Popped, PopRequest
+from penstock.queues.types import Ack, AckOutcome, Delivered, Item, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
 AUTOPILOT_BATCH = 100
@@ -43,13 +47,28 @@ MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
 OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
 MAX_HAND_OFFS = 64  # pops that one push takes for
+MESSAGE_COLUMNS = (
+    "transactions",
+    "traces",
+    "times",
+    "producers",
+    "keys",
+    "payloads",
+    "headers",
+    "attempts",
+)
+ATTEMPT_HEADER = "penstock-attempt"
 LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
 LOOK_SOON = ("discovering", "locked")
 
 
 class Deliverer:
     def __init__(
-        self, context: QueueContext, deliveries: Deliveries, consumers: Consumers, popped: Counter
+        self,
+        context: QueueContext,
+        deliveries: Deliveries,
+        consumers: ConsumerConnections,
+        popped: Counter,
     ) -> None:
         self._catalog, self._waiting = context.catalog, context.waiting
         self._calls, self._keys = context.calls, context.keys
@@ -73,7 +92,7 @@ class Deliverer:
         self._reopened.set()
         self._waiting.wake_all()
 
-    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
         """Look until there is something or the time is over. Cancelling it returns what was taken
         for it.
         """
@@ -91,8 +110,8 @@ class Deliverer:
 
     async def _look_until(
         self, deadline: float, pop: WaitingPop[TakenBatch], wanted: PopRequest, acks: Sequence[Ack]
-    ) -> Popped:
-        acked: Sequence[Acked] = ()
+    ) -> PopOutcome:
+        acked: Sequence[AckOutcome] = ()
         reason = "empty"
         while not self.closed:
             pop.look()
@@ -132,7 +151,7 @@ class Deliverer:
                 return await self._answer(wanted, handed, acked)
         if acks:
             acked = await self.deliveries.settle(list(acks))
-        return Popped(wanted.group, wanted.queue, reason=reason, acked=list(acked))
+        return PopOutcome(wanted.group, wanted.queue, reason=reason, acked=list(acked))
 
     def _register(self, pop: WaitingPop[TakenBatch], wanted: PopRequest, takes: list[Take]) -> None:
         """Have it woken for what it wants. A push may take for pops from any one partition of one
@@ -175,7 +194,7 @@ class Deliverer:
         """How many seconds it waits."""
         if not wanted.wait:
             return 0.0
-        default = self._settings.default_timeout_ms / 1000
+        default = self._settings.default_timeout
         return default if wanted.timeout is None else wanted.timeout
 
     # What to take from
@@ -237,21 +256,22 @@ class Deliverer:
     # Messages
 
     async def _answer(
-        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[Acked]
-    ) -> Popped:
+        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[AckOutcome]
+    ) -> PopOutcome:
         """The messages as the client gets them; what fails before gives them back."""
         take, auto_ack = taken.take, wanted.auto_ack
         queue, group = take.target.queue, take.target.group
         lease_id = "" if auto_ack else take.lease_id
-        messages: list[Message] = []
+        messages: list[Delivered] = []
         try:
             if auto_ack:
                 await self.deliveries.complete(take)
             for row in taken.rows:
-                for begin in range(0, len(row["seqs"]), SLICE):
-                    if begin:
+                delivered = self._delivered(row, group, lease_id)
+                while some := list(islice(delivered, SLICE)):
+                    messages += some
+                    if len(some) == SLICE:
                         await asyncio.sleep(0)
-                    messages += self._messages(take, lease_id, row, begin, begin + SLICE)
         except BaseException:
             self.deliveries.give_back(taken)
             raise
@@ -264,47 +284,43 @@ class Deliverer:
         if count >= take.batch and self._catalog.shares(queue):  # and there may be more
             self._waiting.available(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
-        return Popped(group, queue, lease_id, messages, claimed, "", list(acked))
+        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked))
 
-    def _messages(self, take: Take, lease_id: str, row: Row, begin: int, end: int) -> list[Message]:
-        """Some of the messages of a row."""
-        partition, name = row["partition_id"], row["partition"]
-        nothing = (None,) * len(row["seqs"])
-        columns = (
-            (row[name] or nothing)[begin:end]
-            for name in (
-                "seqs", "transactions", "traces", "times", "producers", "keys", "payloads",
-                "headers", "attempts",
-            )
-        )  # fmt: skip
-        partition_id, uuid = (
-            self._catalog.partition_uuid(partition),
-            self._catalog.message_uuids(partition),
-        )
-        queue, group, keys = take.target.queue, take.target.group, self._keys
-        return [
-            Message(
-                uuid(seq),
+    def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
+        """The messages of a row."""
+        partition, name, keys = row["partition_id"], row["partition"], self._keys
+        partition_id = self._catalog.partition_uuid(partition)
+        ids = self._catalog.message_uuids(partition, row["seqs"])
+        nothing = (None,) * len(ids)
+        columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
+        for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
+            ids, *columns, strict=True
+        ):
+            if key is not None:
+                payload = keys.open(partition, key, payload)
+                headers = headers and keys.open_headers(partition, key, headers)
+            if failed:
+                headers = _with_attempt(headers, failed + 1)
+            yield Delivered(
+                id_,
                 transaction,
                 None if trace is None else str(trace),
-                payload if key is None else keys.open(partition, key, payload),
+                Raw(payload),
                 producer,
                 at,
-                queue,
                 name,
                 partition_id,
                 lease_id,
                 group,
-                seq,
-                headers
-                if key is None or headers is None
-                else keys.open_headers(partition, key, headers),
-                1 + (failed or 0),
+                UNSET if headers is None else Raw(headers),
+                failed + 1 if failed else UNSET,
             )
-            for seq, transaction, trace, at, producer, key, payload, headers, failed in zip(
-                *columns, strict=True
-            )
-        ]
+
+
+def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
+    """The headers with the number of the attempt, for clients that know no field `attempt`."""
+    known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
+    return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
 
 
 class HandOff:

@@ -11,48 +11,49 @@ All state is in the database: any number of brokers may do this on the same one.
 See docs/reference/queues.md for the promises.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
+from penstock.database.batching import Batcher
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
-from penstock.queues.admin.configuration import Admin
-from penstock.queues.admin.dead_letters import DeadLetters
+from penstock.queues.admin.configuration import QueueAdmin
+from penstock.queues.admin.dead_letters import DeadLetterStore
 from penstock.queues.admin.figures import Figures
-from penstock.queues.admin.groups import Groups
+from penstock.queues.admin.groups import QueueGroups
 from penstock.queues.admin.messages import Messages
-from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.scheduled import DelayedMessages
 from penstock.queues.admin.sinks import Sinks
-from penstock.queues.admin.status import Status
+from penstock.queues.admin.status import QueueStatusReader
 from penstock.queues.admin.traces import Traces
 from penstock.queues.background.delayed import Delayed
-from penstock.queues.background.schedules import Schedules
-from penstock.queues.background.upkeep import Upkeep
-from penstock.queues.batching import Batcher
+from penstock.queues.background.schedules import Scheduler
+from penstock.queues.background.upkeep import QueueUpkeep
 from penstock.queues.calls import Calls
-from penstock.queues.catalog import Catalog
-from penstock.queues.consumers import Consumers
+from penstock.queues.catalog import QueueCatalog
+from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import Keys
+from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.deliver import Deliverer
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Pusher
 from penstock.queues.settling import check_ack, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.taking import Deliveries, TakenBatch
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
     Ack,
-    Acked,
+    AckOutcome,
     Extended,
     Item,
-    Popped,
+    PopOutcome,
     PopRequest,
-    Pushed,
+    PushOutcome,
     TransactionResult,
 )
 from penstock.queues.waiting import WaitingPops
@@ -67,12 +68,12 @@ class Queues:
 
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self.database, self.settings = database, settings
-        self.catalog = Catalog(database)
-        self.keys = Keys(settings)
+        self.catalog = QueueCatalog(database)
+        self.keys = EncryptionKeys(settings)
         self.waiting: WaitingPops[TakenBatch] = WaitingPops(database, self._changed)
         self._calls = Calls(database)
         self.figures = Figures(database)
-        self.consumers = Consumers(database)
+        self.consumers = ConsumerConnections(database)
         pushed = metrics.counter(
             "penstock_queue_pushed_total", "Messages stored by pushes to this broker", "queue"
         )
@@ -98,17 +99,17 @@ class Queues:
         self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
             self._extend, limit=1000, slots=1
         )
-        self.scheduled = Scheduled(context)
-        self.admin = Admin(context, self.scheduled)
-        self.schedules = Schedules(context, self._pusher)
-        self.groups = Groups(context, self.figures, self.consumers)
-        self.dead = DeadLetters(context)
+        self.scheduled = DelayedMessages(context)
+        self.admin = QueueAdmin(context, self.scheduled)
+        self.schedules = Scheduler(context, self._transactions)
+        self.groups = QueueGroups(context, self.figures, self.consumers)
+        self.dead = DeadLetterStore(context)
         self.messages = Messages(context)
         self.traces = Traces(context)
-        self.status = Status(context, self.figures)
+        self.status = QueueStatusReader(context, self.figures)
         self.analytics = Analytics(database)
-        self.sinks = Sinks(context, self._pusher)
-        self.upkeep = Upkeep(database, settings, metrics)
+        self.sinks = Sinks(context, self._transactions)
+        self.upkeep = QueueUpkeep(database, settings, metrics)
         metrics.gauge(
             "penstock_queue_waiting_pops",
             "Long-polling pops that wait for messages",
@@ -142,17 +143,13 @@ class Queues:
         """Have waiting pops answered and let none wait any more: listeners are about to close."""
         self._deliverer.answer_waiting()
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
+    async def push(self, items: list[Item]) -> list[PushOutcome]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(self.prepare(copies(items)))
+        return await self.append(self._pusher.named(items)) if items else []
 
-    def prepare(self, items: list[Item]) -> list[Item]:
-        """The items, validated and each with a transaction id; they get their ids in place."""
-        return prepare(items, self.catalog.partitions)
-
-    async def append(self, items: list[Item]) -> list[Pushed]:
-        """`push` of items that `prepare` has named."""
-        return await self._pusher.push(items)
+    def append(self, items: list[Item]) -> "asyncio.Future[list[PushOutcome]]":
+        """`push` of items that `name_items` has checked and named."""
+        return self._pusher.batcher.submit(items)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
@@ -184,7 +181,7 @@ class Queues:
         """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
         return [self.keys.open_item(item) for item in items]
 
-    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> Popped:
+    async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
         """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it
         returns whatever was taken for it; what it acknowledged stays so.
         """
@@ -196,7 +193,7 @@ class Queues:
         """
         self._deliverer.close(closed)
 
-    async def ack(self, acks: list[Ack]) -> list[Acked]:
+    async def ack(self, acks: list[Ack]) -> list[AckOutcome]:
         """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
         for ack in acks:
             check_ack(ack)

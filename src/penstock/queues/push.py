@@ -7,7 +7,7 @@ attempt and unique in their partition, so what was stored shows up as a duplicat
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from itertools import accumulate, chain
@@ -16,16 +16,16 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.database.batching import SLICE, Batcher
 from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.queues.batching import SLICE, Batcher
-from penstock.queues.calls import AppendArguments, Appended, Fetch
-from penstock.queues.catalog import Catalog, check_name, check_text
+from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
+from penstock.queues.catalog import QueueCatalog, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import Keys, Sealed
+from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.deliver import HandOff
 from penstock.queues.taking import Deliveries
-from penstock.queues.types import Item, Pushed, Status
+from penstock.queues.types import Item, PushOutcome, Status
 
 T = TypeVar("T")
 Log = tuple[str, str]  # queue, partition
@@ -54,17 +54,19 @@ class Pusher:
         self._deliveries = deliveries
         self._pushed = pushed
         self._delayed = delayed  # messages for these moments were stored
-        self.batcher: Batcher[list[Item], list[Pushed]] = Batcher(
+        self.batcher: Batcher[list[Item], list[PushOutcome]] = Batcher(
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    async def push(self, items: list[Item]) -> list[Pushed]:
-        """Store items that `prepare` has named; done when they are durable."""
-        return await self.batcher.submit(items) if items else []
+    def named(self, items: list[Item]) -> list[Item]:
+        """The items with their names. Those without an id are copied: they may be used again."""
+        items = [item if item.transaction_id else copy(item) for item in items]
+        name_items(items, self._catalog.partitions)
+        return items
 
     async def _append(
         self, requests: list[list[Item]], again: bool
-    ) -> list[list[Pushed] | PenstockError]:
+    ) -> list[list[PushOutcome] | PenstockError]:
         """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         if again or not self._waiting.pops:
@@ -77,7 +79,7 @@ class Pusher:
                 self.announce(answers, hand_off.served)
             finally:
                 hand_off.close()
-        results: list[list[Pushed] | PenstockError] = []
+        results: list[list[PushOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
             results.append(_result(answers[begin : begin + len(request)], begin))
@@ -85,25 +87,25 @@ class Pusher:
         return results
 
     async def store(
-        self, items: list[Item], catalog: Catalog, fetch: Fetch
-    ) -> list[Pushed | PenstockError]:
+        self, items: list[Item], catalog: QueueCatalog, fetch: Fetch
+    ) -> list[PushOutcome | PenstockError]:
         """Append items in a transaction, with what was looked up before it."""
         return await self._store(items, catalog, fetch=fetch)
 
     async def _store(
         self,
         items: list[Item],
-        catalog: Catalog,
+        catalog: QueueCatalog,
         *,
         again: bool = False,
         hand_off: HandOff | None = None,
         fetch: Fetch | None = None,
-    ) -> list[Pushed | PenstockError]:
+    ) -> list[PushOutcome | PenstockError]:
         batch = AppendBatch(items, catalog, self._context.keys, again)
         for _ in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
-                appended = Appended([], None, None)
+                appended = AppendedRow([], None, None)
             elif hand_off and hand_off.waits:
                 appended = await self._append_and_hand_off(arguments, hand_off)
             else:
@@ -119,7 +121,9 @@ class Pusher:
             batch.answers[index] = error
         return batch.answers
 
-    async def _append_and_hand_off(self, arguments: AppendArguments, hand_off: HandOff) -> Appended:
+    async def _append_and_hand_off(
+        self, arguments: AppendArguments, hand_off: HandOff
+    ) -> AppendedRow:
         sent, began = self._database.healthy, time.monotonic()
         pops = hand_off.arguments()
         try:
@@ -135,7 +139,7 @@ class Pusher:
 
     def announce(
         self,
-        answers: Sequence[Pushed | PenstockError],
+        answers: Sequence[PushOutcome | PenstockError],
         served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Count what was queued and wake pops that wait for it, but for those of a queue and group
@@ -144,7 +148,7 @@ class Pusher:
         logs: dict[tuple[str, str], int] = {}
         dues: list[datetime] = []
         for answer in answers:
-            if not isinstance(answer, Pushed):
+            if not isinstance(answer, PushOutcome):
                 continue
             if answer.status == "queued":
                 key = answer.queue, str(answer.partition_id)
@@ -166,9 +170,11 @@ class Pusher:
 class AppendBatch:
     """The items of a call, and their answers. It is sent again as long as some are stale."""
 
-    def __init__(self, items: list[Item], catalog: Catalog, keys: Keys, again: bool) -> None:
-        self.answers: list[Pushed | PenstockError] = cast(
-            "list[Pushed | PenstockError]", [None] * len(items)
+    def __init__(
+        self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
+    ) -> None:
+        self.answers: list[PushOutcome | PenstockError] = cast(
+            "list[PushOutcome | PenstockError]", [None] * len(items)
         )
         self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
         self._items = items
@@ -184,8 +190,7 @@ class AppendBatch:
         self._sort()
         partitions, logs = self._catalog.partitions, self._logs
         if not logs.keys() <= partitions.keys():
-            unordered = {item.queue for item in self._items if item.unordered}
-            await self._catalog.ensure(list(logs), unordered)
+            await self._catalog.ensure(list(logs), unordered_of(self._items))
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]
@@ -268,37 +273,41 @@ class AppendBatch:
                 self._logs[log] = {}
         return encrypted
 
-    async def fill(self, appended: Appended) -> None:
+    async def fill(self, appended: AppendedRow) -> None:
         """Take over what `append` returned; what is stale stays without an answer."""
         stale = list(self.stale)
-        n = 0
+        n = rested = 0
         for log, partition in self._ordered:
             partition_id = self._catalog.partition_uuid(partition)
-            uuid = self._catalog.message_uuids(partition)
-            for index in self._logs[log].values():
-                item = self._items[index]
-                if appended.statuses is None:
-                    self.answers[index] = Pushed(
+            indexes = self._logs[log].values()
+            if appended.statuses is None:
+                ids = self._catalog.message_uuids(partition, appended.seqs[n : n + len(indexes)])
+                for index, message_id in zip(indexes, ids, strict=True):
+                    item = self._items[index]
+                    self.answers[index] = PushOutcome(
                         index,
                         "queued",
-                        uuid(appended.seqs[n]),
+                        message_id,
                         item.transaction_id or "",
                         partition_id,
                         item.trace_id,
                         item.queue,
                     )
-                elif appended.statuses[n] == "stale":
-                    stale.append(index)
-                else:
-                    self.answers[index] = self._answer(index, n, appended, partition_id, uuid)
-                n += 1
-                if not n % SLICE:
-                    await asyncio.sleep(0)
+            else:
+                for place, index in enumerate(indexes, n):
+                    if appended.statuses[place] == "stale":
+                        stale.append(index)
+                    else:
+                        self.answers[index] = self._answer(index, place, appended, partition)
+            n += len(indexes)
+            if n - rested >= SLICE:
+                rested = n
+                await asyncio.sleep(0)
         for index, first in self._repeats:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
-            elif isinstance(answer, Pushed) and answer.status != "full":
+            elif isinstance(answer, PushOutcome) and answer.status != "full":
                 answer = msgspec.structs.replace(
                     answer,
                     index=index,
@@ -309,17 +318,16 @@ class AppendBatch:
             self.answers[index] = answer
         self.stale = stale
 
-    def _answer(
-        self, index: int, n: int, appended: Appended, partition_id: str, uuid: Callable[[int], str]
-    ) -> Pushed:
+    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> PushOutcome:
         """The answer of an item in a call that did not just queue everything."""
         item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
         status = cast(Status, appended.statuses[n])
         if status == "duplicate" and self._again and item.fresh:
             status = "queued"  # nobody else can have made an id that is fresh: it was us
-        message_id = None if seq is None else uuid(seq)
+        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
         due_at = None if appended.due_ats is None else appended.due_ats[n]
+        partition_id = self._catalog.partition_uuid(partition)
         return answer_of(item, index, status, message_id, partition_id, due_at)
 
 
@@ -330,13 +338,13 @@ def answer_of(
     message_id: str | None = None,
     partition_id: str = "",
     due_at: datetime | None = None,
-) -> Pushed:
+) -> PushOutcome:
     """What became of an item."""
     if status == "queued" and due_at is not None:
         status = "scheduled"
     if status == "duplicate":
-        return Pushed(index, status, message_id, item.transaction_id or "", queue=item.queue)
-    return Pushed(
+        return PushOutcome(index, status, message_id, item.transaction_id or "", queue=item.queue)
+    return PushOutcome(
         index,
         status,
         message_id,
@@ -348,9 +356,9 @@ def answer_of(
     )
 
 
-def prepare(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
-    """The items, validated and each with a transaction id; the first bad one refuses all. Names of
-    `checked` partitions are fine. The items get their ids in index: they are ours from now on.
+def name_items(items: list[Item], checked: Collection[Log]) -> None:
+    """Check items and give each a transaction id, in place; the first bad one refuses all. The
+    names of `checked` partitions are fine.
     """
     nameless: list[Item] = []
     for item in items:
@@ -366,18 +374,23 @@ def prepare(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
     if nameless:
         for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
             item.transaction_id, item.fresh = identifier, True
-    return items
 
 
-def copies(items: list[Item]) -> list[Item]:
-    """The items for a caller that may use them again: those without an id are copied."""
-    return [item if item.transaction_id else copy(item) for item in items]
+def logs_of(items: Iterable[Item]) -> set[Log]:
+    return {(item.queue, item.partition) for item in items}
 
 
-def _result(answers: list[Pushed | PenstockError], begin: int) -> list[Pushed] | PenstockError:
+def unordered_of(items: Iterable[Item]) -> set[str]:
+    """The queues that have no order if these items create them."""
+    return {item.queue for item in items if item.unordered}
+
+
+def _result(
+    answers: list[PushOutcome | PenstockError], begin: int
+) -> list[PushOutcome] | PenstockError:
     """What the request gets whose answers begin there: an answer per item, or the first refusal."""
     for answer in answers:
-        if not isinstance(answer, Pushed):
+        if not isinstance(answer, PushOutcome):
             return answer
         answer.index -= begin
     return answers  # type: ignore[return-value]

@@ -18,12 +18,12 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.database.batching import SLICE
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import LARGEST
-from penstock.queues.batching import SLICE
 from penstock.queues.calls import Row, SettleArguments
-from penstock.queues.catalog import Catalog, check_text
-from penstock.queues.types import MAX_DELAY_SECONDS, Ack, Acked
+from penstock.queues.catalog import QueueCatalog, check_text
+from penstock.queues.types import MAX_DELAY_SECONDS, Ack, AckOutcome
 
 MAX_REMEMBERED_MESSAGES = 50_000  # of all leases together: about 10 MB
 MAX_ERROR_CHARS = 10_000
@@ -122,7 +122,7 @@ class AckBatch:
         self._runs: list[AckRun] = []  # in the order in which they are sent
 
     async def arguments(
-        self, catalog: Catalog, memory: LeaseMemory | None = None
+        self, catalog: QueueCatalog, memory: LeaseMemory | None = None
     ) -> SettleArguments | None:
         """What to send; None: all are answered already, or there are none."""
         acks, runs = self.acks, self._runs
@@ -158,7 +158,7 @@ class AckBatch:
             elif refusal is None:
                 runs[-1].count += 1
             if refusal is not None:
-                self.answers[index] = Acked(ack.transaction_id, False, refusal)
+                self.answers[index] = AckOutcome(ack.transaction_id, False, refusal)
             index += 1
         if not runs:
             return None
@@ -199,7 +199,7 @@ class AckBatch:
             limits=None if completed_only else [run.max_attempts for run in runs],
         )
 
-    def _begin_run(self, index: int, ack: Ack, catalog: Catalog) -> str | None:
+    def _begin_run(self, index: int, ack: Ack, catalog: QueueCatalog) -> str | None:
         """Begin a run with this one; why not, if it cannot be sent."""
         status = STATUSES.get(ack.status)
         if status is None:
@@ -218,7 +218,7 @@ class AckBatch:
         )
         return None
 
-    async def fill(self, rows: list[Row]) -> list[Acked]:
+    async def fill(self, rows: list[Row]) -> list[AckOutcome]:
         """The answers, from the rows of `settle`."""
         filled = 0
         for row in rows:
@@ -241,13 +241,15 @@ class AckBatch:
             queue, partition = run.remembered.queue, run.remembered.partition_name
         for index in range(run.first, run.first + run.count):
             transaction = self.acks[index].transaction_id
-            self.answers[index] = Acked(transaction, True, None, queue, partition, True, more=more)
+            self.answers[index] = AckOutcome(
+                transaction, True, None, queue, partition, True, more=more
+            )
 
     def _fill_each(self, run: AckRun, row: Row) -> None:
         indexes = range(run.first, run.first + run.count)
         columns = row["outcomes"], row["released"], row["dead"]
         for index, outcome, released, dead in zip(indexes, *columns, strict=True):
-            self.answers[index] = Acked(
+            self.answers[index] = AckOutcome(
                 self.acks[index].transaction_id,
                 outcome not in ERRORS,
                 ERRORS.get(outcome),

@@ -21,10 +21,11 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
+from penstock.queues.push import logs_of, unordered_of
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
-from penstock.queues.transaction import Snapshot, Transactions
-from penstock.queues.types import Ack, Acked, Item, Pushed
+from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
 
 READ = query("stream_state")
 STATUSES = {"completed": "completed", "success": "completed", "failed": "dlq", "dlq": "dlq"}
@@ -76,8 +77,8 @@ class Cycle(msgspec.Struct, kw_only=True):
     release: bool = True  # end the lease; False: it stays with the messages behind those of `ack`
 
 
-class Committed(msgspec.Struct):
-    pushed: list[Pushed]
+class CommittedCycle(msgspec.Struct):
+    pushed: list[PushOutcome]
     acked: int  # messages
     released: bool
     dead: bool  # the last message became a dead letter
@@ -121,7 +122,7 @@ class Streams:
         rows = await self._database.read(READ, number, partition, keys, prefix, ripe_at)
         return [StateRow(row["key"], row["value"].encode(), row["updated_at"]) for row in rows]
 
-    async def commit(self, cycle: Cycle) -> Committed:
+    async def commit(self, cycle: Cycle) -> CommittedCycle:
         """Apply a cycle: all of it or nothing. Raises `Conflict` when it cannot be applied."""
         number, partition = self._numbers(cycle.query_id, cycle.partition_id)
         check_group(cycle.group)
@@ -137,11 +138,11 @@ class Streams:
             lease = uuid_of(ack.lease_id)
             if lease is None:
                 raise Conflict(NO_LEASE)
-        items = self._transactions.prepare(cycle.items)
+        items = self._transactions.named(cycle.items)
 
         async def work(
-            connection: Any, snapshot: Snapshot
-        ) -> tuple[list[Pushed], list[Ack], list[Acked]]:
+            connection: Any, snapshot: CatalogSnapshot
+        ) -> tuple[list[PushOutcome], list[Ack], list[AckOutcome]]:
             locked = [] if ack is None else [(cycle.partition_id, cycle.group)]
             await self._transactions.lock(connection, snapshot, locked)
             [row] = await connection.fetch(
@@ -157,9 +158,11 @@ class Streams:
             await self._change(connection, cycle, (number, partition), lease)
             return pushed, acks, acked
 
-        pushed, acks, acked = await self._transactions.attempt(items, work)
+        pushed, acks, acked = await self._transactions.attempt(
+            logs_of(items), work, unordered_of(items)
+        )
         self._transactions.announce(pushed, acks, acked)
-        return Committed(
+        return CommittedCycle(
             pushed,
             sum(one.status != "retry" for one in acks),
             any(one.lease_released for one in acked),

@@ -15,21 +15,21 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from penstock.database.batching import SLICE, Batcher
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
-from penstock.queues.batching import SLICE, Batcher
 from penstock.queues.calls import Row, TakeArguments
 from penstock.queues.catalog import remember
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
 from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory, RememberedLease
-from penstock.queues.types import Ack, Acked
+from penstock.queues.types import Ack, AckOutcome
 
 TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
 MAX_TAKES = 256  # in a call
-RETRY_SECONDS = 1.0  # between attempts to return leases, which must not be given up
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
 # Cursors that were due long ago and are not any more leave dead index entries, which vacuum cannot
 # remove while something holds an old snapshot. A look begins shortly before the last cursor that
@@ -93,7 +93,7 @@ class Exchange:
 class Exchanged:
     """What the request gets."""
 
-    acked: Sequence[Acked]
+    acked: Sequence[AckOutcome]
     delivery: TakenBatch | None
 
 
@@ -132,11 +132,13 @@ class Deliveries:
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def settle(self, acks: list[Ack]) -> list[Acked]:
+    async def settle(self, acks: list[Ack]) -> list[AckOutcome]:
         """Record outcomes. Repeating one changes nothing."""
         return list((await self.batcher.submit(Exchange(acks))).acked)
 
-    async def exchange(self, acks: Sequence[Ack], take: Take) -> tuple[Sequence[Acked], TakenBatch]:
+    async def exchange(
+        self, acks: Sequence[Ack], take: Take
+    ) -> tuple[Sequence[AckOutcome], TakenBatch]:
         """Record outcomes, then take. Cancelling it gives back what was taken."""
         future = self.batcher.submit(Exchange(acks, take))
         try:
@@ -193,7 +195,7 @@ class Deliveries:
             begin = end
         return results
 
-    def announce(self, acks: list[Ack], answers: list[Acked]) -> None:
+    def announce(self, acks: Sequence[Ack], answers: Sequence[AckOutcome]) -> None:
         """Count, and wake pops that may take what became free."""
         freed: dict[tuple[str, str], set[str]] = {}
         counted: dict[tuple[str, str], int] = {}
@@ -237,8 +239,9 @@ class Deliveries:
         cost = FULL_LOOK_SHARE * (time.monotonic() - began)
         if cost > FULL_LOOK_SECONDS:
             for group, since in zip(sent.groups, sent.since, strict=True):
-                if since is None:
-                    self._hint(group).full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
+                hint = self._hints.get(group)
+                if since is None and hint is not None:
+                    hint.full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
         deliveries: dict[int, TakenBatch] = {}
         begin = 0
         for end, row in enumerate(rows, 1):
@@ -250,43 +253,37 @@ class Deliveries:
             begin = end
             if take.target.partition is None and row["due_at"] is not None:
                 floor, since = row["due_at"] - SLACK, sent.since[row["request"] - 1]
-                hint = self._hint(take.target.group_id)
-                hint.since = floor if since is None else max(floor, since)
+                hint = self._hints.get(take.target.group_id)
+                if hint is not None:
+                    hint.since = floor if since is None else max(floor, since)
             if row["version"] is not None and len(row["seqs"]) <= SLICE:
-                self._remember(take, row)
+                target, partition = take.target, row["partition_id"]
+                lease = RememberedLease(
+                    target.queue,
+                    target.group,
+                    target.group_id,
+                    partition,
+                    row["partition"],
+                    self._catalog.partition_uuid(partition),
+                    row["version"],
+                    take.lease,
+                    row["seqs"][-1],
+                    row["transactions"],
+                    row["times"],
+                )
+                self.memory.add(take.lease_id, lease)
         return deliveries
-
-    def _remember(self, take: Take, row: Row) -> None:
-        target, partition = take.target, row["partition_id"]
-        lease = RememberedLease(
-            target.queue,
-            target.group,
-            target.group_id,
-            partition,
-            row["partition"],
-            self._catalog.partition_uuid(partition),
-            row["version"],
-            take.lease,
-            row["seqs"][-1],
-            row["transactions"],
-            row["times"],
-        )
-        self.memory.add(take.lease_id, lease)
 
     def _since(self, group: int, now: float) -> datetime | None:
         """From when on to look at the cursors of a group; None: at all of them."""
-        hint = self._hint(group)
-        if now < hint.full_look_at:
-            return hint.since
-        hint.full_look_at = now + FULL_LOOK_SECONDS
-        return None
-
-    def _hint(self, group: int) -> DueHint:
         hint = self._hints.get(group)
         if hint is None:
             hint = DueHint()
             remember(self._hints, group, hint)
-        return hint
+        if now < hint.full_look_at:
+            return hint.since
+        hint.full_look_at = now + FULL_LOOK_SECONDS
+        return None
 
     # Leases that no client has
 
@@ -316,7 +313,7 @@ class Deliveries:
             try:
                 await self._calls.release(leases)
             except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(BACKGROUND_SECONDS)
             else:
                 return
 

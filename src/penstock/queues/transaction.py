@@ -5,20 +5,19 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
-from penstock.database import UNDONE
+from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
 from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
-from penstock.queues.catalog import Catalog
+from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher, copies, prepare
+from penstock.queues.push import Log, Pusher, logs_of, unordered_of
 from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
 from penstock.queues.taking import Deliveries
-from penstock.queues.types import Ack, Acked, Item, Pushed, QueueInfo, TransactionResult
+from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome, QueueInfo, TransactionResult
 
-MAX_ATTEMPTS = 6
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
 CONNECTIONS_PER_TRANSACTION = 2
@@ -29,13 +28,13 @@ class Stale(Exception):
     """What we knew of a queue is no longer so."""
 
 
-class Snapshot(Catalog):
+class CatalogSnapshot(QueueCatalog):
     """What a transaction needs to know, read before it began. Looking something up within
     would be on another connection, which may have to wait for somebody who waits for our locks; and
     with all connections in transactions there would be none to be had."""
 
     def __init__(
-        self, catalog: Catalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]
+        self, catalog: QueueCatalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]
     ) -> None:
         super().__init__(catalog._database)
         self.partitions = partitions
@@ -54,8 +53,8 @@ class Snapshot(Catalog):
 
 
 async def snapshot_of(
-    catalog: Catalog, wanted: set[tuple[str, str]], unordered: Iterable[str] = ()
-) -> Snapshot:
+    catalog: QueueCatalog, wanted: set[Log], unordered: Collection[str] = ()
+) -> CatalogSnapshot:
     """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
     await catalog.ensure(list(wanted), unordered)
     partitions = {
@@ -64,7 +63,7 @@ async def snapshot_of(
     queues = [await catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
     if len(partitions) < len(wanted) or None in queues:
         raise Stale
-    return Snapshot(catalog, partitions, [info for info in queues if info is not None])
+    return CatalogSnapshot(catalog, partitions, [info for info in queues if info is not None])
 
 
 class Transactions:
@@ -79,7 +78,7 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = self.prepare([one for one in operations if isinstance(one, Item)])
+        items = self.named([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         for ack in acks:
             check_ack(ack)
@@ -88,7 +87,9 @@ class Transactions:
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
                 )
 
-        async def work(connection: Any, snapshot: Snapshot) -> tuple[list[Pushed], list[Acked]]:
+        async def work(
+            connection: Any, snapshot: CatalogSnapshot
+        ) -> tuple[list[PushOutcome], list[AckOutcome]]:
             await self.lock(connection, snapshot, [(ack.partition_id, ack.group) for ack in acks])
             await self._require(connection, required_leases)
             pushed = await self.store(connection, snapshot, items)
@@ -100,42 +101,46 @@ class Transactions:
             return pushed, await self.settle(connection, acks)
 
         try:
-            pushed, acked = await self.attempt(items, work)
+            pushed, acked = await self.attempt(logs_of(items), work, unordered_of(items))
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.announce(pushed, acks, acked)
         pushes, answers = iter(pushed), iter(acked)
-        results: list[Pushed | Acked] = [
+        results: list[PushOutcome | AckOutcome] = [
             next(pushes) if isinstance(operation, Item) else next(answers)
             for operation in operations
         ]
         return TransactionResult(name, True, None, results)
 
-    def prepare(self, items: list[Item]) -> list[Item]:
+    def named(self, items: list[Item]) -> list[Item]:
         """The items, checked and each with a transaction id."""
-        return prepare(copies(items))
+        return self._pusher.named(items)
 
-    async def attempt(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
-        """Run `work(connection, snapshot)` in a database transaction, again from the start when the
-        database undid it or what we knew of the items' queues was stale. `work` calls `lock` before
-        anything else, and raises to undo what it did.
+    async def attempt(
+        self,
+        logs: set[Log],
+        work: Callable[[Any, CatalogSnapshot], Awaitable[T]],
+        unordered: Collection[str] = (),
+    ) -> T:
+        """Run `work(connection, snapshot)`, which pushes to these queues and partitions, in a
+        database transaction. Run it again from the start when the database undid it or what we knew
+        of the queues was stale. `work` raises to undo what it did; if it locks more than one row it
+        calls `lock` before anything else.
         """
-        for turn in range(MAX_ATTEMPTS):
+        for turn in range(ATTEMPTS):
             try:
                 async with self._room:
-                    return await self._apply(items, work)
+                    snapshot = await snapshot_of(self._catalog, logs, unordered)
+                    return await self._apply(snapshot, work)
             except UNDONE:
-                await asyncio.sleep(0.02 * turn)
+                await asyncio.sleep(UNDONE_SECONDS * turn)
             except Stale:
                 self._catalog.forget()
         raise Unavailable("the database is too busy, or these queues keep changing; try again")
 
-    async def _apply(self, items: list[Item], work: Callable[[Any, Snapshot], Awaitable[T]]) -> T:
-        snapshot = await snapshot_of(
-            self._catalog,
-            {(item.queue, item.partition) for item in items},
-            {item.queue for item in items if item.unordered},
-        )
+    async def _apply(
+        self, snapshot: CatalogSnapshot, work: Callable[[Any, CatalogSnapshot], Awaitable[T]]
+    ) -> T:
         xid: Any = None
         done: list[T] = []  # one when all is done but the commit
         try:
@@ -147,7 +152,9 @@ class Transactions:
                 raise
         return done[0]
 
-    async def lock(self, connection: Any, snapshot: Snapshot, acked: list[tuple[str, str]]) -> None:
+    async def lock(
+        self, connection: Any, snapshot: CatalogSnapshot, acked: list[tuple[str, str]]
+    ) -> None:
         """Lock everything that a transaction will change: the partitions of its pushes, and the
         cursors of what it acknowledges, as pairs of a partition's id and a group.
         """
@@ -158,18 +165,27 @@ class Transactions:
             [group for _, group in acked],
         )
 
-    async def store(self, connection: Any, snapshot: Snapshot, items: list[Item]) -> list[Pushed]:
-        """Push the items, which have their ids. Raises when one of them cannot be stored."""
-        pushed: list[Pushed] = []
-        for answer in await self._pusher.store(items, snapshot, connection.fetch):
-            if not isinstance(answer, Pushed):
-                raise answer
+    async def store(
+        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
+    ) -> list[PushOutcome]:
+        """`append`. Raises when a queue is full."""
+        pushed = await self.append(connection, snapshot, items)
+        for answer in pushed:
             if answer.status == "full":
                 raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
-            pushed.append(answer)
         return pushed
 
-    async def settle(self, connection: Any, acks: list[Ack]) -> list[Acked]:
+    async def append(
+        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
+    ) -> list[PushOutcome]:
+        """Push the items, which have their ids. Raises when one of them cannot be stored."""
+        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        for answer in answers:
+            if not isinstance(answer, PushOutcome):
+                raise answer
+        return cast("list[PushOutcome]", answers)
+
+    async def settle(self, connection: Any, acks: list[Ack]) -> list[AckOutcome]:
         """Record the outcomes. Raises when one of them is refused."""
         batch = AckBatch(acks)
         runs = await batch.arguments(self._catalog)
@@ -180,7 +196,9 @@ class Transactions:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
         return acked
 
-    def announce(self, pushed: list[Pushed], acks: list[Ack], acked: list[Acked]) -> None:
+    def announce(
+        self, pushed: list[PushOutcome], acks: Sequence[Ack] = (), acked: Sequence[AckOutcome] = ()
+    ) -> None:
         """Count what was committed, and wake the pops that it is for."""
         self._pusher.announce(pushed)
         self._deliveries.announce(acks, acked)

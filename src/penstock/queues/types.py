@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
+from penstock.protocol.message_ids import sequence_of
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.queue_options import QueueOptions
 
@@ -36,7 +38,7 @@ class Item(msgspec.Struct, gc=False):
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
-class Pushed(msgspec.Struct, gc=False):
+class PushOutcome(msgspec.Struct, gc=False):
     """What became of an item; it encodes itself as the answer of a push. `scheduled`: it waits for
     its time, `deliver_at`. `full`: the queue is at its `maxSize`, the item was not stored.
     `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine).
@@ -74,34 +76,48 @@ class PopRequest(msgspec.Struct):
     consumer: Any = None  # the connection that pops (`penstock.queues.consumers.Consumer`)
 
 
-class Message(msgspec.Struct, gc=False):
+class Delivered(msgspec.Struct, rename="camel", gc=False):
+    """A message that a pop took; it encodes itself as part of the pop's answer."""
+
     id: str
     transaction_id: str
     trace_id: str | None
-    payload: bytes
-    producer: str | None
+    data: msgspec.Raw
+    producer: str | None = msgspec.field(name="producerSub")
     created_at: datetime
-    queue: str
     partition: str
     partition_id: str
     lease_id: str  # "" under auto-ack
-    group: str
-    seq: int
-    headers: bytes | None = None  # JSON text
-    attempt: int = 1  # that this delivery is, of its group
+    group: str = msgspec.field(name="consumerGroup")
+    header_text: msgspec.Raw | msgspec.UnsetType = msgspec.field(name="headers", default=UNSET)
+    attempt: int | msgspec.UnsetType = UNSET  # the number of this delivery, from the second on
+
+    @property
+    def payload(self) -> bytes:
+        return bytes(self.data)
+
+    @property
+    def headers(self) -> bytes | None:
+        """JSON text."""
+        return None if self.header_text is UNSET else bytes(self.header_text)
+
+    @property
+    def seq(self) -> int:
+        """The message's number in its partition."""
+        return sequence_of(self.id)
 
 
-class Popped(msgspec.Struct):
+class PopOutcome(msgspec.Struct):
     """The answer of a pop; without messages `reason` says why: empty, busy (leased or not due),
     unknown (no such queue or partition)."""
 
     group: str
     queue: str | None = None
     lease_id: str = ""
-    messages: list[Message] = []
+    messages: list[Delivered] = []
     partitions_claimed: int = 0
     reason: str = ""
-    acked: "list[Acked]" = []  # of the acknowledgements that came with the request
+    acked: "list[AckOutcome]" = []  # of the acknowledgements that came with the request
 
 
 class Ack(msgspec.Struct, gc=False):
@@ -116,7 +132,7 @@ class Ack(msgspec.Struct, gc=False):
     max_attempts: int | None = None  # before it is a dead letter; None: as the queue says; failed
 
 
-class Acked(msgspec.Struct, gc=False):
+class AckOutcome(msgspec.Struct, gc=False):
     transaction_id: str
     success: bool
     # "Message not found", "Invalid or expired lease", "Unknown status: ..."
@@ -140,7 +156,7 @@ class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[Pushed | Acked] = []  # in the order of the operations
+    results: list[PushOutcome | AckOutcome] = []  # in the order of the operations
 
 
 class QueueInfo(msgspec.Struct):

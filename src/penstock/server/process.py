@@ -6,11 +6,14 @@ directory is in use, 4 the embedded database cannot be started, 5 an address can
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
+import pwd
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -70,8 +73,27 @@ def run(loaded: Loaded) -> int:
     return 0
 
 
+def check_data_directory(directory: Path) -> None:
+    """Create the data directory, and refuse one that cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return  # the parts that need space say so, and the others work
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        place = directory.absolute()
+        raise ConfigError(
+            f"the user {user} cannot write to the data directory {place} ({error.strerror}): "
+            f"create it for this user (sudo install -d -o {user} {place}), or name another one "
+            "with --data-dir, PENSTOCK_DATA_DIRECTORY or data_directory"
+        ) from None
+
+
 async def _serve(loaded: Loaded) -> None:
     config = loaded.config
+    check_data_directory(config.data_directory)
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())

@@ -1,5 +1,8 @@
 """Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
 
+A topic may have its own age and size (`penstock.log.limits`). Records that a person deletes are
+gone at once, by the first offset that the topic shows; their segments go when they are whole.
+
 A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose
 policy is `compact` keeps its segments, since the only record of a key may lie in the oldest. What
 lies in the tier goes from its manifest first: while that cannot be written, retention waits. The
@@ -10,6 +13,9 @@ and never an interrupted removal.
 import logging
 from itertools import takewhile
 
+import msgspec
+
+from penstock.errors import InvalidOffset
 from penstock.log.context import Context
 from penstock.log.layout import COMPACT
 from penstock.log.segment import Segment
@@ -25,6 +31,7 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
     settings = context.settings
     if topic.ending:
         return 0
+    age, size = limits_of(topic, context)
     active = topic.segments[-1]
     if (
         settings.segment_age
@@ -34,18 +41,14 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
         await topic.seal()
     if topic.maintenance.locked():
         return 0  # segments are being compacted: the other topics need not wait for that
-    if topic.ending or not (
-        settings.retention_age or settings.retention_bytes or topic.unfinished_swap
-    ):
+    if topic.ending or not (age or size or topic.unfinished_swap or topic.limits.start):
         return 0
     async with topic.maintenance:
         await finish_or_undo_swap(topic, context)
         expired = surplus(topic, context)
         if not expired:
             return 0
-        if tier is not None:
-            await tier.let_go(topic, expired[-1].end)
-        await topic.drop(expired)
+        await _drop(topic, expired, tier)
     context.instruments.deleted.add(len(expired))
     log.info(
         "topic %s: retention deleted %d segments, up to offset %d",
@@ -56,11 +59,45 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
     return len(expired)
 
 
+async def _drop(topic: Topic, segments: list[Segment], tier: Tier | None) -> None:
+    if tier is not None:
+        await tier.let_go(topic, segments[-1].end)
+    await topic.drop(segments)
+
+
+async def delete_before(topic: Topic, offset: int, tier: Tier | None) -> None:
+    """Delete the records before this offset, whatever retention and policy say."""
+    if not 0 <= offset <= topic.next_offset:
+        raise InvalidOffset(f"offset {offset} lies outside 0 to {topic.next_offset}")
+    if offset == topic.next_offset:
+        await topic.seal()
+    async with topic.maintenance:
+        start = max(offset, topic.limits.start)
+        await topic.set_limits(msgspec.structs.replace(topic.limits, start=start))
+        if gone := _before_start(topic):
+            await _drop(topic, gone, tier)
+
+
+def _before_start(topic: Topic) -> list[Segment]:
+    return list(takewhile(lambda one: one.end <= topic.limits.start, topic.segments[:-1]))
+
+
+def limits_of(topic: Topic, context: Context) -> tuple[float, int]:
+    """The longest age and the largest size that retention leaves; 0: there is no such limit."""
+    settings, own = context.settings, topic.limits
+    return (
+        settings.retention_age if own.retention_age is None else own.retention_age,
+        settings.retention_bytes if own.retention_bytes is None else own.retention_bytes,
+    )
+
+
 def surplus(topic: Topic, context: Context) -> list[Segment]:
-    """The oldest segments that age or size condemn."""
+    """The oldest segments that age or size condemn, or that are deleted already."""
+    deleted = _before_start(topic)
     if topic.policy == COMPACT:
-        return []
-    age, size = context.settings.retention_age, context.settings.retention_bytes
+        return deleted
+    age, size = limits_of(topic, context)
     sealed, archived = topic.segments[:-1], topic.archived_offset
     expired = condemned(sealed, topic.size_bytes, age=age, size=size, now=context.now())
-    return list(takewhile(lambda one: archived is None or one.end <= archived, expired))
+    kept = list(takewhile(lambda one: archived is None or one.end <= archived, expired))
+    return max(deleted, kept, key=len)

@@ -24,7 +24,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.config.schema import Topics
+from msgspec.structs import replace
+
+from penstock.config.schema import TopicsSettings
 from penstock.errors import (
     Conflict,
     Damaged,
@@ -49,7 +51,7 @@ from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
 from penstock.topics.key_compaction import compact_by_key
-from penstock.topics.retention import retain
+from penstock.topics.retention import delete_before, retain
 from penstock.topics.scrub import Scrub
 from penstock.topics.tier.tier import Tier
 from penstock.topics.topic import Topic
@@ -84,7 +86,7 @@ class TopicStore:
     def __init__(
         self,
         directory: Path,
-        settings: Topics,
+        settings: TopicsSettings,
         *,
         fs: Fs = DISK,
         pool: Executor,
@@ -318,9 +320,13 @@ class TopicStore:
                     f"topic {name!r} has {self.partitions(name)} partitions: partitions are not "
                     "removed"
                 )
+            first = self._topics[name]
             for found, recovered in await self._context.run(self._make, name, BATCHES, numbers):
                 self._add(found, recovered)
-            return self._topics[name]
+                added = self._topics[found.label]
+                await added.set_policy(first.policy)
+                await added.set_limits(replace(first.limits, start=0))
+            return first
         finally:
             del self._creating[name]
 
@@ -409,6 +415,10 @@ class TopicStore:
             self._fs.remove_tree(trash)
         except StorageError as error:
             log.warning("the next start removes %s: %s", trash.name, error)
+
+    async def delete_before(self, topic: Topic, offset: int) -> None:
+        """Delete the records before this offset."""
+        await delete_before(topic, offset, self.tier)
 
     def on_delete(self, callback: Callable[[Topic], None]) -> None:
         """Call it with each topic that is deleted."""

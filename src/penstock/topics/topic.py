@@ -24,7 +24,8 @@ from penstock.log.appender import Appender
 from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
-from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, POLICY, pack_checked
+from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, LIMITS, POLICY, pack_checked
+from penstock.log.limits import Limits
 from penstock.log.producers import Producer
 from penstock.log.reader import Reader
 from penstock.log.recovery import Recovered
@@ -75,6 +76,7 @@ class Topic:
         self.incarnation_lost = recovered.incarnation_lost  # a new one, for the same records
         self.archived_offset = recovered.archived
         self.policy = recovered.policy
+        self.limits = recovered.limits
         self.damage_report = recovered.damage
         self.tier = recovered.tier  # what of it lies in the tier; replaced, never changed
         # Whoever writes into the directory beside the commits holds one of these and checks
@@ -96,6 +98,7 @@ class Topic:
             on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
         self._reader = Reader(self._segments, recovered.damage)
+        self._apply_limits(recovered.limits)
 
     # Appending
 
@@ -137,7 +140,7 @@ class Topic:
 
     @property
     def first_offset(self) -> int:
-        return self._segments.all[0].base
+        return self._segments.first
 
     @property
     def next_offset(self) -> int:
@@ -145,12 +148,14 @@ class Topic:
 
     @property
     def records(self) -> int:
-        return sum(segment.rows for segment in self.segments)
+        """About, while a part of the oldest segment is deleted and offsets have gaps."""
+        deleted = max(0, self.first_offset - self.segments[0].base)
+        return max(0, sum(segment.rows for segment in self.segments) - deleted)
 
     def first_from(self, offset: int) -> int:
         """Where the segment begins that has the next records, or `offset` if it lies in one;
         `next_offset` when no record follows. Offsets between segments belong to nobody."""
-        segments = self.segments
+        segments, offset = self.segments, max(offset, self.first_offset)
         holder = max(0, bisect_right(segments, offset, key=lambda segment: segment.base) - 1)
         for segment in islice(segments, holder, None):
             if segment.rows and segment.end > offset:
@@ -329,23 +334,32 @@ class Topic:
         """Retention keeps what lies at or after this offset (it waits to be archived)."""
         if self.archived_offset is not None and offset < self.archived_offset:
             raise Conflict(f"topic {self.name!r} is archived up to {self.archived_offset} already")
-        await self._replace_file(ARCHIVED, str(offset))
+        await self._replace_file(ARCHIVED, pack_checked(str(offset)))
         self.archived_offset = offset
 
     async def set_policy(self, policy: str) -> None:
         """`delete`: retention deletes segments; `compact`: only compaction swaps them."""
         if policy not in (DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
-        await self._replace_file(POLICY, policy)
+        await self._replace_file(POLICY, pack_checked(policy))
         self.policy = policy
 
-    async def _replace_file(self, name: str, text: str) -> None:
+    async def set_limits(self, limits: Limits) -> None:
+        """Have its own retention, largest record and first offset, instead of the settings'."""
+        await self._replace_file(LIMITS, limits.pack())
+        self._apply_limits(limits)
+
+    def _apply_limits(self, limits: Limits) -> None:
+        self.limits = limits
+        self._segments.start = limits.start
+        broker = self._context.settings.max_record
+        self.appends.max_record = broker if limits.max_record is None else limits.max_record
+
+    async def _replace_file(self, name: str, content: bytes) -> None:
         async with self._replacing:
             if self.appends.deleted:
                 raise self.appends.gone()
-            await self._context.run(
-                self._context.fs.replace, self.directory / name, pack_checked(text)
-            )
+            await self._context.run(self._context.fs.replace, self.directory / name, content)
 
     # Ending
 

@@ -1,6 +1,4 @@
-"""Whether what is to be listened on can be, asked before anything is started, and said so that one
-can act on it.
-"""
+"""Check that every listen address is free before anything starts, and report clear errors."""
 
 import errno
 import os
@@ -11,7 +9,12 @@ from contextlib import ExitStack, contextmanager
 from penstock.config import Config, schema
 from penstock.errors import PenstockError
 
-Settings = schema.HttpServer | schema.TcpServer | schema.KafkaServer | schema.WebsocketServer
+Settings = (
+    schema.HttpServerSettings
+    | schema.TcpServerSettings
+    | schema.KafkaServerSettings
+    | schema.WebsocketServerSettings
+)
 FLAGS = {
     "http_server": "--http-port",
     "tcp_server": "--tcp-port",
@@ -24,7 +27,7 @@ TITLES = {
     "kafka_server": "Kafka",
     "websocket_server": "WebSocket",
 }
-PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # the address is ours, the port is the trouble
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # the address is valid, the port is not available
 
 
 class AddressUnavailable(PenstockError):
@@ -33,9 +36,7 @@ class AddressUnavailable(PenstockError):
 
 @contextmanager
 def listening(section: str, settings: Settings) -> Iterator[None]:
-    """For opening the listener of a section of the configuration: failures name the address and
-    what sets it.
-    """
+    """Open a listener; a failure names the address and the setting that changes it."""
     try:
         yield
     except (OSError, OverflowError) as error:
@@ -64,10 +65,10 @@ def _reason(error: OSError | OverflowError) -> str:
 
 
 def check_addresses(config: Config) -> None:
-    """Raise `AddressUnavailable` when a listener of this configuration could not be opened now.
+    """Raise `AddressUnavailable` if a listener of this configuration cannot be opened now.
 
-    Without SO_REUSEPORT, which our own processes share a port with: two brokers on one port would
-    go unnoticed, each with half of the connections.
+    The check does not use SO_REUSEPORT, which the processes of one broker use: two brokers on one
+    port would each get half of the connections.
     """
     with ExitStack() as opened:
         for section in TITLES if config.topics.enabled else ("http_server",):
@@ -75,14 +76,15 @@ def check_addresses(config: Config) -> None:
             if not settings.enabled:
                 continue
             with listening(section, settings):
-                if settings.port > 65535:  # the resolver would take the rest of a division
+                if settings.port > 65535:  # the resolver would use the port modulo 65536
                     raise OverflowError
                 _open(settings, opened)
 
 
 def _open(settings: Settings, opened: ExitStack) -> None:
-    """Listen on every address of the host; those that this machine does not have count only when it
-    has none.
+    """Listen on every address of the host; skip addresses that this machine does not have.
+
+    Raise if none is left.
     """
     addresses = socket.getaddrinfo(
         settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -95,7 +97,7 @@ def _open(settings: Settings, opened: ExitStack) -> None:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-            one.listen(1)  # two of ours on one port would both be able to bind
+            one.listen(1)  # two sockets of this user could both bind the port
         except OSError as error:
             if error.errno in PORT_ERRORS:
                 raise

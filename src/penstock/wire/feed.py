@@ -1,16 +1,14 @@
-"""Pushing a topic's records to many subscribers (SSE, WebSocket) as they are appended.
+"""Deliver the records of a topic to many subscribers (SSE, WebSocket) as they are appended.
 
-A topic that someone watches has one feed. It reads each record once, formats it once (`Chunk`), and
-hands the same bytes to every subscriber at the head of the log. A subscriber that cannot take more
-(its socket is full) leaves the head and costs nothing more than its position; when its socket has
-room again it reads on from there by itself, at its own pace, until it is back at the head. So a
-slow one holds back only itself, misses nothing, and its memory is bounded.
+A topic with subscribers has one feed. It reads and formats each record once (`FeedChunk`) and hands
+the same bytes to every subscriber at the head of the log. A subscriber whose socket is full leaves
+the head and keeps only its position. When its socket has room again, it reads from there at its own
+pace until it is back at the head. A slow subscriber delays only itself, misses nothing, and uses
+bounded memory.
 
-Pacing: after a delivery the feed rests twice as long as the delivery took (at most
-`MAX_REST_SECONDS`), and what was appended meanwhile goes out together. With few subscribers that is
-nothing; with many it keeps the fan-out at a third of the event loop. It is also what keeps the
-slowest deliveries fast: a delivery costs a system call per subscriber, here and at the client, and
-fewer, larger ones leave both room to catch up.
+After a delivery the feed rests twice as long as the delivery took (at most `MAX_REST_SECONDS`).
+Records that are appended meanwhile go out together. With many subscribers this keeps the fan-out at
+a third of the event loop: a delivery costs a system call per subscriber, here and at the client.
 """
 
 import asyncio
@@ -43,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def messages_of(topic: str, batch: Batch) -> list[Message]:
-    """What was read, as JSON has it; with key, headers and timestamp where the format has them."""
+    """Return the records as JSON structs, with key, headers and timestamp where they exist."""
     records = batch.records()
     if records is not None:
         return [record_message(topic, record) for record in records]
@@ -57,8 +55,8 @@ class Notification(msgspec.Struct):
     partition: int | msgspec.UnsetType = msgspec.UNSET  # unless it is 0
 
 
-class Chunk:
-    """Some consecutive records, formatted when first asked for and then shared."""
+class FeedChunk:
+    """Some consecutive records, formatted on first use and then shared."""
 
     empty = False
 
@@ -66,7 +64,7 @@ class Chunk:
         self.topic = topic
         self.partition = partition
         self.next_offset = batch.next_offset
-        self.empty = not batch.count  # offsets without records lead up to the end
+        self.empty = not batch.count  # offsets without records at the end of the log
         self._batch = batch
 
     @cached_property
@@ -82,13 +80,13 @@ class Chunk:
 
     @cached_property
     def notification(self) -> bytes:
-        """The WebSocket's message_batch_notification."""
+        """Return the WebSocket's message_batch_notification."""
         notification = Notification(self.topic, self._messages)
         notification.partition = self.partition or msgspec.UNSET
         return _encode(notification)
 
 
-class Lost(Chunk):
+class Lost(FeedChunk):
     """Records that cannot be read any more: subscribers get an error, then what follows."""
 
     def __init__(self, topic: str, error: Damaged, next_offset: int) -> None:
@@ -109,17 +107,15 @@ class Lost(Chunk):
 
 
 class Subscriber(Protocol):
-    def deliver(self, chunk: Chunk) -> bool:
-        """Take the chunk (always); False when no more can be taken until `Subscription.resume` is
-        called.
-        """
+    def deliver(self, chunk: FeedChunk) -> bool:
+        """Accept the chunk; return False if nothing more fits until `Subscription.resume`."""
 
     def ended(self) -> None:
-        """The topic was deleted; nothing more will come."""
+        """Note that the topic was deleted."""
 
 
 class Subscription:
-    """One subscriber's place in a topic."""
+    """A subscriber's position in a topic."""
 
     __slots__ = ("_feed", "closed", "position", "subscriber")
 
@@ -130,7 +126,7 @@ class Subscription:
         self.closed = False
 
     def resume(self) -> None:
-        """The subscriber can take more."""
+        """Continue after the subscriber has room again."""
         self._feed.catch_up(self)
 
     def close(self) -> None:
@@ -142,16 +138,16 @@ class Subscription:
 class Feed:
     def __init__(self, topic: TopicLog, empty: Callable[["Feed"], None]) -> None:
         self.topic = topic
-        self._empty = empty  # called when the last subscriber has gone
+        self._empty = empty  # called when the last subscriber has left
         self._loop = asyncio.get_running_loop()
-        self._head = topic.next_offset  # of what the live subscribers have got
+        self._head = topic.next_offset  # the next offset for subscribers at the head
         self._live: dict[Subscription, None] = {}  # at the head, in order of arrival
         self._all: set[Subscription] = set()
         self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None  # the next delivery
-        # No delivery before that, by `perf_counter`: uvloop's own clock counts whole milliseconds.
+        # The earliest next delivery, by `perf_counter`: uvloop's clock counts milliseconds.
         self._rest_until = 0.0
         self._unsubscribe = topic.subscribe(self._appended)
-        # Those whose next records are on their way from the tier.
+        # Subscribers that are reading from the tier.
         self._reading: dict[Subscription, asyncio.Task[None]] = {}
 
     @property
@@ -159,7 +155,7 @@ class Feed:
         return len(self._all)
 
     def add(self, subscriber: Subscriber, position: int) -> Subscription:
-        """Start the subscriber at `position`; records that are there already follow at once."""
+        """Start the subscriber at `position`; existing records follow at once."""
         subscription = Subscription(self, subscriber, position)
         self._all.add(subscription)
         self._loop.call_soon(self.catch_up, subscription)
@@ -179,7 +175,7 @@ class Feed:
             self._scheduled = None
 
     def end(self) -> None:
-        """The topic is gone: notify everyone."""
+        """Tell every subscriber that the topic was deleted."""
         for subscription in list(self._all):
             subscription.closed = True
             subscription.subscriber.ended()
@@ -189,9 +185,7 @@ class Feed:
         self._empty(self)
 
     def catch_up(self, subscription: Subscription) -> None:
-        """Send a lagging subscriber what it lacks, a chunk per turn of the loop, until it is at the
-        head or full.
-        """
+        """Send a lagging subscriber one chunk per turn until it is at the head or full."""
         if subscription.closed or subscription in self._live or subscription in self._reading:
             return
         if self.topic.deleted:
@@ -208,14 +202,14 @@ class Feed:
             self._hand_over(subscription, chunk)
 
     async def _read_tier(self, subscription: Subscription) -> None:
-        """The same when what it lacks lies in the tier: the loop goes on meanwhile."""
+        """Catch up from the tier, in a task of its own."""
         position = subscription.position
         try:
             chunk = await self.topic.read_through(lambda: self._read(position))
         except Unavailable as error:
             log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
             self._loop.call_later(TIER_RETRY_SECONDS, self.catch_up, subscription)
-        except NotFound:  # the topic was deleted: the subscriber knows
+        except NotFound:  # the topic was deleted; the subscriber was notified
             return
         else:
             if not subscription.closed:
@@ -223,7 +217,7 @@ class Feed:
         finally:
             del self._reading[subscription]
 
-    def _hand_over(self, subscription: Subscription, chunk: Chunk) -> None:
+    def _hand_over(self, subscription: Subscription, chunk: FeedChunk) -> None:
         subscription.position = chunk.next_offset
         if chunk.empty or subscription.subscriber.deliver(chunk):
             self._loop.call_soon(self.catch_up, subscription)
@@ -249,7 +243,7 @@ class Feed:
         if self._head < self.topic.next_offset:
             try:
                 chunk = self._read(self._head)
-            except NotCached:  # it has left the disk already: everyone catches up by itself
+            except NotCached:  # no longer on disk: every subscriber catches up by itself
                 for subscription in self._live:
                     self._loop.call_soon(self.catch_up, subscription)
                 self._live.clear()
@@ -259,7 +253,7 @@ class Feed:
             following = self._head
             full = []
             for subscription in self._live:
-                if subscription.position > first:  # it asked to start beyond the end of the log
+                if subscription.position > first:  # it starts beyond the end of the log
                     if subscription.position < following:
                         full.append(subscription)
                         self._loop.call_soon(self.catch_up, subscription)
@@ -274,27 +268,25 @@ class Feed:
         if self._head < self.topic.next_offset:
             self._appended()
 
-    def _read(self, position: int) -> Chunk:
-        """The next records from `position` on, or from the first that is still kept."""
+    def _read(self, position: int) -> FeedChunk:
+        """Read the next records from `position`, or from the first one that is still stored."""
         topic = self.topic
         try:
             batch = topic.read(position, MAX_RECORDS, MAX_BYTES)
         except Damaged as error:
-            log.error(
-                "topic %s: a subscriber at offset %d meets damage: %s", topic.name, position, error
-            )
+            log.error("topic %s: damaged records at offset %d: %s", topic.name, position, error)
             return Lost(
                 topic.topic,
                 error,
                 error.resume if error.resume is not None else topic.next_offset,
             )
-        return Chunk(topic.topic, batch, topic.partition)
+        return FeedChunk(topic.topic, batch, topic.partition)
 
 
 class Feeds:
-    """The feeds of the topics that are watched: made with the first subscriber, gone with the last.
+    """The feeds of all watched topics. A feed exists while it has subscribers.
 
-    `keep_alive` gives all their subscribers a sign of life while nothing is appended.
+    `keep_alive` sends a comment to idle subscribers.
     """
 
     def __init__(self, keep_alive: KeepAlive | None = None) -> None:

@@ -1,22 +1,23 @@
-"""A connection whose requests are frames: it cuts the byte stream into frames and puts the answers
-back in their order.
+"""A connection whose requests are frames: split the stream into frames and answer in order.
 
-What is read is parsed where it lies: frames are found in the bytes as they came from the socket and
-only an incomplete last frame is kept and joined with what follows; one that is large gets memory of
-its full size at once and is filled. All answers of one turn of the event loop leave in one write.
+Frames are parsed in the buffer that came from the socket. Only an incomplete last frame is kept and
+joined with what follows; a large one gets memory of its full size and is filled. All answers of one
+turn of the event loop leave in one write.
 
-Appends are answered when they are durable, so several may be under way; a queue of slots keeps
-their answers in order. A request that waits runs to its end before the next one is looked at.
+An append is answered when it is durable, so several may be in flight; a queue of slots keeps their
+answers in order. A request that waits runs to its end before the next one is parsed.
 
-A connection is held (no request is looked at, and nothing more is read) while
-- its appends under way exceed `MAX_IN_FLIGHT_BYTES`,
-- its answers not yet taken by the socket exceed what the transport or `MAX_UNSENT_BYTES`
-  allows: a client that does not read,
-- a request that waits is under way.
-So what one connection may cost is bounded, and a slow one holds back only itself.
+A connection pauses (it parses and reads nothing) while
 
-A protocol is a subclass: it says how large a frame is (`frame_size`), runs those that are whole
-(`run_frames`) and has an answer for what goes wrong (`failure`).
+- its appends in flight exceed `MAX_IN_FLIGHT_BYTES`,
+- its unsent answers exceed the limit of the transport or `MAX_UNSENT_BYTES`: the client does not
+  read,
+- a waiting request is in flight.
+
+So the cost of a connection is bounded, and a slow one delays only itself.
+
+A protocol is a subclass. It knows the size of a frame (`frame_size`), runs whole frames
+(`run_frames`) and encodes failures (`failure`).
 """
 
 import asyncio
@@ -33,19 +34,19 @@ Pieces: TypeAlias = list[Bytes]
 
 MAX_IN_FLIGHT_BYTES = 16 << 20
 MAX_UNSENT_BYTES = 4 << 20
-HANDSHAKE = 0x16  # the first byte of a client that speaks TLS
+HANDSHAKE = 0x16  # the first byte of a TLS client
 LARGE = 64 << 10  # an incomplete frame above this is received into memory of its own
-BACKLOG = 256 << 10  # read ahead while held, so that a client that leaves is noticed
+BACKLOG = 256 << 10  # read ahead while paused, to notice that a client disconnects
 
 
 class Slot:
-    """The place of one answer (or of one run of answers) in the order of the connection."""
+    """The place of one answer, or of a run of answers, in the order of the connection."""
 
     __slots__ = ("data", "weight")
 
     def __init__(self, weight: int = 0) -> None:
         self.data: Pieces | None = None  # None: not known yet
-        self.weight = weight  # bytes of the append that waits for this answer; 0: no append
+        self.weight = weight  # bytes of the append that waits for this answer; 0: not an append
 
 
 class Listener(Protocol):
@@ -60,59 +61,59 @@ class Listener(Protocol):
 
 
 class FramedConnection(asyncio.Protocol):
-    head_size: int  # bytes of a frame that say how large it is
+    head_size: int  # bytes that contain the size of a frame
 
     def __init__(self, server: Listener) -> None:
         self._server = server
-        self.identity: Identity | None = None  # who it is, where tokens are asked for
+        self.identity: Identity | None = None  # set after authentication
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._partial = b""  # an incomplete small frame
-        self._large: bytearray | None = None  # an incomplete large one, and how much of it has come
+        self._large: bytearray | None = None  # an incomplete large frame, and how much has arrived
         self._large_filled = 0
-        self._discard = 0  # bytes that are still to come of a frame that was refused
-        self._backlog: deque[bytes] = deque()  # read, but held
+        self._discard = 0  # bytes of a refused frame that have not arrived yet
+        self._backlog: deque[bytes] = deque()  # read while paused
         self._backlog_bytes = 0
         self._slots: deque[Slot] = deque()
-        self._appends = 0  # under way, and the bytes of their requests
+        self._appends = 0  # in flight, and the bytes of their requests
         self._in_flight = 0
-        self._behind_appends = False  # the next request waits for them
-        self._unsent = 0  # answers that are known but wait for one before them
+        self._behind_appends = False  # the next request waits for the appends
+        self._unsent = 0  # known answers that wait for an earlier one
         self._writing_paused = False
         self._reading_paused = False
         self._flushing = False
-        # The request that everything behind it waits for.
+        # The request that blocks all later ones.
         self._work: asyncio.Future[Pieces] | None = None
         self._waits = False  # that request waits for records, not for the disk
-        self._ending = False  # close once everything that came is answered
-        self._closing = False  # look at no further request
-        self.seen = 0.0  # when something last came or went, by the loop's clock
+        self._ending = False  # close once everything received is answered
+        self._closing = False  # parse no further request
+        self.seen = 0.0  # time of the last read or write, by the loop's clock
         self.opened = 0.0
         self._frame_since = 0.0  # when the incomplete frame began
 
     @property
     def who(self) -> str:
-        """The token's subject, else the client's address."""
+        """Return the subject of the token, or the client's address."""
         if self.identity is not None and self.identity.subject:
             return self.identity.subject
         peer = self._transport.get_extra_info("peername")
         return str(peer[0]) if peer else "unknown"
 
-    # What a protocol says
+    # Implemented by a protocol
 
     def frame_size(self, data: bytes | bytearray) -> int:
-        """How large the frame is that `data` begins with; at least `head_size` bytes are there."""
+        """Return the size of the first frame; `data` has at least `head_size` bytes."""
         raise NotImplementedError
 
     def run_frames(self, data: bytes | bytearray) -> int:
-        """Run the whole requests at the beginning of `data`, until held; the bytes that took."""
+        """Run the whole requests at the start of `data` until paused; return the bytes consumed."""
         raise NotImplementedError
 
     def failure(self, error: BaseException) -> bytes:
-        """The answer that says what went wrong; empty: there is none, the connection closes."""
+        """Encode an error; empty if the protocol has no answer and the connection closes."""
         raise NotImplementedError
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -132,15 +133,13 @@ class FramedConnection(asyncio.Protocol):
         self._server.lost(self)
 
     def eof_received(self) -> bool:
-        """The client sends no more but may still read: what it has sent is answered, then the
-        connection closes.
-        """
+        """Answer what the client has sent, then close: it sends no more but may still read."""
         self._ending = True
         if self._waits and self._work is not None:
-            # it waits for records that may never come, and most likely the client is gone
+            # it waits for records that may never come, and the client has most likely gone
             self._transport.close()
         self._close_if_done()
-        # keep our half open until all is answered; TLS cannot
+        # keep the connection half open until all is answered; TLS cannot do this
         return self._transport.can_write_eof()
 
     def pause_writing(self) -> None:
@@ -183,7 +182,7 @@ class FramedConnection(asyncio.Protocol):
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
     def _resume(self) -> None:
-        """Something that may have held us has changed."""
+        """Continue if nothing pauses the connection any more."""
         while self._backlog and not self._held() and not self._closing:
             data = self._backlog.popleft()
             self._backlog_bytes -= len(data)
@@ -192,7 +191,7 @@ class FramedConnection(asyncio.Protocol):
         self._adjust_reading()
 
     def take(self, data: bytes) -> None:
-        """Join what came with what was incomplete, and run every whole request in it."""
+        """Join new bytes with the incomplete frame and run every whole request."""
         if self._discard:
             came = min(self._discard, len(data))
             self._discard -= came
@@ -230,8 +229,8 @@ class FramedConnection(asyncio.Protocol):
             self._backlog.appendleft(rest)
             self._backlog_bytes += len(rest)
         elif len(rest) >= self.head_size and (total := self.frame_size(rest)) > LARGE:
-            if rest[0] == HANDSHAKE:  # no command; its length would have us wait for megabytes
-                self.answer(self.failure(InvalidRequest("there is no TLS on this port")))
+            if rest[0] == HANDSHAKE:  # a TLS handshake; as a frame it would claim megabytes
+                self.answer(self.failure(InvalidRequest("this port does not use TLS")))
                 self.finish()
                 return
             memory = self._server.memory
@@ -252,8 +251,9 @@ class FramedConnection(asyncio.Protocol):
         return whole
 
     def deliver(self, answer: Pieces | Awaitable[Pieces], *, waits: bool) -> None:
-        """The next answer; one that is not known yet holds what is behind it. `waits`: for records,
-        not for the disk.
+        """Add the next answer. One that is not known yet blocks those behind it.
+
+        `waits`: it waits for records, not for the disk.
         """
         if isinstance(answer, list):
             self.answer(*answer)
@@ -266,22 +266,20 @@ class FramedConnection(asyncio.Protocol):
     # Answers
 
     def answer(self, *data: Bytes) -> None:
-        """The next answer, known at once."""
+        """Add the next answer, which is already known."""
         slot = Slot()
         self._slots.append(slot)
         self.fill(slot, *data)
 
     def promise(self, slot: Slot) -> Slot:
-        """The place of an append's answer; fill it when it is known."""
+        """Reserve the place of an append's answer; `fill` completes it."""
         self._slots.append(slot)
         self._in_flight += slot.weight
         self._appends += 1
         return slot
 
     def fill(self, slot: Slot, *data: Bytes) -> None:
-        """Its answer is known. All of one turn leave together; but behind the last append under way
-        nothing is gained by waiting for more.
-        """
+        """Complete an answer. Answers of one turn leave together; the last one leaves at once."""
         slot.data = list(data)
         self._unsent += sum(map(len, data))
         if slot.weight:
@@ -296,7 +294,7 @@ class FramedConnection(asyncio.Protocol):
             self._loop.call_soon(self._end_of_turn)
 
     def hold_for(self, answer: Awaitable[Pieces], slot: Slot) -> None:
-        """Look at no further request until `answer` is known, and has filled the slot."""
+        """Pause until `answer` is known and has filled the slot."""
 
         def finished(task: "asyncio.Future[Pieces]") -> None:
             self._work = None
@@ -336,7 +334,7 @@ class FramedConnection(asyncio.Protocol):
             self._close_if_done()
 
     def finish(self) -> None:
-        """Answer what is under way, then close."""
+        """Answer what is in flight, then close."""
         self._closing = self._ending = True
         self._backlog.clear()
         self._backlog_bytes = 0
@@ -347,20 +345,18 @@ class FramedConnection(asyncio.Protocol):
             self._transport.close()
 
     def finish_or_abort(self) -> None:
-        """Close after what is under way is answered; when that was asked for before, the client
-        does not read: cut.
-        """
+        """Close after everything in flight is answered; abort at the second call."""
         if self._closing:
             self._transport.abort()
         else:
             self.finish()
 
     def is_stalled(self, now: float, limit: float) -> bool:
-        """A frame has begun to arrive and does not go on, or arrives too slowly to ever end."""
+        """Return True if a frame has begun to arrive and stopped, or arrives too slowly."""
         received = self._large_filled if self._large is not None else len(self._partial)
         if not received:
             return self._discard > 0 and not self._reading_paused and now - self.seen > limit
-        if self._reading_paused or self._held():  # we hold it back, not the client
+        if self._reading_paused or self._held():  # the broker pauses it, not the client
             self._frame_since = self.seen = now
             return False
         return now - self.seen > limit or received < (now - self._frame_since - limit) * MIN_RATE
@@ -370,5 +366,5 @@ class FramedConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way: no request waits for an answer."""
+        """Return True if no request waits for an answer."""
         return not self._slots and self._work is None

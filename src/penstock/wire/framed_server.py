@@ -1,6 +1,4 @@
-"""Listens for a protocol of frames and watches its connections: how many, how idle, how they
-end.
-"""
+"""Listen for a framed protocol and watch its connections: their number, idleness and end."""
 
 import asyncio
 import logging
@@ -35,8 +33,8 @@ class Settings(Protocol):
 
 
 class FramedServer:
-    name: str  # as the log and the banner have it; in lower case, the metrics
-    refusal = b""  # the answer to plain text on a port for TLS
+    name: str  # in log and banner; in lower case in metrics
+    refusal = b""  # the answer to plain text on a TLS port
 
     def __init__(
         self,
@@ -47,7 +45,7 @@ class FramedServer:
         certificate: Certificate | None,
         memory: RequestMemory | None,
     ) -> None:
-        """`memory`: what all requests of the process may take; None: as much as they like."""
+        """`memory` bounds all requests of the process; None: no bound."""
         self._settings = settings
         self._certificate = certificate
         self._asks_for_tokens = asks_for_tokens
@@ -79,12 +77,12 @@ class FramedServer:
         )
 
     def connect(self) -> FramedConnection:
-        """The protocol of a connection that was accepted."""
+        """Return the protocol of an accepted connection."""
         raise NotImplementedError
 
     @property
     def port(self) -> int:
-        """The port it listens on, also when the configuration said 0."""
+        """Return the port, also when the configuration has 0."""
         if self._server is None:
             raise RuntimeError(f"the {self.name} server is not started")
         return int(self._server.sockets[0].getsockname()[1])
@@ -108,7 +106,7 @@ class FramedServer:
         )
 
     async def stop(self, timeout: float = 10.0) -> None:
-        """Accept no one, answer what is under way for at most `timeout` seconds, close."""
+        """Stop accepting, answer what is in flight for at most `timeout` seconds, close."""
         if self._server is None:
             return
         self._server.close()
@@ -123,14 +121,14 @@ class FramedServer:
                     await self._ended.wait()
         except TimeoutError:
             self._log.warning(
-                "%d connections were cut off with requests under way", len(self._connections)
+                "%d connections were closed with requests in flight", len(self._connections)
             )
         for connection in list(self._connections):
             connection.abort()
         self._server = None
 
     def opened(self, connection: FramedConnection) -> bool:
-        """Whether the connection may stay."""
+        """Register a connection; return False if there are too many."""
         if len(self._connections) >= self._settings.max_connections or self._server is None:
             self._refused.add()
             return False
@@ -142,9 +140,7 @@ class FramedServer:
         self._ended.set()
 
     def _sweep(self) -> None:
-        """Close connections that are silent, slow or strangers for too long; one timer for all of
-        them.
-        """
+        """Close connections that are idle, slow or unauthenticated for too long."""
         loop = asyncio.get_running_loop()
         settings = self._settings
         now = loop.time()
@@ -168,7 +164,7 @@ class FramedServer:
         self._sweeper = loop.call_later(max(interval, 0.05), self._sweep)
 
     def _is_stranger(self, connection: FramedConnection, now: float) -> bool:
-        """Whether it has had time enough to show a token that is valid."""
+        """Return True if the connection had enough time and has not authenticated."""
         identity, limit = connection.identity, self._settings.auth_timeout
         if identity is None:
             return now - connection.opened > limit

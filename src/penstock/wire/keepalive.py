@@ -1,7 +1,6 @@
-"""A sign of life every fifteen seconds on every idle connection, from one timer.
+"""Send a sign of life every fifteen seconds on every idle connection, from one timer.
 
-Every second it serves a fifteenth of them, so that ten thousand idle subscribers never make a
-burst.
+Every second the timer serves a fifteenth of them, so ten thousand subscribers never make a burst.
 """
 
 import asyncio
@@ -17,18 +16,18 @@ class KeptAlive(Protocol):
 
 
 class KeepAlive:
-    """The shared timer; runs while there are streams."""
+    """The shared timer; it runs while there are streams."""
 
     def __init__(self, tick: float = TICK_SECONDS) -> None:
         self._tick = tick
         self._slots: list[set[KeptAlive]] = [set() for _ in range(SLOTS)]
         self._next = 0  # the slot that the next tick serves
-        self._count = 0  # of streams, in all slots
+        self._count = 0  # streams in all slots
         self._timer: asyncio.TimerHandle | None = None  # set while there are streams
 
     def add(self, stream: KeptAlive) -> Callable[[], None]:
         """Keep the stream alive until the returned function is called."""
-        # The slot that was served last comes again last: the first comment is a whole period away.
+        # Use the slot that was served last: the first comment is a whole period away.
         slot = self._slots[(self._next - 1 - self._count) % SLOTS]
         slot.add(stream)
         self._count += 1

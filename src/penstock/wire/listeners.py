@@ -1,9 +1,8 @@
-"""What listens: HTTP, TCP, Kafka and WebSocket over one broker, opened last and closed first.
+"""Open HTTP, TCP, Kafka and WebSocket for one broker; they open last and close first.
 
-With several worker processes all of them listen on the HTTP port (SO_REUSEPORT, the kernel spreads
-connections). A worker answers the queue API itself and forwards every other request to the owner
-over a Unix socket; the owner gathers the workers' metrics the same way. From outside it is one
-server.
+With several worker processes, all of them listen on the HTTP port (SO_REUSEPORT). A worker answers
+the queue API itself and forwards every other request to the owner over a Unix socket. The owner
+collects the metrics of the workers the same way. From outside it is one server.
 """
 
 import asyncio
@@ -31,9 +30,11 @@ from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.inspect import InspectApi
+from penstock.wire.http.api.mending import MendingApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
 from penstock.wire.http.api.queues import queue_apis
+from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
@@ -76,11 +77,9 @@ class SocketPaths:
 
 
 def freeze_gc() -> None:
-    """Leave what was loaded at start out of garbage collection, and collect the rest less often.
+    """Exclude what was loaded at start from garbage collection, and collect the rest less often.
 
-    Requests make thousands of short-lived objects that die by reference counting; a profile of
-    pushes showed much time in plain allocations, which points to the collector (not measured apart
-    from other changes).
+    Requests make thousands of short-lived objects that die by reference counting.
     """
     gc.collect()
     gc.freeze()
@@ -88,7 +87,7 @@ def freeze_gc() -> None:
 
 
 def _max_request_bytes(config: Config) -> int:
-    """What all requests together may take: at least the largest one."""
+    """Return the memory bound of all requests: at least the largest one."""
     largest = (
         config.http_server.max_body,
         config.tcp_server.max_frame,
@@ -129,8 +128,10 @@ class Listeners:
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
         self._tasks = TasksApi(broker.queues, broker.presence.member, self._audit)
-        self._state = None if worker else StateMetrics(broker)  # what all processes share, once
-        self.sockets = sockets  # None: this process is the whole broker
+        self._state = (
+            None if worker else StateMetrics(broker)
+        )  # state that all processes share is reported once
+        self.sockets = sockets  # None: the broker has one process
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
             self.sockets = SocketPaths(directory, broker.config.workers - 1)
@@ -141,7 +142,7 @@ class Listeners:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Name -> address of everything that listens, as a person would type it."""
+        """Map the name of each listener to its address."""
         config, addresses = self._broker.config, {}
         if self._http:
             addresses["HTTP"] = self._http.url
@@ -191,7 +192,7 @@ class Listeners:
             tcp.commands.record = self._audit.record
             with listening("tcp_server", config.tcp_server):
                 await tcp.start()
-            self._tcp = tcp  # from now on it has an address
+            self._tcp = tcp  # its address is known from here on
         if broker.logs and config.kafka_server.enabled:
             await self._start_kafka(broker.logs.topics, broker.logs.groups)
         if broker.logs and config.websocket_server.enabled:
@@ -218,7 +219,7 @@ class Listeners:
             )
 
     async def _start_kafka(self, topics: TopicStore, groups: Groups) -> None:
-        # Imported here: a broker without it does without 10 MiB of schemas.
+        # Imported here: the schemas take 10 MiB.
         from penstock.wire.kafka import KafkaServer
 
         config = self._broker.config
@@ -239,19 +240,18 @@ class Listeners:
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
     ) -> None:
-        """Not ready for `delay` seconds, then stop accepting, let what is in flight finish within
-        `patience`, close.
+        """Be not ready for `delay` seconds, stop accepting, finish what is in flight, close.
 
-        `others` ends when the processes have stopped that pass requests on to this one.
+        `others` ends when the processes that forward requests to this one have stopped.
         """
         self._broker.draining = True
-        if self._http:  # first: an answer that keeps its connection open invites a late request
+        if self._http:  # first: an answer that keeps its connection open invites another request
             self._http.drain()
         stopping = asyncio.ensure_future(others) if others else None
         await asyncio.sleep(delay)
         self._broker.queues.answer_waiting()
         self.certificates.stop()
-        if self._broker.logs:  # members that wait for others would wait until they are cut off
+        if self._broker.logs:  # answer members that wait for a rebalance
             self._broker.logs.groups.assigned.stop()
         every = (self._http, self._tcp, self._kafka, self._websocket)
         servers = [server for server in every if server]
@@ -283,7 +283,7 @@ class Listeners:
 
     @cached_property
     def _console(self) -> ConsoleApi:
-        """One for the public port and the workers' socket: viewers share its sampler."""
+        """Return the Console, which the public port and the workers' socket share."""
         return ConsoleApi(self._broker, authentication=self._verifier is not None)
 
     def _owner_routes(self) -> list[Route]:
@@ -296,12 +296,14 @@ class Listeners:
             BuffersApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
+            MendingApi(broker.queues),
             AuditApi(self._audit),
             self._tasks,
         ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
+            apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
         else:
             apis.append(NoTopicsApi())

@@ -1,22 +1,22 @@
-"""Which web pages may talk to us, and under which names we may be addressed.
+"""Decide which web pages may call the broker, and under which host names.
 
-A broker on 127.0.0.1 is within reach of every web page its user opens: browsers send simple
-requests, WebSocket upgrades and plain GETs to any address. They say where a request comes from, in
-headers that pages cannot change:
+A broker on 127.0.0.1 is within reach of every web page that its user opens: browsers send simple
+requests, WebSocket upgrades and plain GETs to any address. Two headers, which pages cannot change,
+tell where a request comes from:
 
-- `Origin`: scheme, host and port of the page. Ours has the host and port of the `Host` header.
-- `Sec-Fetch-Site`: the browser's own judgement (same-origin, same-site, cross-site; none: its user
-  typed the address). It is right behind a proxy that changes `Host` too, and it also comes with
+- `Origin`: scheme, host and port of the page. The broker's own pages match the `Host` header.
+- `Sec-Fetch-Site`: the browser's own judgement (same-origin, same-site, cross-site; none: the user
+  typed the address). It is also right behind a proxy that changes `Host`, and it comes with
   requests that have no `Origin`, such as images.
 
-A request with neither is no browser's (curl, clients) and passes. A page can still have its own
-name point at our address (DNS rebinding): then it is of "our" origin, but `Host` has its name. So
-while nobody is asked for a token, names that anyone can register in the public DNS are refused too.
-Names without a dot and names below `PRIVATE_ENDINGS` cannot be registered there: they are those of
-container networks. An attacker who controls the DNS of the local network can still assign them
+A request with neither does not come from a browser and passes. A page can point its own name at the
+broker's address (DNS rebinding): its origin then matches, but `Host` has its name. So while tokens
+are off, names that anyone can register in the public DNS are refused too. Names without a dot and
+names below `PRIVATE_ENDINGS` cannot be registered there; container networks use them. An attacker
+who controls the DNS of the local network can still assign them
 (docs/decisions/wire-and-protocols.md).
 
-A decision is made once per distinct head of a request, never per request.
+The decision is made once per distinct request head.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ from penstock.errors import ConfigError
 
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]]*)(?::(\d{0,5}))?")
-# reserved by RFC 6761 and ICANN, or Kubernetes' own; .local is anyone's who answers mDNS
+# reserved by RFC 6761 and ICANN, or used by Kubernetes; any device can answer for .local
 PRIVATE_ENDINGS = (".localhost", ".internal", ".svc", ".cluster.local")
 _LABEL = re.compile("[a-z0-9_-]{1,63}")  # a name without a dot
 _MAX_REPORTED = 16
@@ -48,17 +48,16 @@ class Origins:
         any_host: bool = False,
         ports: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`allowed`: further origins, or *, with commas. `hosts`: further names of ours, with
-        commas.
+        """`allowed`: more origins, or *, separated by commas. `hosts`: more names of the broker.
 
-        `bound`: names we listen on. `any_host`: names are not looked at. `ports`: pages from these
-        ports of our host count as ours.
+        `bound`: the names it listens on. `any_host`: accept every name. `ports`: pages on these
+        ports of the same host are allowed.
         """
         origins = [word.strip().lower().rstrip("/") for word in allowed.split(",") if word.strip()]
         for origin in origins:
             if origin != "*" and not _is_origin(origin):
                 raise ConfigError(
-                    f"http_server.cors_origin: {origin!r} is no origin;"
+                    f"http_server.cors_origin: {origin!r} is not an origin;"
                     " write it as https://console.example or http://localhost:3000"
                 )
         self._everyone = "*" in origins
@@ -67,7 +66,7 @@ class Origins:
         for name in names:
             if "/" in name or (":" in name and not _is_address(name)):
                 raise ConfigError(
-                    f"http_server.hosts: {name!r} is no host name; leave out scheme and port"
+                    f"http_server.hosts: {name!r} is not a host name; leave out scheme and port"
                 )
         self._any_host = any_host or "*" in names
         own = socket.gethostname().lower().rstrip(".")
@@ -81,9 +80,9 @@ class Origins:
     def refusal(
         self, host: str | None, origin: str | None, site: str | None, *, is_link: bool = False
     ) -> str | None:
-        """Why a request with these headers is refused; None: it is not.
+        """Return why a request with these headers is refused; None if it is allowed.
 
-        `is_link`: a link, wherever it is, that leads to a page of ours.
+        `is_link`: the request follows a link to a page of the Console.
         """
         if host is not None and not self.has_host(host):
             self._report(host[:255])
@@ -109,26 +108,24 @@ class Origins:
         )
 
     def has_host(self, host: str) -> bool:
-        """Whether the value of a Host header is an address, a private name, or a name of ours."""
+        """Return True if a Host header has an address, a private name, or a name of the broker."""
         name, _ = _host_and_port(host)
         is_private = _LABEL.fullmatch(name) is not None or name.endswith(PRIVATE_ENDINGS)
         is_ours = name in self._names or name.endswith(self._endings)
         return self._any_host or is_private or is_ours or _is_address(name)
 
     def _report(self, host: str) -> None:
-        """In the log, once per name: whoever set up the address of a client or a proxy should see
-        why.
-        """
+        """Log a refused name once, so that an operator sees why a client or proxy fails."""
         if host not in self._reported and len(self._reported) < _MAX_REPORTED:
             self._reported.add(host)
             log.warning(
                 "refused a request for the host name %r:"
-                " list it in http_server.hosts if it is ours",
+                " list it in http_server.hosts if it belongs to this broker",
                 host,
             )
 
     def allows(self, origin: str) -> bool:
-        """Whether the configuration names it."""
+        """Return True if the configuration allows this origin."""
         return self._everyone or origin.lower() in self._allowed
 
     def _is_ours(self, origin: str, host: str | None) -> bool:
@@ -136,7 +133,7 @@ class Origins:
             page = urlsplit(origin.lower())
             page_port = page.port or _PORTS[page.scheme]
         except (ValueError, KeyError):
-            return False  # null, an extension's, or nonsense
+            return False  # null, of an extension, or malformed
         name, port = _host_and_port(host or "")
         if not name or (page.hostname or "") != name:
             return False
@@ -153,7 +150,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _host_and_port(host: str) -> tuple[str, int | None]:
-    """The name in lower case, without brackets and a last dot; ("", None) when it is malformed."""
+    """Return the name in lower case without brackets and final dot; ("", None) if malformed."""
     match = _HOST.fullmatch(host.strip().lower())
     if match is None:
         return "", None

@@ -1,15 +1,14 @@
 """Server-sent events: `GET /topics/{topic}/stream` as a subscriber of the topic's feed.
 
-Records are written to the socket from the feed's delivery itself; the request's task only sleeps
-until the socket is full, waits for room, and lets the feed resume. The feeds' timer writes a
-comment every fifteen seconds.
+The feed writes records to the socket itself. The task of the request sleeps until the socket is
+full, waits for room, and resumes the feed. A timer writes a comment every fifteen seconds.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from penstock.topics.topic_log import TopicLog
-from penstock.wire.feed import Chunk, Feeds
+from penstock.wire.feed import FeedChunk, Feeds
 from penstock.wire.http.messages import Stream, StreamResponse
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -27,7 +26,7 @@ class EventStream:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._full: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._over = False  # the topic is gone
+        self._over = False  # the topic was deleted
 
     async def run(self, feeds: Feeds, begin: Begin) -> None:
         stop = feeds.keep_alive.add(self)
@@ -49,7 +48,7 @@ class EventStream:
         finally:
             subscription.close()
 
-    def deliver(self, chunk: Chunk) -> bool:
+    def deliver(self, chunk: FeedChunk) -> bool:
         more = self._stream.write_now(chunk.sse)
         if not more:
             self._wake()

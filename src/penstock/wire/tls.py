@@ -1,9 +1,9 @@
-"""Certificates of what listens, renewed without a restart.
+"""Certificates of the listeners, renewed without a restart.
 
-A `Certificate` is one SSL context for as long as the broker runs. When its files change (they are
-looked at every few seconds, and on SIGHUP) they are tried in a context of their own first: a
-certificate whose key has not arrived yet, or a file that is half written, is logged and looked at
-again, and connections keep the one before. Connections that are open stay as they are.
+A `Certificate` is one SSL context for the life of the broker. Its files are checked every few
+seconds and on SIGHUP. Changed files are loaded into a separate context first. A certificate whose
+key has not arrived yet, or a half-written file, is logged and tried again later; connections keep
+using the previous one. Open connections are not affected.
 """
 
 import asyncio
@@ -28,17 +28,15 @@ class Certificate:
         client_ca: Path | None = None,
         minimum: str = "1.2",
     ) -> None:
-        """`key` may be in the certificate's file. With `client_ca` clients must show a certificate
-        from it.
-        """
+        """`key` may be in the certificate's file. `client_ca` requires client certificates."""
         if certificate is None:
             raise ConfigError("a TLS key is set, but no certificate")
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
         self._minimum = minimum  # TLS version
-        self._seen = self._stamps()  # of the files when they were last read
-        self._failed = ""  # why they could not be used then; "": they are in use
+        self._seen = self._stamps()  # of the files at the last read
+        self._failed = ""  # why they could not be used; "": they are in use
         self.expires = 0.0  # seconds since 1970
         self.context = self._make()
         self._note_expiry()
@@ -64,7 +62,7 @@ class Certificate:
             if reason == "KEY_VALUES_MISMATCH":
                 key = self._key or self._certificate
                 raise ConfigError(
-                    f"TLS: the key {key} is not the one of the certificate {self._certificate}"
+                    f"TLS: the key {key} does not belong to the certificate {self._certificate}"
                 ) from None
             what = f"{self._certificate}" + (f" with key {self._key}" if self._key else "")
             raise ConfigError(f"TLS: cannot use the certificate {what}: {_words(reason)}") from None
@@ -89,27 +87,29 @@ class Certificate:
         return stamps
 
     def reload_if_changed(self) -> bool:
-        """Read the files again if they have changed; whether a new certificate is in use."""
+        """Reload changed files; return True if a new certificate is in use."""
         stamps = self._stamps()
         if stamps == self._seen and not self._failed:
             return False
         return self.reload()
 
     def reload(self) -> bool:
-        """Read the files again; what cannot be used is logged, and tried again when it changes."""
+        """Reload the files; log a failure and try again when they change."""
         self._seen = self._stamps()
         try:
             self._make()
             self._load(self.context)
         except ConfigError as error:
             if str(error) != self._failed:
-                log.error("the certificate was not renewed, the one before stays in use: %s", error)
+                log.error(
+                    "the certificate was not renewed, the previous one stays in use: %s", error
+                )
             self._failed = str(error)
             return False
         self._failed = ""
         self._note_expiry()
         log.info(
-            "TLS: %s was read again, it is valid until %s", self._certificate, _day(self.expires)
+            "TLS: %s was reloaded and is valid until %s", self._certificate, _day(self.expires)
         )
         return True
 
@@ -127,7 +127,7 @@ class Certificate:
 
 
 class Certificates:
-    """Which listener has which certificate, by the configuration; None: it speaks in clear."""
+    """The certificate of each listener, from the configuration; None: plain text."""
 
     def __init__(self, config: Config) -> None:
         tls, http, websocket = config.tls, config.http_server, config.websocket_server
@@ -156,7 +156,7 @@ class Certificates:
 
     @property
     def expires(self) -> float:
-        """When the first of them does, seconds since 1970; 0 without any."""
+        """Return the earliest expiry, in seconds since 1970; 0 without certificates."""
         return min((one.expires for one in self.all), default=0.0)
 
     def start(self) -> None:

@@ -1,10 +1,9 @@
-"""Listening, in clear or for TLS; who speaks in clear to a port for TLS gets an error in their own
-protocol.
+"""Listen in plain text or for TLS. A plain-text client of a TLS port gets an error in its protocol.
 
-In clear it is the event loop's server. For TLS we accept connections ourselves and look at their
-first byte without taking it: 0x16 begins a handshake, and the connection goes to the event loop as
-it is. Anything else gets `refusal` and is closed. That costs a connection a few system calls beside
-a handshake of a millisecond, and later nothing.
+In plain text this is the server of the event loop. For TLS, the broker accepts connections itself
+and peeks at the first byte: 0x16 begins a handshake, and the connection goes to the event loop.
+Anything else gets `refusal` and is closed. This costs a few system calls per connection, beside a
+handshake of about a millisecond.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from penstock.wire.tls import Certificate
 log = logging.getLogger("penstock.tls")
 
 HANDSHAKE = b"\x16"
-ACCEPTS_PER_TURN = 64  # connections accepted before others get their turn
+ACCEPTS_PER_TURN = 64  # connections accepted before other tasks run
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 RETRY_SECONDS = 1.0
 BACKLOG = 4096  # connections that the kernel holds until they are accepted
@@ -47,9 +46,7 @@ async def listen(
     patience: float,
     reuse_port: bool = False,
 ) -> Server:
-    """Listen at an address. `patience` is for the first byte, and again for the rest of a
-    handshake.
-    """
+    """Listen on an address. `patience` limits the wait for the first byte and the handshake."""
     loop = asyncio.get_running_loop()
     if certificate is None:
         return await loop.create_server(
@@ -94,7 +91,7 @@ class TlsServer:
         self._refusal = refusal
         self._patience = patience
         self._loop = asyncio.get_running_loop()
-        # connections whose first byte has not come, or that are being closed; when they are dropped
+        # connections without a first byte, or being closed -> when they are dropped
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handshakes: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -103,9 +100,7 @@ class TlsServer:
             self._loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
-        """Accept no more; connections that have not begun yet are dropped, the others are their
-        protocol's.
-        """
+        """Stop accepting, and drop connections that have not sent anything."""
         if self._closed:
             return
         self._closed = True
@@ -126,7 +121,7 @@ class TlsServer:
             except OSError as error:
                 if error.errno not in EXHAUSTED:
                     raise
-                log.error("no more connections can be accepted for now: %s", error.strerror)
+                log.error("cannot accept more connections at the moment: %s", error.strerror)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(RETRY_SECONDS, self._resume_accepting, listening)
                 return
@@ -163,13 +158,11 @@ class TlsServer:
             await self._loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=self._patience
             )
-        except (OSError, TimeoutError) as error:  # no common version, no certificate we accept
+        except (OSError, TimeoutError) as error:  # no common version, or no accepted certificate
             log.info("a TLS handshake failed: %s", error)
 
     def _refuse(self, connection: socket.socket) -> None:
-        """Say it, and read what they sent: closing before would reset the connection and destroy
-        the answer.
-        """
+        """Answer, then read what the client sent: closing earlier would reset the connection."""
         with contextlib.suppress(OSError):
             connection.send(self._refusal)
             connection.shutdown(socket.SHUT_WR)
@@ -183,7 +176,7 @@ class TlsServer:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            pass  # gone, without having read it
+            pass  # the client has gone
         self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:

@@ -32,7 +32,7 @@ def faults(s3: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": url}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        tier_module, "PATIENCE", tier_module.PATIENCE._replace(attempts=1, seconds=20.0)
+        tier_module, "REQUEST_LIMITS", tier_module.REQUEST_LIMITS._replace(attempts=1, seconds=20.0)
     )
     faults.seen.clear()
     yield faults

@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock import Client, SyncClient, errors
 from penstock.cli.buffer import commands as buffer_commands
-from penstock.cli.export import commands as export_commands
 from penstock.cli.pipeline import commands as pipeline_commands
 from penstock.cli.queue import commands as queue_commands
+from penstock.cli.route import commands as route_commands
 from penstock.cli.topic import commands as topic_commands
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
@@ -456,10 +456,10 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
     at, tcp = ("--url", broker.url), ("--broker", "{}:{}".format(*broker.tcp))
     commands = [
         (queue_commands, ["list", *at]),
-        (topic_commands, ["list", *tcp]),
+        (topic_commands, ["describe", "t", *tcp]),
         (topic_commands, ["scrub", *at]),
         (buffer_commands, ["status", *at]),
-        (export_commands, ["list", *at]),
+        (route_commands, ["list", *at]),
         (pipeline_commands, ["list", *at]),
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.wire.http import connection as http_connection
 from penstock.wire.http.connection import Connection
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.errors import Conflict
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.messages import (

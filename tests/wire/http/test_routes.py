@@ -10,7 +10,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from penstock.protocol.answers import Body
+from penstock.contract.noun import Noun
 from penstock.wire.auth import Role
 from penstock.wire.http import api
 from penstock.wire.http.answers import plain, writer_of
@@ -59,7 +59,7 @@ class Color(msgspec.Struct):
     color: str
 
 
-class Painted(Body):
+class Painted(Noun):
     thing_name: str
     color: str | None
     painted_at: datetime

@@ -68,6 +68,8 @@ class Batch:
     records: int
     encoding: int
     compression: int
+    whole: str = ""  # the key of the block that it is a part of; "": it is a whole block
+    first: int = 0  # which of that block's records it begins with
 
     def plain(self) -> bytes:
         return decompress(self.body, self.compression)
@@ -78,7 +80,7 @@ class Batch:
     def part(self, start: int, stop: int) -> "Batch":
         body = compress(join(self.split()[start:stop], self.encoding), self.compression)
         key = f"{self.key}-{start}-{stop - 1}"
-        return Batch(key, body, stop - start, self.encoding, self.compression)
+        return Batch(key, body, stop - start, self.encoding, self.compression, self.key, start)
 
 
 CHEAP_BYTES = 16 << 10
@@ -117,6 +119,7 @@ class Target(ABC):
 
     needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
     takes_headers: ClassVar[bool] = False  # its records are those of `envelope.with_headers`
+    takes_records: ClassVar[bool] = False  # its records may be those of `envelope.wrap_record`
     takes: ClassVar[str] = ""  # its records are requests of telemetry exporters: of this source
 
     type: str = key("", "which destination")

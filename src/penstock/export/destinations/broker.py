@@ -21,9 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.config.schema import Seconds, Secret, key
-from penstock.export.context import RouteContext
-from penstock.export.destinations import Batch, Destination, Retry, Target, destination
-from penstock.export.destinations.checks import (
+from penstock.export.checks import (
     ca_context,
     ca_from_api,
     character_problems,
@@ -31,6 +29,8 @@ from penstock.export.destinations.checks import (
     name_problems,
     url_problems,
 )
+from penstock.export.context import RouteContext
+from penstock.export.destinations import Batch, Destination, Retry, Target, destination
 from penstock.export.destinations.http import delivered
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer

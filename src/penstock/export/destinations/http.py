@@ -22,6 +22,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock.config.schema import Seconds, key
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
+from penstock.export.checks import (
+    ca_context,
+    ca_from_api,
+    limit_problems,
+    url_problems,
+)
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     Batch,
@@ -32,12 +38,6 @@ from penstock.export.destinations import (
     Target,
     TooBig,
     destination,
-)
-from penstock.export.destinations.checks import (
-    ca_context,
-    ca_from_api,
-    limit_problems,
-    url_problems,
 )
 from penstock.export.envelope import http_headers, unwrap
 from penstock.export.payload import COMPRESSIONS, CONTENT_ENCODINGS, ENCODINGS, compress

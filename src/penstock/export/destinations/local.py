@@ -2,7 +2,8 @@
 
 A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's
 key and its place), so redelivery changes nothing there. Messages that come from a queue keep their
-headers. A topic may hold a batch twice after a crash; its records have no headers.
+headers. A topic may hold a batch twice after a crash. Records that come from a topic with record
+batches, or from Kafka, keep key, headers and timestamp there, and the key decides the partition.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from penstock.config.schema import key
 from penstock.errors import ConfigError, Full, InvalidRequest, StorageError, TooLarge, Unavailable
+from penstock.export.checks import character_problems, name_problems
 from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import (
     Batch,
@@ -21,11 +23,13 @@ from penstock.export.destinations import (
     TooBig,
     destination,
 )
-from penstock.export.destinations.checks import character_problems, name_problems
-from penstock.export.envelope import parts
+from penstock.export.envelope import parts, unwrap_record
 from penstock.export.payload import as_json
 from penstock.export.queuesadapter import QueuesAdapter
+from penstock.log.batches.format import BATCHES
+from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import DEFAULT_PARTITION, check_name
+from penstock.protocol.partitions import Rotation, partition_of
 from penstock.queues.catalog import check_name as check_queue_name
 from penstock.queues.types import Item
 from penstock.topics.store import TopicStore
@@ -35,6 +39,7 @@ from penstock.topics.store import TopicStore
 @dataclass(frozen=True, kw_only=True)
 class TopicTarget(Target):
     needed = ("topic",)
+    takes_records = True
 
     topic: str = key("", "topic here")
 
@@ -102,11 +107,26 @@ class TopicDestination(Destination):
     def __init__(self, target: TopicTarget, topics: TopicStore) -> None:
         self._topic = target.topic
         self._topics = topics
+        self._rotation = Rotation()
 
-    async def send(self, batch: Batch, prepared: list[bytes]) -> None:  # noqa: ARG002
+    def prepare(self, batch: Batch) -> list[NewRecord]:
+        return list(map(unwrap_record, batch.split()))
+
+    async def send(self, batch: Batch, prepared: list[NewRecord]) -> None:  # noqa: ARG002
         with _errors():
-            topic = self._topics.get(self._topic) or await self._topics.create(self._topic)
-            await topic.append(prepared)
+            if not self._topics.partitions(self._topic):
+                timed = any(record.timestamp is not None for record in prepared)
+                form = BATCHES.name if timed else None  # they came from record batches
+                await self._topics.create(self._topic, form=form)
+            count = self._topics.partitions(self._topic)
+            without_key = self._rotation.next(count)
+            chosen: dict[int, list[NewRecord]] = {}
+            for record in prepared:
+                key = record.key
+                number = without_key if key is None else partition_of(bytes(key), count)
+                chosen.setdefault(number, []).append(record)
+            for number, records in chosen.items():
+                await self._topics.partition(self._topic, number).append_records(records)
 
     def describe(self) -> str:
         return f"topic {self._topic}"

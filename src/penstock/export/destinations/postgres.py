@@ -19,6 +19,7 @@ import asyncpg
 
 from penstock.config.schema import Seconds, Secret, key
 from penstock.errors import ConfigError
+from penstock.export.checks import character_problems, limit_problems, url_problems
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     CHEAP_BYTES,
@@ -31,7 +32,6 @@ from penstock.export.destinations import (
     TooBig,
     destination,
 )
-from penstock.export.destinations.checks import character_problems, limit_problems, url_problems
 
 KEYS_TABLE = "penstock_exported"
 KEYS_INTERVAL = "7 days"  # for which keys are remembered

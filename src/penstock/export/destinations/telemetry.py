@@ -15,14 +15,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from penstock.config.schema import Seconds, key
 from penstock.errors import InvalidRequest
-from penstock.export.context import RouteContext
-from penstock.export.destinations import Batch, Destination, Refused, Target, TooBig
-from penstock.export.destinations.checks import (
+from penstock.export.checks import (
     ca_context,
     ca_from_api,
     limit_problems,
     url_problems,
 )
+from penstock.export.context import RouteContext
+from penstock.export.destinations import Batch, Destination, Refused, Target, TooBig
 from penstock.export.destinations.http import delivered
 from penstock.export.payload import RAW
 from penstock.export.telemetry_request import TelemetryRequest

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
+from penstock.contract.routes import Repaired
 from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
@@ -20,7 +21,6 @@ from penstock.export.sendqueue.journal import Books, Entry, Kind
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import Store
 from penstock.export.sendqueue.writer import Writer
-from penstock.export.status import Repaired
 from penstock.io.fs import DISK, Fs
 
 

@@ -50,8 +50,8 @@ from typing import Any
 
 import crc32c
 
+from penstock.contract.routes import Accounting
 from penstock.errors import StorageError, StorageFailed
-from penstock.export.status import Accounting
 from penstock.io.fs import File, Fs
 
 ENTRY = struct.Struct("<BBHQQII")

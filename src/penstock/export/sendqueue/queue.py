@@ -22,7 +22,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.schema import SendQueue as Settings
+from penstock.config.schema import SendQueueSettings as Settings
+from penstock.contract.routes import SendQueueStatus
 from penstock.errors import Full, StorageError, StorageFull, TooLarge, Unavailable
 from penstock.export.context import RouteContext
 from penstock.export.memory import memory_limit, memory_used
@@ -31,7 +32,6 @@ from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
 from penstock.export.sendqueue.chunks import Options
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
-from penstock.export.status import SendQueueStatus
 from penstock.export.telemetry import Rate, RouteMetrics
 from penstock.io.tasks import cancelled, supervised
 

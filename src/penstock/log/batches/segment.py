@@ -194,7 +194,7 @@ class BatchSegment(Segment):
         sizes = np.cumsum(HEADER_SIZE + np.maximum(columns.value_lengths[skip:], 0))
         fitting = max(1, int(np.searchsorted(sizes, max_bytes, "right")))
         part = slice(skip, min(count, skip + max_records, skip + fitting))
-        return _batch_of(columns, part, following)
+        return batch_of(columns, part, following)
 
     def _span(self, offset: int, max_records: int, max_bytes: int) -> list[_Batch]:
         """Neighbouring batches from the one on that holds `offset`: so many records, or bytes."""
@@ -307,7 +307,7 @@ class BatchSegment(Segment):
         return None
 
 
-def _batch_of(columns: Columns, part: slice, following: int) -> Batch:
+def batch_of(columns: Columns, part: slice, following: int) -> Batch:
     if part.stop < len(columns.offsets):
         following = int(columns.offsets[part.stop - 1]) + 1
     starts = columns.value_starts[part]

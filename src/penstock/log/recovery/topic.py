@@ -19,6 +19,7 @@ from penstock.log.layout import (
     DATA,
     DELETE,
     INCARNATION,
+    LIMITS,
     POLICY,
     TIER,
     Checkpoint,
@@ -27,6 +28,7 @@ from penstock.log.layout import (
     parse_checked,
     sealed_name,
 )
+from penstock.log.limits import KEEP_ALL, Limits
 from penstock.log.producers import Producers
 from penstock.log.recovery.interrupted import finish_interrupted
 from penstock.log.segment import Segment
@@ -51,6 +53,7 @@ class Recovered(NamedTuple):
     state: int  # of that checkpoint
     archived: int | None
     policy: str  # delete or compact
+    limits: Limits
     damage: DamageReport
     tier: Manifest | None  # what of it lies in the tier
 
@@ -116,6 +119,7 @@ def recover(form: SegmentFormat, context: Context, path: Path) -> Recovered:
         state=checkpoint.state if checkpoint is not None else CLEAN,
         archived=_read_archived(directory),
         policy=_read_policy(directory),
+        limits=_read_limits(directory),
         damage=damage,
         tier=tier,
     )
@@ -233,6 +237,17 @@ def _read_policy(directory: TopicDirectory) -> str:
         )
         return COMPACT
     return text
+
+
+def _read_limits(directory: TopicDirectory) -> Limits:
+    if (data := directory.read(LIMITS)) is None:
+        return Limits()
+    if (limits := Limits.parse(data)) is None:
+        directory.report(
+            "repaired", f"{LIMITS} is damaged: retention deletes nothing until it is set again"
+        )
+        return KEEP_ALL
+    return limits
 
 
 def _producers(

@@ -11,6 +11,7 @@ from crc32c import crc32c
 from penstock.errors import Damaged
 from penstock.io.fs import Fs
 from penstock.log.layout import BATCHES, DATA, INDEX, TIER
+from penstock.log.limits import Limits
 from penstock.object_store import ObjectStore, pack_document, parse_document
 from penstock.protocol.names import is_incarnation, is_relative_path, is_topic_name
 
@@ -56,6 +57,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     policy: str
     layout: str = "aiq"  # the format of its segments
     archived: int | None = None
+    limits: Limits = Limits()
     segments: list[StoredSegment] = []  # in order of offsets
     checkpoint: bytes = b""  # the file `checkpoint` of a topic that ends where these end
     damage: list[dict[str, Any]] = []  # the contents of `damage.json`

@@ -1,15 +1,13 @@
 """Configure, delete and clear queues; list their partitions."""
 
-from datetime import datetime
 from typing import Any
 
-import msgspec
-
+from penstock.contract.queues import Configured, PartitionInfo
 from penstock.database import struct_of
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues.admin.scheduled import Scheduled
+from penstock.queues.admin.scheduled import DelayedMessages
 from penstock.queues.catalog import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.options import OPTIONS, columns_of, options_of
@@ -22,25 +20,8 @@ PARTITIONS = query("partitions")
 DEFAULTS = QueueOptions()
 
 
-class Configured(msgspec.Struct):
-    """A queue as it was configured, and the id of its default partition."""
-
-    queue: QueueInfo
-    partition_id: str
-
-
-class PartitionInfo(msgspec.Struct):
-    id: str
-    name: str
-    queue: str
-    created_at: datetime
-    messages: int  # stored now
-    oldest_message: datetime | None
-    newest_message: datetime | None
-
-
-class Admin:
-    def __init__(self, context: QueueContext, scheduled: Scheduled) -> None:
+class QueueAdmin:
+    def __init__(self, context: QueueContext, scheduled: DelayedMessages) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
         self._scheduled = scheduled
@@ -74,7 +55,15 @@ class Admin:
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
-        return Configured(info, self._catalog.partition_uuid(partition))
+        return Configured(
+            configured=True,
+            queue_id=info.uuid,
+            partition_id=self._catalog.partition_uuid(partition),
+            queue=info.name,
+            namespace=info.namespace,
+            task=info.task,
+            options=info.options,
+        )
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
         """Change those options of a queue that exists whose fields are named in `only`."""

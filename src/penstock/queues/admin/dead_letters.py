@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
 from penstock.database import struct_of
 from penstock.errors import Conflict
 from penstock.queues.context import QueueContext
@@ -43,28 +44,6 @@ class Which:
     error: str | None = None  # a part of it, in upper or lower case
 
 
-class DeadLetter(msgspec.Struct):
-    number: int  # by which it is put back or purged alone
-    message_id: str
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    group: str | None  # None: it was deleted
-    error: str
-    attempts: int
-    payload: bytes | None  # None: the page has enough already
-    producer: str | None
-    created_at: datetime  # when the message was pushed
-    failed_at: datetime
-    headers: dict[str, str] | None
-
-
-class DeadLetterPage(msgspec.Struct):
-    letters: list[DeadLetter]
-    total: int  # that match
-
-
 class ErrorCount(msgspec.Struct, rename="camel"):
     error: str
     count: int
@@ -76,20 +55,22 @@ class DeadLetterErrors(msgspec.Struct):
     top_errors: list[ErrorCount]
 
 
-class DeadLetters:
+class DeadLetterStore:
     def __init__(self, context: QueueContext) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
 
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
-    ) -> DeadLetterPage:
+    ) -> DeadLetters:
         """The newest failure first, with payloads up to MAX_PAGE_BYTES of them. `before`: those
         older than this letter, for the next page."""
         rows = await self._database.browse(
             LISTING, *astuple(which), limit, offset, MAX_PAGE_BYTES, before
         )
-        return DeadLetterPage([self._entry(row) for row in rows], await self.count(which))
+        return DeadLetters(
+            messages=[self._entry(row) for row in rows], total=await self.count(which)
+        )
 
     async def count(self, which: Which) -> int:
         """How many match, exact up to `COUNTED`."""
@@ -187,12 +168,14 @@ class DeadLetters:
         )
         return row["statuses"] is None or row["statuses"][0] in ("queued", "duplicate")
 
-    def _entry(self, row: Any) -> DeadLetter:
+    def _entry(self, row: Any) -> DeadLetterMessage:
+        payload = self._keys.payload_of(row)
         return struct_of(
-            DeadLetter,
+            DeadLetterMessage,
             row,
             message_id=self._catalog.message_uuid(row["partition_id"], row["seq"]),
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
-            payload=self._keys.payload_of(row),
-            headers=self._keys.headers_of(row),
+            data=payload,
+            data_omitted=payload is None,
+            headers=self._keys.headers_of(row) or {},
         )

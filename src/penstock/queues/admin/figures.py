@@ -89,7 +89,7 @@ class QueueFigures(msgspec.Struct):
         return sum(group.dropped for group in self.groups)
 
 
-class Backlog(msgspec.Struct):
+class GroupBacklog(msgspec.Struct):
     """What waits for a group, by partition and age."""
 
     partitions: int = 0  # that have something for it, up to as many as were looked at
@@ -139,11 +139,11 @@ class Figures:
             {row["id"]: max(0.0, row["seconds"]) for row in rows},
         )
 
-    async def backlogs(self, groups: list[int], max_partitions: int) -> dict[int, Backlog]:
+    async def backlogs(self, groups: list[int], max_partitions: int) -> dict[int, GroupBacklog]:
         """What waits for these groups, looked for in up to so many of their lagging partitions."""
         rows = await self._database.browse(BACKLOG, groups, max_partitions) if groups else []
         return {
-            row["group_id"]: Backlog(
+            row["group_id"]: GroupBacklog(
                 row["partitions"],
                 row["oldest"],
                 max(0.0, (row["now"] - row["oldest"]).total_seconds()) if row["oldest"] else None,

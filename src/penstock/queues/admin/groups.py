@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
+from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
 from penstock.database import Database, struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
-from penstock.queues.admin.figures import Backlog, Figures, GroupFigures
+from penstock.queues.admin.figures import Figures, GroupBacklog, GroupFigures
 from penstock.queues.catalog import check_text
-from penstock.queues.consumers import Consumers
+from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 
@@ -35,68 +34,15 @@ LAGGING = query("lagging_partitions")
 PREVIEW = query("seek_preview")
 
 
-class GroupStatus(msgspec.Struct):
-    """A group of one queue."""
-
-    queue: str
-    figures: GroupFigures
-    backlog: Backlog
-    members: int  # consumers connected
-    state: str  # see `state_of`
-    mode: str | None  # where it starts: all, new, timestamp; None until a pop decided
-    start_at: datetime | None
-    created_at: datetime
-    discovering: bool  # partitions it has not met are being looked through
-
-    @property
-    def name(self) -> str:
-        return self.figures.name
-
-
-class PartitionLag(msgspec.Struct):
-    """A partition as a group sees it."""
-
-    group: str
-    queue: str
-    partition: str
-    partition_id: str
-    lease_id: str | None  # of the lease that is live
-    lag: int
-    lag_seconds: float
-    oldest: datetime | None  # when the oldest message was pushed that it waits for
-    consumed: int
-    consumed_at: datetime | None
-
-
-class GroupDeleted(msgspec.Struct):
-    partitions: int
-    existed: bool
-
-
-class Seek(msgspec.Struct):
-    """A group was moved."""
-
-    partitions: int
-    position: int | None  # in the last of them
-
-
-class SeekPreview(msgspec.Struct):
-    """What a seek would do."""
-
-    partitions: int
-    again: int  # messages it has finished with and would get once more
-    skipped: int  # messages it waits for and would not get
-
-
-class Groups:
-    def __init__(self, context: QueueContext, figures: Figures, consumers: Consumers) -> None:
+class QueueGroups:
+    def __init__(
+        self, context: QueueContext, figures: Figures, consumers: ConsumerConnections
+    ) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._waiting = context.waiting
         self._figures, self._consumers = figures, consumers
 
-    async def listing(
-        self, group: str | None = None, queue: str | None = None
-    ) -> list[GroupStatus]:
+    async def listing(self, group: str | None = None, queue: str | None = None) -> list[Group]:
         """One entry per queue and group, by name."""
         rows = await self._database.browse(LISTING, group, queue)
         if not rows:
@@ -110,7 +56,7 @@ class Groups:
             _status(
                 row,
                 figures[row["id"]],
-                backlogs.get(row["id"], Backlog()),
+                backlogs.get(row["id"], GroupBacklog()),
                 members.get((row["queue"], row["name"]), 0),
             )
             async for some in slices(rows, ROWS_PER_SLICE)
@@ -125,22 +71,26 @@ class Groups:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
         return int(rows[0]["lag"])
 
-    async def lagging(self, min_lag_seconds: float = 3600, limit: int = 1000) -> list[PartitionLag]:
+    async def lagging(
+        self, min_lag_seconds: float = 3600, limit: int = 1000
+    ) -> list[GroupPosition]:
         """Partitions whose oldest unconsumed message is older than this, the worst first."""
         rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
         return [self._partition(row) for row in rows]
 
     async def describe(
         self, group: str, limit: int = 10_000, offset: int = 0
-    ) -> list[PartitionLag]:
+    ) -> list[GroupPosition]:
         """Its partitions in all queues, by queue."""
         rows = await self._database.browse(DESCRIBE, group, limit, offset)
         return [self._partition(row) for row in rows]
 
-    def _partition(self, row: Any) -> PartitionLag:
+    def _partition(self, row: Any) -> GroupPosition:
         partition = self._catalog.partition_uuid(row["partition_id"])
         lease = row["lease_id"] and str(row["lease_id"])
-        return struct_of(PartitionLag, row, partition_id=partition, lease_id=lease)
+        return struct_of(
+            GroupPosition, row, waiting=row["lag"], partition_id=partition, lease_id=lease
+        )
 
     async def delete(
         self, group: str, queue: str | None = None, *, metadata: bool = True
@@ -160,7 +110,7 @@ class Groups:
         for number in ids:
             async for removed in forgotten(self._database, number):
                 deleted += removed
-        return GroupDeleted(deleted, bool(ids))
+        return GroupDeleted(group, queue, deleted, metadata and bool(ids))
 
     async def subscription(self, group: str, moment: datetime) -> int:
         """Change where the group starts in partitions it has not met yet; in how many queues."""
@@ -191,11 +141,20 @@ class Groups:
                 done, last = await self._seek(group_id, numbers, target)
                 moved += done
         self._waiting.available(queue, 1000, group)
-        return Seek(moved, last)
+        return Seek(
+            group=group,
+            queue=queue,
+            partition=partition,
+            to=None if moment is not None else to,
+            at=moment,
+            partitions=moved,
+            position=last,
+        )
 
     async def preview(
         self, group: str, queue: str, *, moment: datetime | None = None, to: str = "end"
-    ) -> SeekPreview:
+    ) -> Seek:
+        """Count what a seek would do, and move nothing."""
         group_id, queue_id = await self._find(group, queue)
         partitions = again = skipped = 0
         async for numbers in self._walk(queue_id):
@@ -204,7 +163,16 @@ class Groups:
             partitions += row["partitions"]
             again += int(row["again"])
             skipped += int(row["skipped"])
-        return SeekPreview(partitions, again, skipped)
+        return Seek(
+            group=group,
+            queue=queue,
+            to=None if moment is not None else to,
+            at=moment,
+            partitions=partitions,
+            dry_run=True,
+            redelivered=again,
+            skipped=skipped,
+        )
 
     async def _find(self, group: str, queue: str) -> tuple[int, int]:
         rows = await self._database.read(
@@ -237,7 +205,7 @@ class Groups:
         return row["moved"], row["last"]
 
 
-def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> GroupStatus:
+def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int) -> Group:
     # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
     # mends that).
     blind = (
@@ -247,8 +215,24 @@ def _status(row: Any, figures: GroupFigures, backlog: Backlog, members: int) -> 
         and not row["discovering"]
     )
     state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind)
-    return struct_of(
-        GroupStatus, row, figures=figures, backlog=backlog, members=members, state=state
+    return Group(
+        queue=row["queue"],
+        name=figures.name,
+        waiting=figures.waiting,
+        leased=figures.leased,
+        completed=figures.completed,
+        failed=figures.failed,
+        dead_letters=figures.dead_letters,
+        dropped=figures.dropped,
+        skipped=figures.skipped,
+        lag_seconds=int(backlog.seconds or 0),
+        lagging_partitions=backlog.partitions,
+        members=members,
+        state=state,
+        mode=row["mode"],
+        start_at=row["start_at"],
+        created_at=row["created_at"],
+        discovering=row["discovering"],
     )
 
 

@@ -7,14 +7,21 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.messages import (
+    MessageGroup,
+    MessageWithPayload,
+    StoredMessage,
+    StoredMessages,
+)
 from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import check_group, check_text, info_of
+from penstock.queues.catalog import check_group, check_text
 from penstock.queues.context import QueueContext
+from penstock.queues.options import options_of
 from penstock.queues.schema import query
 from penstock.queues.settling import AckBatch
-from penstock.queues.types import Ack, QueueInfo
+from penstock.queues.types import Ack
 
 IN_QUEUES = query("messages")
 IN_PARTITION = query("partition_messages")
@@ -33,65 +40,9 @@ class MessageFilter(msgspec.Struct, kw_only=True):
     partition: str | None = None
     namespace: str | None = None
     task: str | None = None
-    status: str | None = None  # pending, processing, completed, dead_letter
+    state: str | None = None  # waiting, leased, completed, dead_letter
     since: datetime | None = None
     until: datetime | None = None
-
-
-class StoredMessage(msgspec.Struct):
-    """A message without its payload, and what became of it."""
-
-    id: str
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    namespace: str
-    task: str
-    status: str
-    queue_status: str  # of queue mode; none: it has none
-    groups_done: int  # groups, queue mode not counted, that have finished with it
-    groups: int
-    trace_id: str | None
-    producer: str | None
-    priority: int
-    created_at: datetime
-    lease_expires_at: datetime | None
-    headers: dict[str, str] | None
-
-
-class MessagePage(msgspec.Struct):
-    messages: list[StoredMessage]
-    queue_mode: bool  # their queues are read in queue mode
-    groups: int  # and by so many groups
-    next: str | None  # the cursor of the next page
-    behind_seconds: float | None  # how old this may be; None: it is the primary's
-
-
-class MessageGroup(msgspec.Struct, rename="camel"):
-    """What a group did with a message."""
-
-    name: str
-    consumed: bool
-    lease_expires_at: datetime | None
-
-
-class MessageDetail(msgspec.Struct):
-    id: str
-    transaction_id: str
-    partition_id: str
-    partition: str
-    queue: QueueInfo
-    status: str
-    trace_id: str | None
-    producer: str | None
-    created_at: datetime
-    payload: bytes
-    headers: dict[str, str] | None
-    encrypted: bool
-    error: str | None
-    attempts: int
-    groups: list[MessageGroup]
 
 
 class Messages:
@@ -106,7 +57,7 @@ class Messages:
         limit: int = 200,
         offset: int = 0,
         cursor: str | None = None,
-    ) -> MessagePage:
+    ) -> StoredMessages:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
         after = place_of(cursor)
@@ -117,7 +68,7 @@ class Messages:
         until = which.until or now + timedelta(minutes=1)
         since = which.since or now - timedelta(hours=1)
         entries: list[StoredMessage] = []
-        sifted = which.status is not None or (which.partition is not None and number is None)
+        sifted = which.state is not None or (which.partition is not None and number is None)
         most = offset + (MAX_SIFTED if sifted else limit)
         source: tuple[str, Any] = (
             (IN_QUEUES, which.queue) if number is None else (IN_PARTITION, number)
@@ -134,17 +85,17 @@ class Messages:
             if which.partition is not None and row["partition"] != which.partition:
                 continue
             entry = self._entry(row)
-            if which.status is None or entry.status == which.status:
+            if which.state is None or entry.state == which.state:
                 entries.append(entry)
-        return MessagePage(
-            entries[offset:],
+        return StoredMessages(
+            messages=entries[offset:],
             queue_mode=any(row["has_queue_mode"] for row in rows),
             groups=max((row["groups"] for row in rows), default=0),
             next=last if more else None,
             behind_seconds=behind,
         )
 
-    async def detail(self, partition_id: str, transaction_id: str) -> MessageDetail:
+    async def detail(self, partition_id: str, transaction_id: str) -> MessageWithPayload:
         """A message with its payload and what each group did with it."""
         row = await self._find(partition_id, transaction_id)
         place = row["partition_id"], row["seq"]
@@ -157,11 +108,14 @@ class Messages:
         groups = await self._database.browse(MESSAGE_GROUPS, *place, number)
         dead = next((group for group in groups if group["error"] is not None), None)
         return struct_of(
-            MessageDetail,
+            MessageWithPayload,
             message,
             **self._ids(message),
-            queue=info_of(queue),
-            status=_status(message),
+            queue=queue["name"],
+            namespace=queue["namespace"],
+            task=queue["task"],
+            options=options_of(queue),
+            state=_state(message),
             payload=self._keys.payload_of(message),
             encrypted=message["key_id"] is not None,
             error=dead["error"]
@@ -258,15 +212,15 @@ class Messages:
         return rows[0]
 
     def _entry(self, row: Any) -> StoredMessage:
-        queue_status = "none"
+        queue_state = "none"
         if row["has_queue_mode"]:
-            queue_status = _progress(row["queue_done"], row["queue_leased"])
+            queue_state = _progress(row["queue_done"], row["queue_leased"])
         return struct_of(
             StoredMessage,
             row,
             **self._ids(row),
-            status=_status(row),
-            queue_status=queue_status,
+            state=_state(row),
+            queue_state=queue_state,
             lease_expires_at=row["lease_expires_at"] if row["any_leased"] else None,
         )
 
@@ -276,7 +230,7 @@ class Messages:
             "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
             "partition_id": self._catalog.partition_uuid(row["partition_id"]),
             "trace_id": row["trace_id"] and str(row["trace_id"]),
-            "headers": self._keys.headers_of(row),
+            "headers": self._keys.headers_of(row) or {},
         }
 
 
@@ -293,7 +247,7 @@ def place_of(cursor: str | None) -> tuple[str, int, int]:
     return str(xid), seq, partition
 
 
-def _status(row: Any) -> str:
+def _state(row: Any) -> str:
     """Of a message, by what `message_progress` says of it."""
     if row["dead"]:
         return "dead_letter"
@@ -302,4 +256,4 @@ def _status(row: Any) -> str:
 
 
 def _progress(done: bool | None, leased: bool | None) -> str:
-    return "completed" if done else "processing" if leased else "pending"
+    return "completed" if done else "leased" if leased else "waiting"

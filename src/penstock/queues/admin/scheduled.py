@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import utc_time
@@ -17,28 +18,7 @@ START = (datetime(1, 1, 1, tzinfo=UTC), 0)
 ROWS_PER_STEP = 5000
 
 
-class Waiting(msgspec.Struct, gc=False):
-    """A message for later."""
-
-    transaction_id: str
-    queue: str
-    partition: str
-    partition_id: str
-    deliver_at: datetime
-    pushed_at: datetime
-    trace_id: str | None
-    producer: str | None
-    encrypted: bool
-    headers: dict[str, str] | None
-    payload: bytes | None = None  # None in a listing
-
-
-class Page(msgspec.Struct):
-    messages: list[Waiting]
-    next: str | None  # the cursor of the page after; None = this is the last
-
-
-class Scheduled:
+class DelayedMessages:
     def __init__(self, context: QueueContext) -> None:
         self._database, self._catalog, self._keys = context.database, context.catalog, context.keys
 
@@ -48,17 +28,17 @@ class Scheduled:
         partition: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
-    ) -> Page:
+    ) -> ScheduledMessages:
         """The next due first, without payloads. `cursor` is the `next` of the page before."""
         after = _place(cursor)
         rows = await self._database.browse(LISTING, queue, partition, limit, *after)
         last = rows[-1] if len(rows) == limit else None
-        return Page(
+        return ScheduledMessages(
             [self._waiting(row) for row in rows],
             None if last is None else f"{last['due_at'].isoformat()}_{last['id']}",
         )
 
-    async def detail(self, queue: str, partition: str, transaction_id: str) -> Waiting:
+    async def detail(self, queue: str, partition: str, transaction_id: str) -> ScheduledMessage:
         """One of them with its payload."""
         number = await self._partition(queue, partition, transaction_id)
         rows = await self._database.browse(
@@ -113,15 +93,17 @@ class Scheduled:
             raise _missing(queue, partition, transaction_id)
         return number
 
-    def _waiting(self, row: Any, payload: bytes | None = None) -> Waiting:
+    def _waiting(
+        self, row: Any, payload: bytes | msgspec.UnsetType = msgspec.UNSET
+    ) -> ScheduledMessage:
         return struct_of(
-            Waiting,
+            ScheduledMessage,
             row,
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
             deliver_at=row["due_at"],
             trace_id=row["trace_id"] and str(row["trace_id"]),
             encrypted=row["key_id"] is not None,
-            headers=self._keys.headers_of(row),
+            headers=self._keys.headers_of(row) or {},
             payload=payload,
         )
 

@@ -6,25 +6,24 @@ transaction. So a row is stored once even if its message was consumed and delete
 is run again.
 """
 
-import asyncio
 from typing import Any
 
 from msgspec.structs import astuple
 
-from penstock.database import UNDONE, Database, struct_of
-from penstock.errors import Conflict, Full, InvalidRequest, Unavailable
+from penstock.database import Database, struct_of
+from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher, copies, prepare
-from penstock.queues.transaction import MAX_ATTEMPTS, Snapshot, Stale, snapshot_of
-from penstock.queues.types import Item, Pushed
+from penstock.queues.push import logs_of
+from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.types import Item, PushOutcome
 
 
 class Sinks:
-    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
-        self._database, self._catalog = context.database, context.catalog
-        self._pusher = pusher
+    def __init__(self, context: QueueContext, transactions: Transactions) -> None:
+        self._database = context.database
+        self._transactions = transactions
 
     async def claim(self, claim: Claim) -> Claimed:
         for name in ("target", "app", "checksum", "run", "note", "keys"):
@@ -54,22 +53,10 @@ class Sinks:
         """Store rows of a task, the first of which has the number `first`; how many of the task's
         rows are stored now. Rows that are stored already are left out, and of a queue that is
         almost full the rows that fit are taken. `last`: there are no more."""
-        items = prepare(copies(items))
-        for turn in range(MAX_ATTEMPTS):
-            try:
-                return await self._push_once(place, first, items, last=last)
-            except UNDONE:
-                await asyncio.sleep(0.02 * turn)
-            except Stale:
-                self._catalog.forget()
-        raise Unavailable("the database is too busy, or these queues keep changing; try again")
-
-    async def _push_once(self, place: Commit, first: int, items: list[Item], *, last: bool) -> int:
+        items = self._transactions.named(items)
         key = astuple(place)
-        snapshot = await snapshot_of(
-            self._catalog, {(item.queue, item.partition) for item in items}
-        )
-        async with self._database.connection() as connection, connection.transaction():
+
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[PushOutcome]]:
             rows = await connection.fetchval(
                 """SELECT rows FROM sink_tasks
                     WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4 FOR UPDATE""",
@@ -88,21 +75,20 @@ class Sinks:
                 rows,
                 done,
             )
-        self._pusher.announce(pushed)
-        return int(rows)
+            return rows, pushed
+
+        rows, pushed = await self._transactions.attempt(logs_of(items), work)
+        self._transactions.announce(pushed)
+        return rows
 
     async def _store_fitting(
-        self, connection: Any, snapshot: Snapshot, items: list[Item]
-    ) -> list[Pushed]:
+        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
+    ) -> list[PushOutcome]:
         """Store all items, or as many of the first ones as fit after halving their number."""
         while items:
             attempt = connection.transaction()
             await attempt.start()
-            answers = await self._pusher.store(items, snapshot, connection.fetch)
-            refused = [one for one in answers if not isinstance(one, Pushed)]
-            if refused:
-                raise refused[0]
-            pushed = [one for one in answers if isinstance(one, Pushed)]
+            pushed = await self._transactions.append(connection, snapshot, items)
             if not any(one.status == "full" for one in pushed):
                 await attempt.commit()
                 return pushed

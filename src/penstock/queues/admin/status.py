@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.queues import QueueCounts
 from penstock.database import struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
@@ -34,37 +35,6 @@ OLDEST = query("postgres_oldest")
 TABLES = query("postgres_tables")
 
 
-class Counts(msgspec.Struct):
-    """A queue or a partition in eight numbers. Where groups differ they are those of the group that
-    speaks for the queue (`QueueFigures.leading`), but `failed`, `dead_letter` and `dropped` are of
-    all of them.
-    """
-
-    total: int  # stored now
-    pending: int  # waiting and not leased
-    processing: int  # leased
-    completed: int
-    failed: int | None  # None: not known of a partition
-    dead_letter: int
-    dropped: int | None
-    scheduled: int | None  # for later
-
-    @classmethod
-    def of(cls, queue: QueueFigures) -> "Counts":
-        leading = queue.leading
-        leased = leading.leased if leading else 0
-        return cls(
-            total=queue.stored,
-            pending=max(0, (leading.waiting if leading else queue.stored) - leased),
-            processing=leased,
-            completed=leading.completed if leading else 0,
-            failed=queue.failed,
-            dead_letter=queue.dead_letters,
-            dropped=queue.dropped,
-            scheduled=queue.scheduled,
-        )
-
-
 class QueueFilter(msgspec.Struct, frozen=True):
     """Which queues; None = all of them."""
 
@@ -79,7 +49,7 @@ class QueueStatus(msgspec.Struct):
 
     info: QueueInfo
     partitions: int
-    counts: Counts
+    counts: QueueCounts
     figures: QueueFigures
 
 
@@ -94,9 +64,9 @@ class QueueTotals(msgspec.Struct):
     name: str  # what they have in common
     queues: int = 0
     partitions: int = 0
-    counts: Counts = msgspec.field(default_factory=lambda: _no_counts())
+    counts: QueueCounts = msgspec.field(default_factory=lambda: _no_counts())
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: QueueCounts) -> None:
         self.counts = total([self.counts, counts])
 
 
@@ -104,7 +74,7 @@ class PartitionStatus(msgspec.Struct):
     id: str
     name: str
     created_at: datetime
-    counts: Counts
+    counts: QueueCounts
     batches: int
     last_activity: datetime
     oldest_message: datetime | None
@@ -118,7 +88,7 @@ class Overview(msgspec.Struct):
     partitions: int
     namespaces: int
     tasks: int
-    messages: Counts
+    messages: QueueCounts
     pushed_per_second: float
     completed_per_second: float
 
@@ -189,7 +159,7 @@ class PostgresStatus(msgspec.Struct):
     tables: list[TableSize]
 
 
-class Status:
+class QueueStatusReader:
     def __init__(self, context: QueueContext, figures: Figures) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._figures = figures
@@ -205,7 +175,7 @@ class Status:
         partitions = await self._catalog.partition_counts(ids)
         figures = {one.id: one for one in await self._figures.queues(ids)}
         queues = [
-            QueueStatus(info_of(row), partitions.get(row["id"], 0), Counts.of(one), one)
+            QueueStatus(info_of(row), partitions.get(row["id"], 0), _counts(one), one)
             async for some in slices(rows, ROWS_PER_SLICE)
             for row in some
             if (one := figures.get(row["id"])) is not None  # None: deleted meanwhile
@@ -243,7 +213,7 @@ class Status:
                     row = sums[name] = QueueTotals(name)
                 row.queues += 1
                 row.partitions += partitions.get(one.id, 0)
-                row.add(Counts.of(one))
+                row.add(_counts(one))
         return sorted(sums.values(), key=lambda row: row.name)
 
     async def partitions(
@@ -259,15 +229,14 @@ class Status:
         return [self._partition(row) for row in rows]
 
     def _partition(self, row: Any) -> PartitionStatus:
-        waiting = row["stored"] - row["settled"]
         times = filter(None, (row["newest_message"], row["consumed_at"]))
-        counts = Counts(
-            total=row["stored"],
-            pending=max(0, waiting - row["leased"]),
-            processing=row["leased"],
+        counts = QueueCounts(
+            stored=row["stored"],
+            waiting=max(row["leased"], row["stored"] - row["settled"]),
+            leased=row["leased"],
             completed=row["completed"],
             failed=None,
-            dead_letter=row["dead_letters"],
+            dead_letters=row["dead_letters"],
             dropped=None,
             scheduled=None,
         )
@@ -332,11 +301,26 @@ class Status:
         return folded
 
 
-def total(counts: list[Counts]) -> Counts:
+def _counts(queue: QueueFigures) -> QueueCounts:
+    leading = queue.leading
+    leased = leading.leased if leading else 0
+    return QueueCounts(
+        stored=queue.stored,
+        waiting=max(leased, leading.waiting if leading else queue.stored),
+        leased=leased,
+        completed=leading.completed if leading else 0,
+        failed=queue.failed,
+        dead_letters=queue.dead_letters,
+        dropped=queue.dropped,
+        scheduled=queue.scheduled,
+    )
+
+
+def total(counts: list[QueueCounts]) -> QueueCounts:
     """The sum of the counts of several queues."""
-    names = Counts.__struct_fields__
-    return Counts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
+    names = QueueCounts.__struct_fields__
+    return QueueCounts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
 
 
-def _no_counts() -> Counts:
-    return Counts(*(0 for _ in Counts.__struct_fields__))
+def _no_counts() -> QueueCounts:
+    return QueueCounts(*(0 for _ in QueueCounts.__struct_fields__))

@@ -7,36 +7,9 @@ for a consumer that is gone, and a report that came to two processes counts by t
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
 
-import msgspec
-
+from penstock.contract.consumers import MAX_REPORTS, ConsumerHealth
 from penstock.queues.consumers import ALIVE_SECONDS
-
-MAX_REPORTS = 1000  # of one process; the oldest go first
-_Text = Annotated[str, msgspec.Meta(max_length=200)]
-
-
-class ConsumerReport(msgspec.Struct, rename="camel", kw_only=True):
-    """The status that a consumer reports."""
-
-    # Stored in the table `members` in this form: a field that is added needs a default.
-    id: _Text
-    name: _Text
-    queue: _Text
-    group: _Text
-    hostname: _Text = ""
-    pid: int = 0
-    concurrency: int = 1
-    in_flight: int = 0
-    in_flight_seconds: float = 0.0  # since the oldest call under way began
-    handled: int = 0
-    failed: int = 0
-    last_error: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
-    last_error_at: datetime | None = None
-    started_at: datetime | None = None
-    ended: bool = False  # the last report of a consumer that stops
-    seen_at: datetime | None = None  # by the broker's clock
 
 
 class ConsumerReports:
@@ -44,9 +17,9 @@ class ConsumerReports:
 
     def __init__(self) -> None:
         # by id, the one that reported last at the end
-        self._reports: dict[str, ConsumerReport] = {}
+        self._reports: dict[str, ConsumerHealth] = {}
 
-    def add(self, reports: Iterable[ConsumerReport]) -> None:
+    def add(self, reports: Iterable[ConsumerHealth]) -> None:
         now = datetime.now(UTC)
         for report in reports:
             self._reports.pop(report.id, None)
@@ -56,7 +29,7 @@ class ConsumerReports:
         while len(self._reports) > MAX_REPORTS:
             del self._reports[next(iter(self._reports))]
 
-    def alive(self) -> list[ConsumerReport]:
+    def alive(self) -> list[ConsumerHealth]:
         """Those of consumers that reported lately; the others are forgotten."""
         oldest = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
         for report in tuple(self._reports.values()):
@@ -65,9 +38,9 @@ class ConsumerReports:
         return list(self._reports.values())
 
 
-def merged(reports: Iterable[ConsumerReport]) -> list[ConsumerReport]:
+def merged(reports: Iterable[ConsumerHealth]) -> list[ConsumerHealth]:
     """Each consumer once, as it was last seen, by queue, group and name."""
-    newest: dict[str, ConsumerReport] = {}
+    newest: dict[str, ConsumerHealth] = {}
     early = datetime.min.replace(tzinfo=UTC)
     for report in sorted(reports, key=lambda one: one.seen_at or early):
         newest[report.id] = report

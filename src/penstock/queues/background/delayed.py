@@ -23,6 +23,7 @@ from typing import Any
 
 import asyncpg
 
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Counter
@@ -33,11 +34,10 @@ log = logging.getLogger("penstock.queues")
 SQL = "SELECT * FROM queue_deliver($1, $2, $3, $4)"
 ROWS_PER_STEP = 2000
 FALLBACK_SECONDS = 30.0
-RETRY_SECONDS = 0.2
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
 # A partition that somebody has locked: the others go first, then it is waited for (100 ms each).
 MAX_WAITED_FOR = 4
-HELD_RETRY_SECONDS = 0.05
+LOCKED_SECONDS = 0.05
 # What was due long ago leaves dead index entries behind, which vacuum cannot remove while somebody
 # holds an old snapshot. They are passed over, but for a full look that takes one part in so many.
 FULL_LOOK_SHARE = 20
@@ -100,7 +100,7 @@ class Delayed:
                 step = await self._step([], partition)
                 total += int(step["delivered"])
                 more = step["more"]
-        self._look_at = min(self._look_at, time.monotonic() + HELD_RETRY_SECONDS)
+        self._look_at = min(self._look_at, time.monotonic() + LOCKED_SECONDS)
         return total
 
     async def _step(self, skip: list[int], only: int | None = None) -> Any:
@@ -147,9 +147,9 @@ class Delayed:
             try:
                 await self.deliver()
             except Unavailable:
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(BACKGROUND_SECONDS)
                 await self._database.recovered()
                 self._look_at = 0.0
             except asyncpg.PostgresError as error:
                 log.warning("messages that are due are tried again: %s", error)
-                self._look_at = time.monotonic() + RETRY_SECONDS
+                self._look_at = time.monotonic() + BACKGROUND_SECONDS

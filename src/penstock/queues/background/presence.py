@@ -19,12 +19,13 @@ import asyncpg
 import msgspec
 
 from penstock import __version__
+from penstock.contract.consumers import ConsumerHealth
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics, resident_bytes
-from penstock.queues.background.consumer_reports import ConsumerReport, ConsumerReports, merged
-from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, Consumers
+from penstock.queues.background.consumer_reports import ConsumerReports, merged
+from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, ConsumerConnections
 from penstock.queues.waiting import WaitingPops
 
 log = logging.getLogger("penstock.queues")
@@ -92,14 +93,14 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     waiting_pops: int = 0
     parked: dict[str, int] = {}  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
-    reports: list[ConsumerReport] = []  # of consumers that say how they are
+    reports: list[ConsumerHealth] = []  # of consumers that say how they are
     requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
     messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
     db_errors: int = 0
     pool: PoolFigures = msgspec.field(default_factory=PoolFigures)
 
 
-class Member(msgspec.Struct):
+class BrokerPresence(msgspec.Struct):
     """A process that is alive."""
 
     id: str
@@ -140,7 +141,7 @@ class Presence:
         self,
         database: Database,
         waiting: WaitingPops[Any],
-        consumers: Consumers,
+        consumers: ConsumerConnections,
         metrics: Metrics,
         server: str = "penstock",
         worker: int = 0,
@@ -227,12 +228,12 @@ class Presence:
     def _total(self, name: str) -> int:
         return int(sum(self._metrics.values_of(name).values()))
 
-    async def members(self) -> list[Member]:
+    async def members(self) -> list[BrokerPresence]:
         rows = await self._database.browse(MEMBERS, ALIVE_SECONDS)
         decode = msgspec.json.Decoder(ProcessFigures).decode
-        return [struct_of(Member, row, figures=decode(row["figures"])) for row in rows]
+        return [struct_of(BrokerPresence, row, figures=decode(row["figures"])) for row in rows]
 
-    async def consumers(self) -> list[ConsumerReport]:
+    async def consumers(self) -> list[ConsumerHealth]:
         """The consumers that report to any process, as they were last seen."""
         others = [member for member in await self.members() if member.id != self.member]
         reports = [report for member in others for report in member.figures.reports]

@@ -19,31 +19,29 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import asyncpg
 import msgspec
 
+from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleRun
 from penstock.database import struct_of
+from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, supervised
-from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.queues.background.cron import CatchUp, Cron, due_until
+from penstock.protocol import headers
+from penstock.queues.background.cron import Cron, due_until
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Pusher
-from penstock.queues.transaction import Snapshot, Stale, snapshot_of
-from penstock.queues.types import Item, Pushed
+from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.types import Item, PushOutcome
 
 log = logging.getLogger("penstock.queues")
 
-RETRY_SECONDS = 5.0  # after a push that was refused
+REFUSED_SECONDS = 5.0  # after a push that was refused
 FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
-DOWN_SECONDS = 0.5
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
-MAX_ATTEMPTS = 4  # of a push whose queue changed meanwhile
 MAX_FIRINGS = 100  # before a change is refused, since more and more is due
 SCHEDULES_PER_LOOK = 100
 KEPT_RUNS, SHOWN_RUNS = 10, 5
@@ -70,49 +68,16 @@ PUT = """INSERT INTO schedules AS s (name, cron, timezone, queue, partition, pay
          RETURNING *, clock_timestamp() AS now"""
 
 
-class Definition(msgspec.Struct):
-    """What a user decides about a schedule."""
-
-    cron: str
-    queue: str
-    timezone: str = "UTC"
-    partition: str = DEFAULT_PARTITION
-    payload: bytes = b"null"  # JSON text
-    headers: bytes | None = None  # JSON text
-    catch_up: CatchUp = "one"
-    paused: bool = False
-
-
-class Run(msgspec.Struct, rename="camel"):
-    """A due time, and what became of it."""
-
-    due_at: datetime
-    fired_at: datetime
-    transaction_id: str
-    result: Literal["queued", "duplicate", "skipped", "full", "refused"]
-    manual: bool = False
-    error: str | None = None
-
-
-class Schedule(msgspec.Struct):
-    name: str
-    definition: Definition
-    created_at: datetime
-    updated_at: datetime
-    next_runs: list[datetime]
-    last_runs: list[Run]  # the newest first
-
-
 class Fired(msgspec.Struct):
-    pushed: list[Pushed]
-    runs: list[Run]
+    pushed: list[PushOutcome]
+    runs: list[ScheduleRun]
 
 
-class Schedules:
-    def __init__(self, context: QueueContext, pusher: Pusher) -> None:
+class Scheduler:
+    def __init__(self, context: QueueContext, transactions: Transactions) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._keys, self._waiting = context.keys, context.waiting
-        self._pusher = pusher
+        self._transactions = transactions
         self._changed = asyncio.Event()  # a due time may have become earlier
         self._task: asyncio.Task[None] | None = None
 
@@ -137,7 +102,7 @@ class Schedules:
     async def get(self, name: str) -> Schedule:
         return self._schedule(_one(await self._database.read(READ, name), name))
 
-    async def put(self, name: str, wanted: Definition) -> Schedule:
+    async def put(self, name: str, wanted: ScheduleDefinition) -> Schedule:
         """Create a schedule, or change it. The next run stays the same as long as cron and time
         zone do. A change of them applies from now on: what was due before is pushed first.
         """
@@ -203,10 +168,10 @@ class Schedules:
         sql = "DELETE FROM schedules WHERE name = $1 RETURNING name"
         _one(await self._database.fetch(sql, name), name)
 
-    async def run(self, name: str) -> Run:
+    async def run(self, name: str) -> ScheduleRun:
         """Push its message now. What is due stays due."""
 
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
             row = _one(await connection.fetch(LOCKED, name), name)
             fired = await self._push(connection, snapshot, row, [row["now"]])
             for run in fired.runs:
@@ -230,7 +195,7 @@ class Schedules:
                 return (await self._database.fetch(NEXT))[0]["s"]  # type: ignore[no-any-return]
 
     async def _fire_one(self, name: str) -> None:
-        async def work(snapshot: Snapshot, connection: Any) -> Fired:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
             row = await connection.fetchrow(DUE_LOCKED, name)
             if row is None:
                 return Fired([], [])  # another broker does it, or has done it
@@ -238,7 +203,7 @@ class Schedules:
             due = due_until(cron, row["catch_up"], row["next_at"], row["now"])
             fired = await self._push(connection, snapshot, row, due.times)
             fired.runs = [
-                *(Run(at, row["now"], _id(name, at), "skipped") for at in due.skipped),
+                *(ScheduleRun(at, row["now"], _id(name, at), "skipped") for at in due.skipped),
                 *fired.runs,
             ]
             await connection.execute(
@@ -254,23 +219,16 @@ class Schedules:
             pass  # deleted meanwhile
 
     async def _transact(
-        self, name: str, work: Callable[[Snapshot, Any], Awaitable[Fired]]
+        self, name: str, work: Callable[[Any, CatalogSnapshot], Awaitable[Fired]]
     ) -> Fired:
-        """`work` in a transaction, with what it must not look up on another connection."""
-        for _ in range(MAX_ATTEMPTS):
-            row = _one(await self._database.read(READ, name), name)
-            try:
-                snapshot = await snapshot_of(self._catalog, {(row["queue"], row["partition"])})
-                fired = await self._database.transact(partial(work, snapshot))
-            except Stale:
-                self._catalog.forget()
-                continue
-            self._pusher.announce(fired.pushed)
-            return fired
-        raise Unavailable(f"the queue of schedule '{name}' keeps changing; try again")
+        """Run `work` in a transaction that may push to the schedule's queue."""
+        row = _one(await self._database.read(READ, name), name)
+        fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
+        self._transactions.announce(fired.pushed)
+        return fired
 
     async def _push(
-        self, connection: Any, snapshot: Snapshot, row: Any, times: list[datetime]
+        self, connection: Any, snapshot: CatalogSnapshot, row: Any, times: list[datetime]
     ) -> Fired:
         """Push a message per due time, all or none."""
         template = self._keys.open_item(_item(row))
@@ -280,15 +238,13 @@ class Schedules:
         fired = Fired([], [])
         if not items:
             return fired
-        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        answers = await self._transactions.append(connection, snapshot, items)
         for at, answer in zip(times, answers, strict=True):
-            if not isinstance(answer, Pushed):
-                raise answer
             if answer.status == "full":
                 raise Full(f"queue '{answer.queue}' is full")
             result: Any = "duplicate" if answer.status == "duplicate" else "queued"
             fired.pushed.append(answer)
-            fired.runs.append(Run(at, row["now"], answer.transaction_id, result))
+            fired.runs.append(ScheduleRun(at, row["now"], answer.transaction_id, result))
         return fired
 
     async def _put_off(self, name: str, error: PenstockError) -> None:
@@ -300,17 +256,17 @@ class Schedules:
                 return
             result: Any = "full" if isinstance(error, Full) else "refused"
             at = row["next_at"]
-            run = Run(at, row["now"], _id(name, at), result, error=str(error))
+            run = ScheduleRun(at, row["now"], _id(name, at), result, error=str(error))
             before = _runs(row)
             if before and before[0].due_at == at and before[0].result == result:
                 before = before[1:]  # the same again
             await connection.execute(
                 "UPDATE schedules SET runs = $2, "
                 "look_at = clock_timestamp() + make_interval(secs => $3) WHERE name = $1",
-                *(name, _encode([run, *before]), RETRY_SECONDS),
+                *(name, _encode([run, *before]), REFUSED_SECONDS),
             )
 
-        log.warning("schedule '%s' is tried again in %.0f s: %s", name, RETRY_SECONDS, error)
+        log.warning("schedule '%s' is tried again in %.0f s: %s", name, REFUSED_SECONDS, error)
         await self._database.transact(work)
 
     async def _run(self) -> None:
@@ -319,10 +275,10 @@ class Schedules:
             try:
                 pause = await self.fire()
             except Unavailable:
-                pause = DOWN_SECONDS
+                pause = BACKGROUND_SECONDS
             except asyncpg.PostgresError as error:
-                log.warning("schedules are looked at again in %.0f s: %s", RETRY_SECONDS, error)
-                pause = RETRY_SECONDS
+                log.warning("schedules are looked at again in %.0f s: %s", REFUSED_SECONDS, error)
+                pause = REFUSED_SECONDS
             pause = FALLBACK_SECONDS if pause is None else min(max(pause, 0.0), FALLBACK_SECONDS)
             try:
                 async with asyncio.timeout(pause + random.uniform(0, SPREAD_SECONDS)):
@@ -330,10 +286,14 @@ class Schedules:
             except TimeoutError:
                 pass
 
-    async def _at_rest(self, name: str, wanted: Definition) -> Item:
+    async def _at_rest(self, name: str, wanted: ScheduleDefinition) -> Item:
         """Payload and headers as they may lie in the table: sealed if the queue asks for it."""
         item = Item(
-            wanted.queue, wanted.payload, wanted.partition, _seal_id(name), headers=wanted.headers
+            wanted.queue,
+            bytes(wanted.payload),
+            wanted.partition,
+            _seal_id(name),
+            headers=headers.encode(wanted.headers) if wanted.headers else None,
         )
         queue = await self._catalog.queue(wanted.queue)
         sealed = queue is not None and queue.options.encryption_enabled
@@ -349,13 +309,13 @@ class Schedules:
         if row["next_at"] is not None:
             cron = Cron(row["cron"], row["timezone"])
             next_runs = [row["next_at"], *islice(cron.times(row["next_at"]), SHOWN_RUNS - 1)]
-        return Schedule(
-            row["name"],
-            struct_of(Definition, row, payload=item.payload, headers=item.headers),
-            row["created_at"],
-            row["updated_at"],
-            next_runs,
-            _runs(row),
+        return struct_of(
+            Schedule,
+            row,
+            payload=item.payload,
+            headers=headers.decode(item.headers) if item.headers else None,
+            next_runs=next_runs,
+            last_runs=_runs(row),
         )
 
 
@@ -391,13 +351,13 @@ def _item(row: Any) -> Item:
     )
 
 
-def _runs(row: Any) -> list[Run]:
-    return msgspec.json.decode(row["runs"], type=list[Run])
+def _runs(row: Any) -> list[ScheduleRun]:
+    return msgspec.json.decode(row["runs"], type=list[ScheduleRun])
 
 
-def _recorded(row: Any, runs: list[Run]) -> str:
+def _recorded(row: Any, runs: list[ScheduleRun]) -> str:
     return _encode([*reversed(runs), *_runs(row)])
 
 
-def _encode(runs: list[Run]) -> str:
+def _encode(runs: list[ScheduleRun]) -> str:
     return msgspec.json.encode(runs[:KEPT_RUNS]).decode()

@@ -20,7 +20,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.config.schema import Queues as Settings
+from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
@@ -57,7 +57,7 @@ FORGET_DELIVERIES = """WITH gone AS (
   RETURNING 1) SELECT count(*) FROM gone"""
 
 
-class Upkeep:
+class QueueUpkeep:
     def __init__(self, database: Database, settings: Settings, metrics: Metrics) -> None:
         self._database, self._settings = database, settings
         self._tasks: list[asyncio.Task[None]] = []
@@ -82,8 +82,8 @@ class Upkeep:
         settings = self._settings
         jobs: list[tuple[Callable[[], Awaitable[Any]], float]] = [
             (self.roll_up, ROLLUP_SECONDS),
-            (self.retain, settings.retention_interval_ms / 1000),
-            (self.evict, settings.eviction_interval_ms / 1000),
+            (self.retain, settings.retention_interval),
+            (self.evict, settings.eviction_interval),
             (self.purge, ROLLUP_SECONDS),
             (self.heal, HEAL_SECONDS),
             (self.tidy, TIDY_SECONDS),

@@ -35,6 +35,7 @@ from penstock.log.layout import (
     DATA,
     DELETE,
     INCARNATION,
+    LIMITS,
     LOGS,
     POLICY,
     PRIVATE,
@@ -273,6 +274,7 @@ class Adoption:
             INCARNATION: pack_checked(manifest.incarnation),
             CHECKPOINT: checkpoint.pack(),
             POLICY: pack_checked(manifest.policy),
+            LIMITS: manifest.limits.pack(),
         }
         if manifest.segments:
             files[TIER] = manifest.pack()

@@ -87,6 +87,7 @@ class Manifests:
             policy=topic.policy,
             layout=topic.format.name,
             archived=topic.archived_offset,
+            limits=topic.limits,
             segments=segments,
             checkpoint=checkpoint or (before.checkpoint if before is not None else b""),
             damage=[dict(place) for place in topic.damage],

@@ -27,7 +27,7 @@ from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
 from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name
 from penstock.metrics import Metrics
-from penstock.object_store import ObjectStore, Patience
+from penstock.object_store import ObjectStore, RequestLimits
 from penstock.topics.offsets_journal import CommittedOffset
 from penstock.topics.tier.adopt import Adoption, read_report
 from penstock.topics.tier.manifests import Manifests
@@ -38,7 +38,7 @@ from penstock.topics.topic import Topic, condemned
 
 log = logging.getLogger("penstock.topics.tier")
 
-PATIENCE = Patience(attempts=2, seconds=30.0)  # of one request
+REQUEST_LIMITS = RequestLimits(attempts=2, seconds=30.0)  # of one request
 TOPICS_AT_A_TIME = 4
 UPLOADS_AT_A_TIME = 4  # of segments, over all topics: bounds the memory that they take
 MAX_RETRY_SECONDS = 300.0
@@ -70,7 +70,7 @@ class Tier:
         self._context = context
         self._topics = topics  # those there are when it is asked
         self._directory = private / DIRECTORY
-        self.store = ObjectStore(settings.tier, patience=PATIENCE)
+        self.store = ObjectStore(settings.tier, limits=REQUEST_LIMITS)
         self._pool = ThreadPoolExecutor(2 * TOPICS_AT_A_TIME, "tier")
         self._ownership = Ownership(self.store, self._directory, context.fs)
         blocks = BlocksOnDisk(private / CACHE, context.fs)
@@ -503,8 +503,9 @@ def _pending(topic: Topic) -> list[Segment]:
 
 def _has_changed(topic: Topic, tier: Manifest) -> bool:
     """Whether the manifest does not say any more what the topic is."""
-    return (topic.policy, topic.archived_offset, topic.damage) != (
+    return (topic.policy, topic.archived_offset, topic.limits, topic.damage) != (
         tier.policy,
         tier.archived,
+        tier.limits,
         tier.damage,
     )

@@ -1,6 +1,4 @@
-"""Who is asking: tokens (JWT) verified once, remembered until they expire, and the role each one
-carries.
-"""
+"""Authentication: verify tokens (JWT) once, remember them until they expire, map them to roles."""
 
 from penstock.protocol.roles import Role
 from penstock.wire.auth.identity import Identity

@@ -1,4 +1,4 @@
-"""What a verified token says: who it is, what they may do, and until when."""
+"""The identity in a verified token: subject, role and expiry."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from penstock.protocol.roles import Role
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    subject: str | None  # the token's `sub`: what is stored as `producerSub`
-    role: Role  # PUBLIC: the token is good and allows nothing
-    expires: float = math.inf  # seconds since 1970, the clock skew we allow included
+    subject: str | None  # the token's `sub`, stored as `producerSub`
+    role: Role  # PUBLIC: the token is valid and allows nothing
+    expires: float = math.inf  # seconds since 1970, including the allowed clock skew
 
     def require(self, role: Role) -> None:
         if self.role < role:
@@ -31,7 +31,7 @@ def identity_of(claims: dict[str, Any], settings: Settings) -> Identity:
 
 
 def _role(claims: dict[str, Any], settings: Settings) -> Role:
-    """The highest of the roles in both claims."""
+    """Return the highest of the roles in both claims."""
     levels = {
         settings.role_read_only: Role.READ_ONLY,
         settings.role_read_write: Role.READ_WRITE,
@@ -47,7 +47,7 @@ def _role(claims: dict[str, Any], settings: Settings) -> Role:
 
 
 def _claim(claims: dict[str, Any], name: str) -> Any:
-    """By its name, or by a path of names with dots between them (`realm_access.roles`)."""
+    """Return a claim by its name, or by a path with dots (`realm_access.roles`)."""
     if name in claims:
         return claims[name]
     value: Any = claims

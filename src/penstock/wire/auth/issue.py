@@ -1,7 +1,7 @@
-"""Tokens made here, for those who have the key: by `penstock token create`.
+"""Issue tokens, for `penstock token`.
 
-What is made is verified by the `Verifier` of the same settings before it is handed out, so a token
-for the wrong key, audience or claim is an error here and not a 401 at the broker.
+The `Verifier` of the same settings checks a token before it is returned. A token for the wrong key,
+audience or claim is an error here, not a 401 at the broker.
 """
 
 import time
@@ -29,7 +29,7 @@ NO_SECRET = (
 def issue(
     settings: Settings, role: Role, subject: str, seconds: float, pem: bytes | None = None
 ) -> str:
-    """A token that a broker with these settings accepts for `seconds`; `pem`: the private key."""
+    """Return a token that a broker with these settings accepts; `pem`: the private key."""
     names = {
         Role.READ_ONLY: settings.role_read_only,
         Role.READ_WRITE: settings.role_read_write,
@@ -52,7 +52,7 @@ def issue(
     token = _signed(claims, settings.secret.encode() if pem is None else pem, pem is not None)
     try:
         identity = verifier.identify(token)
-    except UnknownKey:  # of an identity provider, which only a running broker asks
+    except UnknownKey:  # of an identity provider, which only a running broker calls
         return token
     except Unauthorized as error:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _signed(claims: dict[str, object], key: bytes, private: bool) -> str:
     try:
         material = load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"this is no private key without a password (PEM): {error}") from None
+        raise ConfigError(f"this is not a private key without a password (PEM): {error}") from None
     for kind, algorithm in ALGORITHMS.items():
         if isinstance(material, kind):
             return jwt.encode(claims, key, algorithm)

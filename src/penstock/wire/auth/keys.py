@@ -1,13 +1,11 @@
-"""The keys that verify tokens: a shared secret, a public key, or the keys an identity provider
-publishes.
+"""The keys that verify tokens: a shared secret, a public key, or the keys of an identity provider.
 
-A key is usable with exactly one algorithm, the one its kind is for, whatever a token's header says:
-a token signed with HS256 and the text of a public key as the secret finds no key, and neither does
-`none`.
+A key works with exactly one algorithm, the one of its kind, whatever the header of a token says. A
+token that is signed with HS256 and the text of a public key matches no key; neither does `none`.
 
-A set that is fetched (JWKS) is fetched again every `jwks_refresh`, and when a token names a key
-that is not in it, but then at most every `UNKNOWN_KEY_SECONDS`: tokens made up by strangers do not
-turn into requests to the provider. When fetching fails the old keys stay.
+A key set (JWKS) is fetched every `jwks_refresh`, and when a token names an unknown key, but at most
+every `UNKNOWN_KEY_SECONDS`: forged tokens do not become requests to the provider. When a fetch
+fails, the old keys stay.
 """
 
 import asyncio
@@ -36,23 +34,21 @@ from penstock.net import HttpClient
 log = logging.getLogger("penstock.auth")
 
 UNKNOWN_KEY_SECONDS = 10.0  # between two fetches because of unknown keys
-RETRY_SECONDS = 30.0  # until a fetch that failed is tried again
-MIN_SECRET_BYTES = 32  # HS256 asks for as many as its hash has
+RETRY_SECONDS = 30.0  # until a failed fetch is repeated
+MIN_SECRET_BYTES = 32  # the size of HS256's hash
 MIN_RSA_BITS = 2048
 MAX_SET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class TokenKey:
     algorithm: str
     material: Any
     id: str | None = None
 
 
-class Keys:
-    """Those configured and those fetched. `changed` is called when a fetch brought other keys than
-    before.
-    """
+class TokenKeys:
+    """Configured and fetched keys. `changed` is called when a fetch brings other keys."""
 
     def __init__(
         self,
@@ -64,11 +60,11 @@ class Keys:
         self._metrics = metrics
         self._changed = changed
         self._fixed = _configured(settings)
-        self._fetched: list[Key] = []
-        self._raw = b""  # what `_fetched` was read from
-        self._fetching: asyncio.Task[None] | None = None  # the fetch under way
+        self._fetched: list[TokenKey] = []
+        self._raw = b""  # the document of `_fetched`
+        self._fetching: asyncio.Task[None] | None = None  # the fetch in flight
         self._refreshing: asyncio.Task[None] | None = None
-        self._last = -UNKNOWN_KEY_SECONDS  # when a fetch began last
+        self._last = -UNKNOWN_KEY_SECONDS  # when the last fetch began
         self._ever = False  # a fetch has succeeded
         if not self._fixed and not settings.jwks_url:
             raise ConfigError(
@@ -80,8 +76,8 @@ class Keys:
     def algorithms(self) -> set[str]:
         return {key.algorithm for key in self._all()}
 
-    def find(self, algorithm: str, key_id: str | None) -> list[Key]:
-        """The keys a token with this header may be signed with."""
+    def find(self, algorithm: str, key_id: str | None) -> list[TokenKey]:
+        """Return the keys that may have signed a token with this header."""
         fitting = [key for key in self._all() if key.algorithm == algorithm]
         if key_id is None:
             return fitting
@@ -90,7 +86,7 @@ class Keys:
         ]
 
     def may_learn(self) -> bool:
-        """Whether asking the provider now could bring a key we do not have."""
+        """Return True if a fetch now could bring an unknown key."""
         if not self._settings.jwks_url:
             return False
         return self._fetching is not None or time.monotonic() - self._last >= UNKNOWN_KEY_SECONDS
@@ -107,7 +103,7 @@ class Keys:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def refresh(self) -> None:
-        """Fetch now, or wait for the fetch that is under way."""
+        """Fetch now, or wait for the fetch in flight."""
         if self._fetching is None:
             self._last = time.monotonic()
             self._fetching = asyncio.create_task(self._fetch())
@@ -121,7 +117,7 @@ class Keys:
                 retry_after=UNKNOWN_KEY_SECONDS,
             )
 
-    def _all(self) -> list[Key]:
+    def _all(self) -> list[TokenKey]:
         return self._fixed + self._fetched
 
     def _fetched_now(self, _: "asyncio.Task[None]") -> None:
@@ -150,7 +146,7 @@ class Keys:
             log.info("%d keys that verify tokens read from %s", len(keys), self._settings.jwks_url)
 
 
-def _configured(settings: Settings) -> list[Key]:
+def _configured(settings: Settings) -> list[TokenKey]:
     keys = []
     if settings.secret and _wanted("HS256", settings.algorithm):
         secret = settings.secret.encode()
@@ -159,7 +155,7 @@ def _configured(settings: Settings) -> list[Key]:
                 f"auth.secret must have at least {MIN_SECRET_BYTES} bytes:"
                 " a shorter one can be guessed"
             )
-        keys.append(Key("HS256", secret))
+        keys.append(TokenKey("HS256", secret))
     if settings.public_key:
         key = _public_key(settings.public_key)
         if not _wanted(key.algorithm, settings.algorithm):
@@ -175,8 +171,8 @@ def _wanted(algorithm: str, configured: str) -> bool:
     return configured in ("auto", algorithm.lower())
 
 
-def _public_key(text: str) -> Key:
-    """From PEM text (with real or written-out line ends), or from the file it names."""
+def _public_key(text: str) -> TokenKey:
+    """Load a key from PEM text (with real or escaped line ends), or from a file."""
     try:
         pem = (
             text.replace("\\n", "\n")
@@ -190,22 +186,22 @@ def _public_key(text: str) -> Key:
         ) from None
 
 
-def _key_for(material: Any, key_id: str | None) -> Key:
+def _key_for(material: Any, key_id: str | None) -> TokenKey:
     if isinstance(material, RSAPublicKey):
         if material.key_size < MIN_RSA_BITS:
             raise ValueError(
                 f"an RSA key of {material.key_size} bits is too short, {MIN_RSA_BITS} is the least"
             )
-        return Key("RS256", material, key_id)
+        return TokenKey("RS256", material, key_id)
     if isinstance(material, Ed25519PublicKey):
-        return Key("EdDSA", material, key_id)
+        return TokenKey("EdDSA", material, key_id)
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
-        return Key("ES256", material, key_id)
-    raise ValueError("only RSA, Ed25519 and P-256 keys are known")
+        return TokenKey("ES256", material, key_id)
+    raise ValueError("only RSA, Ed25519 and P-256 keys are supported")
 
 
-def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
-    """The keys of a JWKS document that can verify signatures; others in it are passed over."""
+def key_set(raw: bytes, algorithm: str = "auto") -> list[TokenKey]:
+    """Return the keys of a JWKS document that can verify signatures; ignore others."""
     document = json.loads(raw)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -217,7 +213,7 @@ def key_set(raw: bytes, algorithm: str = "auto") -> list[Key]:
                 continue
             key = _key_for(jwt.PyJWK(entry).key, entry.get("kid"))
         except (jwt.PyJWTError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
-            log.info("a key of the set is passed over: %s", error)
+            log.info("ignored a key of the set: %s", error)
             continue
         if entry.get("alg", key.algorithm) == key.algorithm and _wanted(key.algorithm, algorithm):
             keys.append(key)

@@ -1,10 +1,8 @@
-"""Turns tokens into identities, and remembers them: a known token costs a dictionary lookup, not a
-signature.
+"""Verify tokens and remember their identities: a known token costs a dictionary lookup.
 
-What is remembered is bounded (`cache_size`, the oldest go first) and never outlives the token's
-`exp`. When the key set changes everything is forgotten, so a key that was withdrawn verifies
-nothing from then on. What was refused is not remembered: it may be good once its key is known or
-its `nbf` has come.
+The cache is bounded (`cache_size`, oldest first). An entry never outlives the token's `exp`. When
+the key set changes, the cache is cleared, so a withdrawn key verifies nothing from then on. Refused
+tokens are not cached: they may be valid once their key is known or their `nbf` has passed.
 """
 
 import logging
@@ -24,21 +22,21 @@ MAX_TOKEN_BYTES = 16 << 10
 
 
 class UnknownKey(Exception):
-    """The token names a key we may learn of by asking: call `learn`, then try again."""
+    """The token names an unknown key: call `learn`, then try again."""
 
 
 class Verifier:
     """Verifies the tokens of one process."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        # Imported here: 11 MiB that a broker without authentication does without.
+        # Imported here: 11 MiB that only authentication needs.
         import jwt
 
-        from penstock.wire.auth.keys import Keys
+        from penstock.wire.auth.keys import TokenKeys
 
         self.settings = settings
-        self.identities: dict[str, Identity] = {}  # never holds the empty token
-        self.keys: Keys = Keys(settings, self.identities.clear, metrics)
+        self.identities: dict[str, Identity] = {}  # never contains the empty token
+        self.keys: TokenKeys = TokenKeys(settings, self.identities.clear, metrics)
         self._refused = metrics.counter(
             "penstock_auth_refused_total",
             "Requests rejected by authentication, by reason",
@@ -63,8 +61,9 @@ class Verifier:
         }
 
     def identify(self, token: str) -> Identity:
-        """Whose token this is; raises `Unauthorized`, or `UnknownKey` when a key set has to be
-        asked first.
+        """Return the identity of a token.
+
+        Raise `Unauthorized`, or `UnknownKey` if keys must be fetched first.
         """
         identity = self.identities.get(token)
         if identity is not None:
@@ -76,7 +75,7 @@ class Verifier:
         return self._remember(token, self._verify(token, may_ask=True))
 
     async def learn(self, token: str) -> Identity:
-        """After `UnknownKey`: fetch the keys, and this time the answer is final."""
+        """Fetch the keys after `UnknownKey` and verify the token for good."""
         await self.keys.refresh()
         self.keys.require_some()
         return self._remember(token, self._verify(token, may_ask=False))
@@ -144,14 +143,12 @@ class Verifier:
 
 
 def verifier_of(settings: Settings, metrics: Metrics) -> Verifier | None:
-    """None when authentication is off: then nothing of it is on any path."""
+    """Return the verifier; None when authentication is off."""
     return Verifier(settings, metrics) if settings.enabled else None
 
 
 def bearer(header: str | None, query: str = "") -> str:
-    """The token in a header `Authorization`, with or without the word Bearer, or else in a query
-    string.
-    """
+    """Return the token of an `Authorization` header or of a query string."""
     if header:
         scheme, _, rest = header.strip().partition(" ")
         if not rest:

@@ -9,21 +9,47 @@ that it has in common with the answer.
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from penstock.protocol.answers import Body
+from penstock.contract.noun import Noun
+from penstock.wire.queen.aliases import ALIASES
 
 T = TypeVar("T", bound=msgspec.Struct)
 _MISSING = object()
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:
-    """What makes JSON of a `kind`: only bodies have times and payloads that need a look."""
+    """What makes JSON of a `kind`. Times and payloads of nouns and objects are converted, and
+    Queen's names added; msgspec writes everything else as it is.
+    """
     kinds = (kind, *get_args(kind))
-    bodies = any(isinstance(one, type) and issubclass(one, Body) for one in kinds)
-    return plain if bodies else lambda value: value
+    if any(get_origin(one) is dict for one in kinds):
+        return plain
+    nouns = any(isinstance(one, type) and issubclass(one, Noun) for one in kinds)
+    return plain if nouns and _is_converted(msgspec.inspect.type_info(kind), set()) else _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_converted(about: Any, seen: set[type]) -> bool:
+    """Whether a type has parts that `plain` changes."""
+    if isinstance(about, msgspec.inspect.StructType):
+        if about.cls in seen:
+            return False
+        seen.add(about.cls)
+        return about.cls in ALIASES or any(_is_converted(one.type, seen) for one in about.fields)
+    if isinstance(about, msgspec.inspect.UnionType):
+        return any(_is_converted(one, seen) for one in about.types)
+    if isinstance(about, msgspec.inspect.ListType):
+        return _is_converted(about.item_type, seen)
+    return isinstance(
+        about,
+        msgspec.inspect.AnyType | msgspec.inspect.DateTimeType | msgspec.inspect.DictType,
+    )
 
 
 def of(kind: type[T], *sources: object, **more: Any) -> T:
@@ -43,11 +69,13 @@ def each(kind: type[T], sources: Iterable[object]) -> list[T]:
 
 def plain(value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        return {
+        fields = {
             name: plain(inner)
             for field, name in _names(type(value))
             if (inner := getattr(value, field)) is not msgspec.UNSET
         }
+        aliases = ALIASES.get(type(value))
+        return fields if aliases is None else fields | plain(aliases(value))
     if isinstance(value, dict):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from penstock.contract.operation import Audited
 from penstock.monitor.audit import Record
 from penstock.protocol.status import NOT_JSON, status_of
 from penstock.wire.http.messages import Answer, Handler, Request, Response, finished
-from penstock.wire.http.routes import Audited
 
 _NOT_RECORDED = ("access_token",)
 _NAMES = ("queue", "topic", "name", "group", "consumerGroup", "partition", "transaction")
@@ -33,7 +33,7 @@ def recording(record: Record, audited: Audited, call: Handler) -> Handler:
             raise
         if isinstance(answer, Response) and answer.status < 400:
             counts = _fields(bytes(answer.body), audited.answer)
-            if not counts.get("dryRun"):
+            if not counts.pop("dryRun", False):
                 await record(*_described(audited, request, counts))
         return answer
 

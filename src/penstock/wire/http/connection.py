@@ -23,8 +23,8 @@ at by one sweep over all connections (`sweep`, called by the server), never by a
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, cast
 
 from penstock.errors import Unavailable
 from penstock.wire.http.body import IncomingBody
@@ -403,8 +403,11 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, StreamResponse):
             self._start_stream(request, answer)
             return
-        later = cast(Awaitable[Answer], answer)
-        future = later if isinstance(later, asyncio.Future) else asyncio.ensure_future(later)
+        future = (
+            answer
+            if isinstance(answer, asyncio.Future)
+            else asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, Answer], answer))
+        )
         self._server.running.add(future)
         future.add_done_callback(self._answered)
 

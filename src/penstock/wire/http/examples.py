@@ -75,6 +75,7 @@ PARAMETERS = {
     "offset": "Number of entries to skip.",
     "partition": "The partition.",
     "partitions": "The most partitions to take messages from.",
+    "q": "The text to look for.",
     "queue": "The queue.",
     "range": "The time range: 1h, 24h or 7d.",
     "recent": "Allow figures that are a few seconds old; cheaper for the broker.",

@@ -18,7 +18,7 @@ from typing import cast
 
 import httptools
 
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.errors import Unavailable
 from penstock.wire.http.messages import (
     CLIENT_HEADER,

@@ -19,6 +19,7 @@ from penstock.wire.http.examples import example_of, meaning, parameter_example, 
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import ANY, Route, Router, route
+from penstock.wire.queen.aliases import ALIASES
 
 _REF = "#/components/schemas/{name}"
 _TOKEN = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
@@ -52,6 +53,9 @@ def document(routes: Iterable[Route], guard: TokenGuard | None = None) -> dict[s
         if id(kind) not in schemas:
             schemas[id(kind)] = {"anyOf": [schemas[id(one)] for one in _alternatives(kind)]}
     components["Error"] = _ERROR
+    for noun in ALIASES:
+        if noun.__name__ in components:  # its fields have other names beside theirs
+            components[noun.__name__]["additionalProperties"] = True
     paths: dict[str, dict[str, Any]] = {}
     for one in shown:
         path = one.path.replace("...}", "}")

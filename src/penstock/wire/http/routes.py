@@ -11,18 +11,19 @@ one.
 
 An API is a class with a `tag` whose methods carry their routes, and `routes_of` collects them:
 
-    class TopicsApi:
-        tag = "topics"
+    class GroupsApi:
+        tag = "groups"
 
-        @route("GET", "/topics/{topic}")
-        def details(self, topic: str, args: Query) -> Details:
-            \"\"\"Describe a topic.\"\"\"
+        @serves(operations.DESCRIBE_GROUP)
+        async def describe(self, group: str, args: GroupPage) -> dict[str, GroupPositions]: ...
 
-The signature says what a method takes: `args` is the decoded query, `body` the decoded body,
-`request` the whole of it, everything else a parameter of the path; what may be missing is `| None`.
-What it returns is written as JSON; None is an empty answer, and a Response goes out as it is. The
-docstring is the summary. A method that takes only the request and returns a Response is called
-directly: the routes that messages take are such.
+`serves` names an operation of the contract. `route` declares one that only the broker knows: the
+signature then says what it takes and answers, and the docstring is the summary.
+
+A method takes `args` (the decoded query), `body` (the decoded body), `request` (all of it) and the
+parameters of the path; what may be missing is `| None`. What it returns is written as JSON. None is
+an empty answer, and a Response goes out as it is. A method that takes only the request and returns
+a Response is called directly: the routes that messages take are such.
 
 A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
 each other. The list of all paths in one place is `/openapi.json`.
@@ -38,6 +39,7 @@ from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, get_args, get_origin
 from urllib.parse import unquote_to_bytes
 
+from penstock.contract.operation import Audited, Operation
 from penstock.errors import InvalidRequest
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import writer_of
@@ -60,15 +62,6 @@ from penstock.wire.http.messages import (
 
 ANY = "*"
 _LONE_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
-
-
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """A change that is recorded: its name, and what of the body and of the answer goes with it."""
-
-    action: str
-    body: tuple[str, ...] = ()
-    answer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +130,21 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
         return handler
 
     return declare
+
+
+def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Method]:
+    """Declare that a method answers an operation of the contract."""
+    bodies = _kinds(operation.body)
+    given = {
+        name: getattr(operation, name)
+        for name in ("summary", "tag", "query", "decode", "status", "role", "audit")
+    }
+    if operation.answer is NoneType:
+        given["status"] = 204
+    else:
+        given["answer"] = operation.answer
+    given |= {"body": bodies[0], "body_optional": NoneType in bodies}
+    return route(operation.method, operation.path, **given | about)
 
 
 def routes_of(*apis: Api) -> list[Route]:

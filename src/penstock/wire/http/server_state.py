@@ -5,7 +5,7 @@ import math
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, Protocol
 
-from penstock.config.schema import HttpServer as Settings
+from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import HeadCache

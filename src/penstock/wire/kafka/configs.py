@@ -1,13 +1,15 @@
 """The configuration of topics under Kafka's names: what we have of it.
 
-Retention and the largest batch are the broker's settings, for all topics; `cleanup.policy` is a
-topic's own and can be changed.
+A topic can have its own `cleanup.policy`, retention and `max.message.bytes`; without, and in
+everything else, it has the broker's settings.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.config.schema import Topics as Settings
+from msgspec.structs import replace
+
+from penstock.config.schema import TopicsSettings as Settings
 from penstock.errors import InvalidRequest
 from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role
@@ -22,6 +24,12 @@ from penstock.wire.kafka.node import NODE_ID
 POLICY = "cleanup.policy"
 TOPIC, BROKER = 2, 4  # types of resources
 TOPIC_SOURCE, STATIC_SOURCE = 1, 4  # where a value comes from: the topic, or the broker's settings
+# A topic's own, by the field of `Limits` that has it.
+LIMITS = {
+    "retention.ms": "retention_age",
+    "retention.bytes": "retention_bytes",
+    "max.message.bytes": "max_record",
+}
 STRING, INT, LONG = 2, 3, 5  # types of values
 SET, DELETE_OPERATION = 0, 1
 
@@ -43,23 +51,65 @@ def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
     }
 
 
+def own_configs(topic: Topic) -> dict[str, str]:
+    """What a topic has for itself."""
+    limits, own = topic.limits, {POLICY: topic.policy or DELETE}
+    if limits.retention_age is not None:
+        own["retention.ms"] = str(round(limits.retention_age * 1000) or -1)
+    if limits.retention_bytes is not None:
+        own["retention.bytes"] = str(limits.retention_bytes or -1)
+    if limits.max_record is not None:
+        own["max.message.bytes"] = str(limits.max_record)
+    return own
+
+
 def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None:
     """Refuse what cannot be set for one topic, unless it is what all topics have."""
     same = broker_configs(settings)
     for name, value in configs.items():
         if name == POLICY:
-            if value not in (DELETE, COMPACT):
+            if value not in (DELETE, COMPACT, None):
                 raise InvalidConfig(f"{POLICY} is {DELETE} or {COMPACT}, not {value}")
+        elif name in LIMITS:
+            _parse_limit(settings, name, value)
         elif name not in same:
             raise InvalidConfig(f"there is no configuration {name}")
-        elif value != same[name][0]:
+        elif value not in (same[name][0], None):
             raise InvalidConfig(f"{name} is {same[name][0]} for all topics of this broker")
 
 
-async def set_configs(topics: TopicStore, topic: Topic, configs: Mapping[str, str | None]) -> None:
-    policy = configs.get(POLICY)
-    for number in range(topics.partitions(topic.topic)) if policy else ():
-        await topics.partition(topic.topic, number).set_policy(str(policy))
+def _parse_limit(settings: Settings, name: str, value: str | None) -> float | int | None:
+    """A field of `Limits`; None: the broker's setting counts."""
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        raise InvalidConfig(f"{name} is a number, not {value[:40]!r}") from None
+    if name == "max.message.bytes":
+        if not 0 < number <= settings.max_record:
+            raise InvalidConfig(f"{name} is 1 to {settings.max_record} (topics.max_record)")
+        return number
+    if not -1 <= number < 1 << 63:
+        raise InvalidConfig(f"{name} is -1 (no limit) or more, not {number}")
+    if name == "retention.ms":
+        return 0.0 if number == -1 else max(1, number) / 1000
+    return 0 if number == -1 else max(1, number)
+
+
+async def set_configs(topics: TopicStore, name: str, configs: Mapping[str, str | None]) -> None:
+    """Change what `configs` names, in all partitions; a value of None goes back to the default."""
+    changes = {
+        LIMITS[key]: _parse_limit(topics.settings, key, value)
+        for key, value in configs.items()
+        if key in LIMITS
+    }
+    for number in range(topics.partitions(name)):
+        topic = topics.partition(name, number)
+        if POLICY in configs:
+            await topic.set_policy(configs[POLICY] or DELETE)
+        if changes:
+            await topic.set_limits(replace(topic.limits, **changes))
 
 
 class ConfigRequests:
@@ -82,21 +132,20 @@ class ConfigRequests:
         return {"results": results}
 
     def _describe(self, asked: Any) -> list[dict[str, Any]]:
-        common = [
+        configs, own = broker_configs(self._topics.settings), dict[str, str]()
+        if asked.resource_type != BROKER or asked.resource_name not in ("", str(NODE_ID)):
+            own = own_configs(self._require_topic(asked))
+            configs = {POLICY: (DELETE, STRING), **configs}
+        return [
             {
                 "name": name,
-                "value": value,
-                "config_source": STATIC_SOURCE,
+                "value": own.get(name, value),
+                "config_source": TOPIC_SOURCE if name in own else STATIC_SOURCE,
                 "config_type": kind,
-                "read_only": True,
+                "read_only": not own or (name != POLICY and name not in LIMITS),
             }
-            for name, (value, kind) in broker_configs(self._topics.settings).items()
+            for name, (value, kind) in configs.items()
         ]
-        if asked.resource_type == BROKER and asked.resource_name in ("", str(NODE_ID)):
-            return common
-        topic = self._require_topic(asked)
-        own = {"name": POLICY, "value": topic.policy or DELETE, "config_source": TOPIC_SOURCE}
-        return [{**own, "config_type": STRING}, *common]
 
     def _require_topic(self, asked: Any) -> Topic:
         if asked.resource_type != TOPIC:
@@ -105,7 +154,8 @@ class ConfigRequests:
 
     async def alter_configs(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         def wanted(asked: Any) -> dict[str, str | None]:
-            return {POLICY: DELETE} | {one.name: one.value for one in asked.configs}
+            defaults = dict.fromkeys((POLICY, *LIMITS))
+            return {**defaults, **{one.name: one.value for one in asked.configs}}
 
         return await self._alter(connection, request, wanted)
 
@@ -117,9 +167,9 @@ class ConfigRequests:
             for one in asked.configs:
                 if one.config_operation == SET:
                     changes[one.name] = one.value
-                elif one.config_operation == DELETE_OPERATION and one.name == POLICY:
-                    changes[POLICY] = DELETE
-                elif one.config_operation != DELETE_OPERATION:
+                elif one.config_operation == DELETE_OPERATION:
+                    changes[one.name] = None
+                else:
                     raise InvalidConfig(f"{one.name} is not a list")
             return changes
 
@@ -137,7 +187,7 @@ class ConfigRequests:
                 changes = wanted(asked)
                 check_configs(self._topics.settings, changes)
                 if not request.body.validate_only:
-                    await set_configs(self._topics, topic, changes)
+                    await set_configs(self._topics, topic.topic, changes)
                     await self._access.note(connection, "topic.configure", topic.topic)
             except Exception as error:  # noqa: BLE001 - answered for this resource
                 answer |= _failed(error)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.config.schema import KafkaServer as Settings
+from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import ConfigError
 from penstock.wire.kafka.connection import KafkaConnection
 

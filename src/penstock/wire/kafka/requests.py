@@ -7,7 +7,7 @@ of them. It never raises for what a client did: every answer of Kafka has a plac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.config.schema import KafkaServer as Settings
+from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.protocol.status import UnknownCommand
 from penstock.topics.groups import Groups

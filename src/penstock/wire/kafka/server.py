@@ -1,6 +1,6 @@
 """Listens for Kafka's clients."""
 
-from penstock.config.schema import KafkaServer as Settings
+from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.monitor.audit import Record
 from penstock.topics.groups import Groups

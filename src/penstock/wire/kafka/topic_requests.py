@@ -7,8 +7,8 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.config.schema import KafkaServer as Settings
-from penstock.errors import Conflict, Forbidden, InvalidOffset, InvalidRequest, NotFound
+from penstock.config.schema import KafkaServerSettings as Settings
+from penstock.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.roles import Role
 from penstock.topics.store import TopicStore
@@ -180,8 +180,8 @@ class TopicRequests:
             if self._topics.partitions(name):
                 raise _Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
             if not request.body.validate_only:
-                topic = await self._topics.create(name, form=BATCHES.name, partitions=count)
-                await set_configs(self._topics, topic, configs)
+                await self._topics.create(name, form=BATCHES.name, partitions=count)
+                await set_configs(self._topics, name, configs)
             return {"num_partitions": count, "replication_factor": 1, "configs": []}
 
         return {"topics": await _each(request.body.topics, create)}
@@ -213,9 +213,6 @@ class TopicRequests:
         return {"results": await _each(request.body.topics, create)}
 
     async def delete_records(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """Delete the segments before an offset: records leave by whole segments, and an end of the
-        log seals the active one.
-        """
         topics = []
         for asked_topic in request.body.topics:
             partitions = []
@@ -224,7 +221,9 @@ class TopicRequests:
                 try:
                     self._access.require(connection, Role.ADMIN)
                     topic = self._topics.partition(asked_topic.name, asked.partition_index)
-                    answer["low_watermark"] = await _delete_before(topic, asked.offset)
+                    end = topic.next_offset if asked.offset == -1 else asked.offset
+                    await self._topics.delete_before(topic, end)
+                    answer["low_watermark"] = topic.first_offset
                     thing = f"{topic.name} before {asked.offset}"
                     await self._access.note(connection, "topic.delete-records", thing)
                 except Exception as error:  # noqa: BLE001 - answered for this partition
@@ -232,18 +231,6 @@ class TopicRequests:
                 partitions.append(answer)
             topics.append({"name": asked_topic.name, "partitions": partitions})
         return {"topics": topics}
-
-
-async def _delete_before(topic: Topic, offset: int) -> int:
-    """Delete what lies before this offset (-1: everything); the first offset that is left."""
-    end = topic.next_offset if offset == -1 else offset
-    if not 0 <= end <= topic.next_offset:
-        raise InvalidOffset(f"offset {offset} lies outside 0 to {topic.next_offset}")
-    if end == topic.next_offset:
-        await topic.seal()
-    async with topic.maintenance:
-        await topic.drop([one for one in topic.segments[:-1] if one.end <= end])
-    return topic.first_offset
 
 
 async def _each(

@@ -311,7 +311,7 @@ class Commands:
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
         if len(flags) > 1 or (flags and flags[0] & ~FETCH_FLAGS):
-            raise Malformed(f"unknown flags {bytes(flags).hex()} in FETCH")
+            raise Malformed(f"{frames.UNKNOWN_FLAGS} {bytes(flags).hex()} in FETCH")
         extras = flags[0] if flags else 0
         if start < topic.next_offset or not wait_ms:
             return topic.read_or_wait(lambda: _fetched(topic, start, most, extras))

@@ -1,6 +1,6 @@
 """Listens for the binary protocol."""
 
-from penstock.config.schema import TcpServer as Settings
+from penstock.config.schema import TcpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.protocol import frames
 from penstock.protocol.status import TcpStatus

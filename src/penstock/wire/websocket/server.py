@@ -16,7 +16,7 @@ from picows import (
     ws_create_server,
 )
 
-from penstock.config.schema import WebsocketServer as Settings
+from penstock.config.schema import WebsocketServerSettings as Settings
 from penstock.errors import PenstockError, Unavailable
 from penstock.metrics import Counter, Metrics
 from penstock.protocol.status import status_of

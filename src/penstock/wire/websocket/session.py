@@ -26,7 +26,7 @@ from penstock.protocol.status import NOT_JSON, details_of, is_expected
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.auth import Identity, Role
-from penstock.wire.feed import Chunk, Feeds, Subscription
+from penstock.wire.feed import FeedChunk, Feeds, Subscription
 from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY, RequestMemory
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
@@ -79,7 +79,7 @@ class _Watch:
         self.name = name  # label of the partition
         self.subscription: Subscription | None = None  # until the feed has answered
 
-    def deliver(self, chunk: Chunk) -> bool:
+    def deliver(self, chunk: FeedChunk) -> bool:
         return self.session.send(chunk.notification)
 
     def ended(self) -> None:

@@ -74,7 +74,7 @@ def test_what_does_not_exist_is_a_404(api, queue):
     assert api.get(f"resources/queues/{queue}", 404)["error"] == f"Queue not found: {queue}"
     assert api.get(f"status/queues/{queue}", 404)["error"] == f"Queue not found: {queue}"
     assert api.get(f"messages/{nowhere}", 404)["error"] == "Message not found"
-    assert api.delete(f"messages/{nowhere}", 404)["success"] is False
+    assert api.delete(f"messages/{nowhere}", 404)["error"] == "Message not found"
     assert api.get("consumer-groups/nobody", 404)["error"] == "Consumer group not found: nobody"
     api.post("traces", {"transactionId": "t", "partitionId": str(uuid.uuid4()), "data": 1}, 404)
     api.delete(f"queues/{queue}/clear", 404)

@@ -133,7 +133,7 @@ def test_headers_travel_with_their_message_and_nobody_else_sees_the_field(api, q
     assert [m["headers"] for m in messages if "headers" in m] == [tenant, {"a": "b"}, {"c": "d"}]
     assert [m["data"] for m in messages if "headers" not in m] == [2, 3]
     listed = api.get("messages", queue=queue)["messages"]
-    assert [m.get("headers") for m in listed] == [{"c": "d"}, {"a": "b"}, None, None, tenant]
+    assert [m["headers"] for m in listed] == [{"c": "d"}, {"a": "b"}, {}, {}, tenant]
     path = f"messages/{messages[0]['partitionId']}/{messages[0]['transactionId']}"
     assert api.get(path)["headers"] == tenant
 
@@ -173,13 +173,13 @@ def test_a_message_for_later_is_answered_listed_counted_and_cancelled(api, queue
     page = api.get("scheduled", queue=queue, limit=2)
     assert [one["transactionId"] for one in page["messages"]] == ["a", "b/1"]
     first, second = page["messages"]
-    assert (first["headers"], "headers" in second) == ({"h": "v"}, False)
+    assert (first["headers"], second["headers"]) == ({"h": "v"}, {})
     assert (second["deliverAt"], MILLIS.match(second["pushedAt"]) is not None) == (moment, True)
     rest = api.get("scheduled", queue=queue, limit=2, cursor=page["next"])
     assert ([one["queue"] for one in rest["messages"]], rest["next"]) == ([queue], None)
     one = f"scheduled/{queue}/Default/b%2F1"
     assert api.get(one)["payload"] == 2
-    assert api.delete(one)["success"] is True
+    api.delete(one, status=204)
     assert "waits" in api.delete(one, status=404)["error"]
     outcome = api.get(f"resources/queues/{queue}")
     assert outcome["totals"]["scheduled"] == 2

@@ -15,8 +15,8 @@ const at = (value) => (typeof value === "number" ? value : Date.parse(value));
 const STATES = {
   dead_letter: ["dead letter", "bad"],
   failed: ["failed", "bad"],
-  processing: ["leased", "warn"],
-  pending: ["waiting", ""],
+  leased: ["leased", "warn"],
+  waiting: ["waiting", ""],
   completed: ["delivered", "good"],
 };
 const state = (status) => {
@@ -33,8 +33,8 @@ const COLUMNS = [
   },
   { name: "partition", title: "Partition", card: true, cell: (m) => m.partition },
   { name: "transactionId", title: "Transaction id", cell: (m) => html`<code>${m.transactionId}</code>` },
-  { name: "status", title: "Status", cell: (m) => (m.status ? state(m.status) : html`<small>${size(m.size)}</small>`) },
-  { name: "producer", title: "By", cell: (m) => m.producerSub ?? "" },
+  { name: "status", title: "Status", cell: (m) => (m.state ? state(m.state) : html`<small>${size(m.size)}</small>`) },
+  { name: "producer", title: "By", cell: (m) => m.producer ?? "" },
 ];
 
 /** The rows of a queue's messages tab: a search when one is asked for, else the newest. */
@@ -108,10 +108,10 @@ export const message = {
     const headers = Object.entries(data.headers ?? {});
     return html`<h1>
         ${data.queue} / ${data.partition}
-        <small>${size(text.length)}${data.producerSub ? `, pushed by ${data.producerSub}` : ""}</small>
+        <small>${size(text.length)}${data.producer ? `, pushed by ${data.producer}` : ""}</small>
       </h1>
       <div class="tools">
-        ${button(context, "read_write", "copy-message", "Push a copy")}${button(context, "read_write", "requeue", html`${data.status === "dead_letter" ? "Requeue" : "Deliver again"} → ${data.queue} / ${data.partition}`)}
+        ${button(context, "read_write", "copy-message", "Push a copy")}${button(context, "read_write", "requeue", html`${data.state === "dead_letter" ? "Requeue" : "Deliver again"} → ${data.queue} / ${data.partition}`)}
         <button data-action="copy" data-text="${text}">Copy payload</button
         >${button(context, "read_write", "remove", "Delete", { danger: true })}
       </div>
@@ -130,8 +130,8 @@ export const message = {
             ["partition id", html`<code>${data.partitionId}</code>`],
             ["pushed", moment(at(data.createdAt))],
             data.traceId && ["trace id", html`<code>${data.traceId}</code>`],
-            ["status", state(data.status)],
-            ["encrypted", data.isEncrypted ? "yes" : "no"],
+            ["status", state(data.state)],
+            ["encrypted", data.encrypted ? "yes" : "no"],
             ...headers.map(([name, value]) => [html`header <code>${name}</code>`, value]),
           ])}
         </div>

@@ -194,7 +194,7 @@ export const pipelines = {
       .flatMap((p) => p.runs.map((run) => ({ ...run, pipeline: p.name })))
       .toSorted((a, b) => b.started_at - a.started_at);
     return html`<h1>Pipelines</h1>
-      ${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run file pipeline.yaml") })}
+      ${table({ columns, rows: data.pipelines, key: (p) => p.name, caption: "Pipelines", empty: teach("No pipeline has reported yet.", "penstock pipeline run pipeline.yaml") })}
       ${rolledUp(data.rollup)}
       ${
         runs.length

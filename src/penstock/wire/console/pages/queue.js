@@ -15,21 +15,21 @@ import { actions as scheduledActions, loadScheduled, scheduled } from "./schedul
 function groups(data, context) {
   const columns = [
     { name: "name", title: "Group", cell: (g) => html`<b>${title(g.name)}</b>` },
-    { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.lag) },
+    { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.waiting) },
     { name: "seconds", title: "Behind", number: true, card: true, cell: (g) => age(g.lagSeconds) },
     { name: "leased", title: "Leased", number: true, cell: (g) => count(g.leased) },
     { name: "consumers", title: "Consumers", number: true, cell: (g) => count(g.consumers) },
     { name: "rate", title: "Delivered/s", number: true, cell: (g) => rate(g.rate) },
-    { name: "acked", title: "Delivered", number: true, cell: (g) => count(g.acked) },
+    { name: "acked", title: "Delivered", number: true, cell: (g) => count(g.completed) },
     { name: "failed", title: "Failed", number: true, cell: (g) => count(g.failed) },
     {
       name: "dead",
       title: "Dead",
       number: true,
       cell: (g) =>
-        g.dead
+        g.deadLetters
           ? html`<a href="#/dead-letters?queue=${encodeURIComponent(data.name)}&group=${encodeURIComponent(g.name)}"
-              >${bad(g.dead)}</a
+              >${bad(g.deadLetters)}</a
             >`
           : "0",
     },
@@ -39,7 +39,7 @@ function groups(data, context) {
       kind: "actions",
       cell: (g) =>
         html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
-        ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.lag } })}`,
+        ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.waiting } })}`,
     },
   ];
   return table({
@@ -87,8 +87,8 @@ const consumers = (data) =>
 
 const PARTITIONS = [
   { name: "name", title: "Partition", card: true, cell: (p) => html`<b>${p.name}</b>` },
-  { name: "lag", title: "Lag", number: true, card: true, cell: (p) => count(p.lag) },
-  { name: "oldest", title: "Behind", number: true, card: true, cell: (p) => (p.lag ? age(p.oldest) : "") },
+  { name: "lag", title: "Lag", number: true, card: true, cell: (p) => count(p.waiting) },
+  { name: "oldest", title: "Behind", number: true, card: true, cell: (p) => (p.waiting ? age(p.oldest) : "") },
   { name: "stored", title: "Stored", number: true, cell: (p) => count(p.stored) },
   { name: "leased", title: "Leased", number: true, cell: (p) => count(p.leased) },
   {
@@ -105,7 +105,8 @@ const PARTITIONS = [
 ];
 
 /** The group whose partitions are shown: the one that was chosen, else the one with the largest lag. */
-const chosenGroup = (data, query) => query.group ?? data.groups.toSorted((a, b) => b.lag - a.lag)[0]?.name ?? "";
+const chosenGroup = (data, query) =>
+  query.group ?? data.groups.toSorted((a, b) => b.waiting - a.waiting)[0]?.name ?? "";
 
 function partitions(data, context) {
   const { query } = context;

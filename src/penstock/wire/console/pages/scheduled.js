@@ -24,7 +24,7 @@ const columns = (context) => [
   { name: "partition", title: "Partition", card: true, cell: (m) => m.partition },
   { name: "id", title: "Transaction id", kind: "text", cell: (m) => html`<code>${m.transactionId}</code>` },
   { name: "pushed", title: "Pushed", number: true, cell: (m) => since(time(m.pushedAt)) },
-  { name: "by", title: "By", cell: (m) => m.producerSub ?? "" },
+  { name: "by", title: "By", cell: (m) => m.producer ?? "" },
   {
     name: "actions",
     title: "",

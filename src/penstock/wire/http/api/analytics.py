@@ -7,13 +7,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.contract.noun import Noun, TimeRange
+from penstock.contract.queries import BUCKETS, TimesQuery
 from penstock.protocol.analytics import Point
-from penstock.protocol.answers import Body, GroupLag, Range
 from penstock.protocol.latency import ERROR, PERCENTILES
-from penstock.queues.admin.status import DatabaseSize, OldestTransaction, TableSize
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.groups import group_answer
-from penstock.wire.http.api.queries import BUCKETS, RangeQuery, TimesQuery
 from penstock.wire.http.routes import route
 
 
@@ -25,7 +23,7 @@ class MinutesQuery(TimesQuery, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
 
-class Latency(Body):
+class Latency(Noun):
     """Milliseconds from push to ack, with a relative error of at most `latencyError`."""
 
     count: int
@@ -34,7 +32,7 @@ class Latency(Body):
     p99: float | None
 
 
-class Minute(Body, kw_only=True):
+class Minute(Noun, kw_only=True):
     """Figures of a queue, a topic or a consumer group in one interval."""
 
     time: datetime
@@ -53,7 +51,7 @@ class Minute(Body, kw_only=True):
     latency: Latency | None
 
 
-class Minutes(Range):
+class Minutes(TimeRange):
     interval: str
     latency_error: float
     points: list[Minute]
@@ -65,30 +63,6 @@ class RolledUp(msgspec.Struct):
     upto: float | None  # milliseconds since 1970; null: nothing was rolled up yet
     times: list[float]
     series: dict[str, list[int | None]]
-
-
-class OperationsPoint(Body):
-    timestamp: datetime
-    pushed: int
-    done: int
-    failed: int
-    dead: int
-
-
-class QueueOperations(Body):
-    time_range: Range
-    series: list[OperationsPoint]
-
-
-class QueueLag(Body):
-    timestamp: datetime
-    groups: list[GroupLag]
-
-
-class Postgres(Body):
-    database: DatabaseSize
-    oldest_transaction: OldestTransaction | None
-    tables: list[TableSize]
 
 
 class AnalyticsApi:
@@ -136,32 +110,6 @@ class AnalyticsApi:
                 "produced": totals.produced,
             },
         )
-
-    @route("GET", "/api/v1/analytics/queue-ops")
-    async def queue_ops(self, args: RangeQuery) -> QueueOperations:
-        """Messages pushed, completed, failed and dead-lettered over time."""
-        since, until = args.range(timedelta(hours=1))
-        width = BUCKETS["minute"] if until - since <= timedelta(hours=6) else BUCKETS[args.interval]
-        points = await self._status.history(since, until, width, args.queue or None)
-        series = [
-            OperationsPoint(point.bucket, point.pushed, point.completed, point.failed, point.dead)
-            for point in points
-        ]
-        return QueueOperations(Range(since, until), series)
-
-    @route("GET", "/api/v1/analytics/queue-lag")
-    async def queue_lag(self, args: RangeQuery) -> QueueLag:
-        """Lag of every consumer group."""
-        groups = await self._queues.groups.listing(None, args.queue or None)
-        return QueueLag(datetime.now(UTC), [group_answer(GroupLag, group) for group in groups])
-
-    @route("GET", "/api/v1/analytics/postgres-stats")
-    async def postgres(self) -> Postgres:
-        """PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which
-        blocks vacuum.
-        """
-        status = await self._status.postgres()
-        return Postgres(status.database, status.oldest_transaction, status.tables)
 
 
 def _minute(point: Point) -> Minute:

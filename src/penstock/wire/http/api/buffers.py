@@ -4,12 +4,13 @@ import msgspec
 
 from penstock.buffer import Buffer
 from penstock.buffer.status import BufferStatus
+from penstock.contract.operation import Audited
 from penstock.errors import InvalidRequest
 from penstock.protocol.status import NOT_JSON
 from penstock.wire.auth import Role
 from penstock.wire.http.api.pushes import PushAnswer, push_answer
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 MAINTENANCE = "/api/v1/system/maintenance"
 

@@ -12,17 +12,19 @@ import msgspec
 
 from penstock.broker import Broker
 from penstock.config import Loaded, show
+from penstock.contract import operations
+from penstock.contract.queries import QueueListQuery, RecentQuery
+from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
-from penstock.monitor.watched import Group, Queue
-from penstock.protocol.queue_options import QueueOptions
-from penstock.protocol.times import epoch_millis
+from penstock.monitor.search import FoundThing, Search
+from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, Row, page_of
+from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.messages import Request, Stream, StreamResponse
-from penstock.wire.http.routes import Route, route
+from penstock.wire.http.routes import Route, route, serves
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
 
@@ -60,40 +62,12 @@ class Me(msgspec.Struct):
     authentication: bool
 
 
-class QueueRow(Row, rename="camel"):
-    """A queue in a list."""
-
-    namespace: str
-    task: str
-    waiting: int
-    leased: int
-    stored: int
-    pushed: int
-    pushed_rate: float | None
-    delivered_rate: float | None
-    oldest: float | None
-    groups: int
-    dead_letters: int | None
-    history: list[int]
+class FindQuery(msgspec.Struct):
+    q: str = ""
 
 
-class QueuesQuery(ListQuery):
-    recent: bool = False
-
-
-class QueueQuery(msgspec.Struct):
-    recent: bool = False
-
-
-class QueuePage(msgspec.Struct):
-    queues: list[QueueRow]
-    total: int
-
-
-class QueueWithGroups(QueueRow, rename="camel"):
-    groups: list[Group]  # type: ignore[assignment]
-    options: QueueOptions
-    created_at: float  # milliseconds since 1970
+class FoundThings(msgspec.Struct):
+    found: list[FoundThing]
 
 
 class LogLine(msgspec.Struct):
@@ -136,7 +110,8 @@ class ConsoleApi:
         self._authentication = authentication
         logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
-        self._rows: tuple[float, list[QueueRow]] = (0.0, [])  # of when, for all who list them
+        self._search = Search(broker, self._sampler)
+        self._rows: tuple[float, list[Queue]] = (0.0, [])  # of when, for all who list them
 
     @route("GET", "/api/v1/me")
     def me(self, request: Request) -> Me:
@@ -173,9 +148,8 @@ class ConsoleApi:
 
         return StreamResponse(run, content_type="text/event-stream", headers=HEADERS, live=True)
 
-    @route("GET", "/api/v1/queues")
-    async def queues(self, args: QueuesQuery) -> QueuePage:
-        """List queues with their counts and rates."""
+    @serves(operations.LIST_QUEUES)
+    async def queues(self, args: QueueListQuery) -> QueuePage:
         await self._sampler.fresh(recent=args.recent)
         if self._rows[0] != self._sampler.queues_at:
             at, queues = self._sampler.queues_at, list(self._sampler.queues.values())
@@ -188,21 +162,28 @@ class ConsoleApi:
         # There may be many to sort: beside the event loop.
         return QueuePage(*await asyncio.to_thread(page_of, self._rows[1], args))
 
-    @route("GET", "/api/v1/queues/{queue}")
-    async def queue(self, queue: str, args: QueueQuery) -> QueueWithGroups:
-        """A queue with its options and consumer groups."""
+    @serves(operations.GET_QUEUE)
+    async def queue(self, queue: str, args: RecentQuery) -> QueueDetails:
         await self._sampler.fresh(recent=args.recent)
         watched = self._sampler.queues.get(queue)
         info = await self._broker.queues.catalog.queue(queue)
         if watched is None or info is None:
             raise NotFound(f"queue '{queue}' does not exist")
         return of(
-            QueueWithGroups,
+            QueueDetails,
             _row(watched, self._sampler),
             groups=watched.groups,
             options=info.options,
-            created_at=epoch_millis(info.created_at),
+            created_at=info.created_at,
         )
+
+    @route("GET", "/api/v1/search")
+    async def search(self, args: FindQuery) -> FoundThings:
+        """Find queues, groups, topics, routes, schedules and pipelines by a part of their name, and
+        messages by their transaction id.
+        """
+        await self._sampler.fresh(recent=True)
+        return FoundThings(await self._search.find(args.q))
 
     @route("GET", "/api/v1/config", role=Role.ADMIN)
     def config(self) -> ConfigKeys:
@@ -226,6 +207,6 @@ def console_routes() -> list[Route]:
     return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
 
 
-def _row(queue: Queue, sampler: Sampler) -> QueueRow:
+def _row(queue: WatchedQueue, sampler: Sampler) -> Queue:
     history = sampler.line_of(queue.figures.name)
-    return of(QueueRow, queue.figures, queue, groups=len(queue.groups), history=history)
+    return of(Queue, queue.figures, queue, groups=len(queue.groups), history=history)

@@ -1,29 +1,10 @@
 """Consumers: what they report about themselves, and looking at it."""
 
-from typing import Annotated
-
-import msgspec
-
-from penstock.queues.background.consumer_reports import MAX_REPORTS, ConsumerReport
+from penstock.contract import operations
+from penstock.contract.consumers import Consumers, ConsumersReport, Reported
+from penstock.contract.queries import ConsumersQuery
 from penstock.queues.background.presence import Presence
-from penstock.wire.http.routes import route
-
-
-class ConsumersQuery(msgspec.Struct, frozen=True):
-    queue: str | None = None
-    group: str | None = None
-
-
-class ReportBody(msgspec.Struct):
-    consumers: Annotated[list[ConsumerReport], msgspec.Meta(max_length=MAX_REPORTS)]
-
-
-class Consumers(msgspec.Struct):
-    consumers: list[ConsumerReport]
-
-
-class Reported(msgspec.Struct):
-    reported: int
+from penstock.wire.http.routes import serves
 
 
 class ConsumersApi:
@@ -32,9 +13,8 @@ class ConsumersApi:
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
 
-    @route("GET", "/api/v1/consumers")
+    @serves(operations.LIST_CONSUMERS)
     async def listing(self, args: ConsumersQuery) -> Consumers:
-        """Running consumers, as they report themselves: messages in flight, counts, last error."""
         return Consumers(
             [
                 report
@@ -43,8 +23,7 @@ class ConsumersApi:
             ]
         )
 
-    @route("POST", "/api/v1/consumers")
-    async def report(self, body: ReportBody) -> Reported:
-        """Report the status of consumers; the Python client does so every few seconds."""
+    @serves(operations.REPORT_CONSUMERS)
+    async def report(self, body: ConsumersReport) -> Reported:
         self._presence.reports.add(body.consumers)
         return Reported(len(body.consumers))

@@ -6,16 +6,16 @@ Payloads pass through as bytes: a pop splices them into the answer, nobody looks
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Acked, Extended, Message, Popped, PopRequest
+from penstock.queues.types import Ack, AckOutcome, Delivered, Extended, PopOutcome, PopRequest
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import microseconds, milliseconds
+from penstock.wire.http.answers import milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Headers, Request, Response, error_response, json_response
@@ -26,7 +26,6 @@ DEFAULT_EXTENSION = 60  # seconds
 MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
 MAX_ATTEMPTS = "Max-Attempts"
-ATTEMPT = "penstock-attempt"  # a header of the message, for clients that know no field `attempt`
 # A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
@@ -109,21 +108,6 @@ def _seconds(milliseconds: int) -> float:
     return min(max(0, milliseconds), MAX_WAIT_MS) / 1000
 
 
-class Delivered(msgspec.Struct, rename="camel", gc=False):
-    id: str
-    transaction_id: str
-    trace_id: str | None
-    data: msgspec.Raw
-    producer_sub: str | None
-    created_at: str
-    partition: str
-    partition_id: str
-    lease_id: str
-    consumer_group: str
-    headers: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    attempt: int | msgspec.UnsetType = msgspec.UNSET  # from the second on
-
-
 class PopAnswer(msgspec.Struct, rename="camel"):
     success: bool
     queue: str | None
@@ -174,12 +158,6 @@ _EXCHANGE: dict[str, Any] = {
 }
 
 
-class PopWriter(Protocol):
-    """Writes the answer to a pop; `messages` are its messages as the client gets them."""
-
-    def __call__(self, popped: Popped, messages: list[Delivered]) -> Response: ...
-
-
 class DeliveriesApi:
     tag = "queues"
 
@@ -203,7 +181,7 @@ class DeliveriesApi:
         **_POP,
     )
     async def pop(self, request: Request) -> Response:
-        return await self._pop(request, [], self._pop_answer)
+        return await self._pop(request)
 
     @route(
         "POST",
@@ -233,39 +211,43 @@ class DeliveriesApi:
             if len(items) <= SLICE
             else await self._many_acks(items, group, who)
         )
-        return await self._pop(request, acks, self._exchange_answer)
+        return await self._pop(request, acks)
 
-    async def _pop(self, request: Request, acks: list[Ack], write: PopWriter) -> Response:
+    async def _pop(self, request: Request, acks: list[Ack] | None = None) -> Response:
         args: PopQuery = request.args
         if "queue" not in request.params and not (args.namespace or args.task):
             raise InvalidRequest("Name a queue in the path, or a namespace or task")
         task = asyncio.current_task()
         assert task is not None
         request.on_disconnect(task.cancel)  # gives back what is taken for it
-        popped = await self._queues.pop(self._wanted(request), acks)
-        if len(popped.messages) <= SLICE:
-            return write(popped, delivered(popped.messages))
-        some = [one async for part in slices(popped.messages) for one in delivered(part)]
-        return write(popped, some)
+        popped = await self._queues.pop(self._wanted(request), acks or ())
+        messages = popped.messages
+        headers = self._headers(popped)
+        if not messages and acks is None:
+            return Response(204, headers=headers)
+        fields = (
+            True,
+            popped.queue,
+            messages[0].partition if messages else "",
+            messages[0].partition_id if messages else "",
+            popped.lease_id,
+            popped.group,
+            popped.partitions_claimed,
+            messages,
+        )
+        answer = (
+            PopAnswer(*fields)
+            if acks is None
+            else ExchangeAnswer(*fields, ack_answers(popped.acked))
+        )
+        return Response(200, _encode(answer), headers=headers)
 
     async def _many_acks(self, items: list[AckItem], group: str, who: str) -> list[Ack]:
         """The engine's acknowledgements; others get a turn between slices of them."""
         self._limit.check(len(items))
         return [_ack(item, group, who) async for part in slices(items) for item in part]
 
-    def _pop_answer(self, popped: Popped, messages: list[Delivered]) -> Response:
-        headers = self._headers(popped)
-        if not popped.messages:
-            return Response(204, headers=headers)
-        answer = PopAnswer(**_pop_fields(popped, messages))
-        return Response(200, _encode(answer), headers=headers)
-
-    def _exchange_answer(self, popped: Popped, messages: list[Delivered]) -> Response:
-        acknowledged = ack_answers(popped.acked)
-        answer = ExchangeAnswer(**_pop_fields(popped, messages), acknowledged=acknowledged)
-        return Response(200, _encode(answer), headers=self._headers(popped))
-
-    def _headers(self, popped: Popped) -> Headers:
+    def _headers(self, popped: PopOutcome) -> Headers:
         """How long the lease lasts and how many attempts a message has; or what does not exist."""
         options = self._queues.catalog.options(popped.queue) if popped.queue else None
         if popped.reason == "unknown":
@@ -331,54 +313,6 @@ def _lease_headers(lease_time: int, retry_limit: int) -> Headers:
     return ((LEASE_TIME, str(lease_time)), attempts) if lease_time else (attempts,)
 
 
-def _pop_fields(popped: Popped, messages: list[Delivered]) -> dict[str, Any]:
-    first = popped.messages[0] if popped.messages else None
-    return {
-        "success": True,
-        "queue": first.queue if first else popped.queue,
-        "partition": first.partition if first else "",
-        "partition_id": first.partition_id if first else "",
-        "lease_id": popped.lease_id,
-        "consumer_group": popped.group,
-        "partitions_claimed": popped.partitions_claimed,
-        "messages": messages,
-    }
-
-
-def delivered(messages: Sequence[Message]) -> list[Delivered]:
-    """Messages as the dialect has them."""
-    last, at = None, ""  # what was pushed together has one time
-    answers: list[Delivered] = []
-    for message in messages:
-        if message.created_at != last:
-            last = message.created_at
-            at = microseconds(last)
-        answers.append(
-            Delivered(
-                message.id,
-                message.transaction_id,
-                message.trace_id,
-                msgspec.Raw(message.payload),
-                message.producer,
-                at,
-                message.partition,
-                message.partition_id,
-                message.lease_id,
-                message.group,
-                msgspec.UNSET if message.headers is None else msgspec.Raw(message.headers),
-            )
-        )
-        if message.attempt > 1:
-            answers[-1].attempt = message.attempt
-            answers[-1].headers = _with_attempt(message.headers or b"{}", message.attempt)
-    return answers
-
-
-def _with_attempt(headers: bytes, attempt: int) -> msgspec.Raw:
-    known = msgspec.json.decode(headers, type=dict[str, str])
-    return msgspec.Raw(_encode(known | {ATTEMPT: str(attempt)}))
-
-
 def _ack(item: AckItem, group: str, who: str) -> Ack:
     return Ack(
         item.transaction_id,
@@ -393,7 +327,7 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
     )
 
 
-def ack_answers(results: Sequence[Acked], first: int = 0) -> list[AckAnswer]:
+def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[AckAnswer]:
     return [
         AckAnswer(
             index,

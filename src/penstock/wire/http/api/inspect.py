@@ -6,32 +6,22 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.contract import operations
+from penstock.contract.queries import QueuePartitionsQuery, TimesQuery
+from penstock.contract.queues import QueuePartitions
 from penstock.monitor.inspection import (
     BUCKETS,
+    SEARCHED,
     ErrorGroups,
     Event,
     Hits,
     Inspection,
-    Partition,
     Series,
     bucket_seconds,
 )
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
-from penstock.wire.http.api.queries import Offset, TimesQuery
-from penstock.wire.http.routes import route
-
-
-class PartitionsQuery(msgspec.Struct, frozen=True):
-    group: str = ""  # "" is queue mode
-    filter: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
-    offset: Offset = 0
-
-
-class PartitionsAnswer(msgspec.Struct):
-    partitions: list[Partition]
-    total: int  # of those that were looked at
+from penstock.wire.http.routes import route, serves
 
 
 class Lifeline(msgspec.Struct):
@@ -43,6 +33,7 @@ class SearchQuery(TimesQuery, rename="camel", frozen=True):
     transaction_id: str = ""
     partition: str | None = None
     cursor: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=SEARCHED)] = SEARCHED  # messages to look at
 
 
 class ErrorsQuery(msgspec.Struct, rename="camel", frozen=True):
@@ -63,13 +54,12 @@ class InspectApi:
         self._inspection = Inspection(queues)
         self._dead = queues.dead
 
-    @route("GET", "/api/v1/queues/{queue}/partitions")
-    async def partitions(self, queue: str, args: PartitionsQuery) -> PartitionsAnswer:
-        """List a queue's partitions with their lag for a group, largest lag first."""
+    @serves(operations.LIST_QUEUE_PARTITIONS)
+    async def partitions(self, queue: str, args: QueuePartitionsQuery) -> QueuePartitions:
         partitions, total = await self._inspection.partitions(
             queue, args.group, args.filter, args.limit, args.offset
         )
-        return PartitionsAnswer(partitions, total)
+        return QueuePartitions(partitions, total)
 
     @route("GET", "/api/v1/messages/{partition}/{transaction}/lifeline")
     async def lifeline(self, partition: str, transaction: str) -> Lifeline:
@@ -84,7 +74,13 @@ class InspectApi:
         if args.transaction_id:
             return await self._inspection.by_transaction(queue, args.transaction_id)
         return await self._inspection.search(
-            queue, args.search, args.partition or None, args.since, args.until, args.cursor
+            queue,
+            args.search,
+            args.partition or None,
+            args.since,
+            args.until,
+            args.cursor,
+            args.limit,
         )
 
     @route("GET", "/api/v1/dlq/errors")

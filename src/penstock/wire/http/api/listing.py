@@ -4,27 +4,17 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.contract.queries import ListQuery
 from penstock.errors import InvalidRequest
 
-MAX_ROWS = 500
-R = TypeVar("R", bound="Row")
-
-
-class Row(msgspec.Struct, rename="camel"):
-    name: str
-
-
-class ListQuery(msgspec.Struct):
-    filter: str = ""  # part of the name
-    sort: str = ""  # a field; with `-` before it the largest first
-    limit: int = 50
-    offset: int = 0
+MAX_ROWS = 10_000
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def page_of(rows: list[R], query: ListQuery) -> tuple[list[R], int]:
     """Filtered by name, sorted (unknown last), and cut; and how many there are in all."""
     words = query.filter.lower()
-    matching = [row for row in rows if words in row.name.lower()]
+    matching = [row for row in rows if words in _name(row).lower()]
     name = query.sort.removeprefix("-") or "name"
     fields = {
         field.encode_name: field.name for row in rows[:1] for field in msgspec.structs.fields(row)
@@ -37,7 +27,11 @@ def page_of(rows: list[R], query: ListQuery) -> tuple[list[R], int]:
     field = fields.get(name, name)
     unknown = [row for row in matching if getattr(row, field) is None]
     sorted_rows = [row for row in matching if getattr(row, field) is not None]
-    sorted_rows.sort(key=lambda row: str(row.name))
+    sorted_rows.sort(key=_name)
     sorted_rows.sort(key=lambda row: getattr(row, field), reverse=query.sort.startswith("-"))
     begin, limit = max(0, query.offset), min(max(1, query.limit), MAX_ROWS)
     return (sorted_rows + unknown)[begin : begin + limit], len(matching)
+
+
+def _name(row: msgspec.Struct) -> str:
+    return str(row.name)  # type: ignore[attr-defined]

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from penstock.contract.operation import Audited
 from penstock.pipeline_registry import Pipelines
 from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 PIPELINE = "/api/v1/pipelines/{name}"
 

@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.types import MAX_DELAY_SECONDS, Item, Pushed
+from penstock.queues.types import MAX_DELAY_SECONDS, Item, PushOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
@@ -195,7 +195,7 @@ async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Respo
     return json_response(Later(True, True, buffer.healthy), 201)
 
 
-def push_answer(items: Sequence[Item], results: Sequence[Pushed]) -> Response:
+def push_answer(items: Sequence[Item], results: Sequence[PushOutcome]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
     if {result.status for result in results} <= ENCODES_ITSELF:
         return Response(201, _encode(results))
@@ -209,13 +209,13 @@ def push_answer(items: Sequence[Item], results: Sequence[Pushed]) -> Response:
 
 
 def push_answers(
-    items: Sequence[Item], results: Sequence[Pushed]
-) -> list[Pushed | Scheduled | NotQueued]:
+    items: Sequence[Item], results: Sequence[PushOutcome]
+) -> list[PushOutcome | Scheduled | NotQueued]:
     """What each item gets."""
     return [_answer(item, result) for item, result in zip(items, results, strict=True)]
 
 
-def _answer(item: Item, result: Pushed) -> Pushed | Scheduled | NotQueued:
+def _answer(item: Item, result: PushOutcome) -> PushOutcome | Scheduled | NotQueued:
     if result.status == "scheduled" and isinstance(result.deliver_at, datetime):
         return Scheduled(
             result.index,

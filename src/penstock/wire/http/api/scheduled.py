@@ -1,83 +1,28 @@
 """Messages for later: what waits for its time can be listed, looked at and cancelled."""
 
-from datetime import datetime
-
-import msgspec
-
-from penstock.protocol.answers import Body
-from penstock.queues.admin.scheduled import Scheduled, Waiting
-from penstock.wire.http.answers import of
-from penstock.wire.http.api.queries import Limit
-from penstock.wire.http.routes import Audited, route
-
-ONE = "/api/v1/scheduled/{queue}/{partition}/{transaction}"
-
-
-class ScheduledQuery(msgspec.Struct, frozen=True):
-    queue: str | None = None
-    partition: str | None = None
-    limit: Limit = 100
-    cursor: str | None = None
-
-
-class ScheduledMessage(Body):
-    transaction_id: str
-    queue: str
-    partition: str
-    partition_id: str
-    deliver_at: datetime
-    pushed_at: datetime
-    trace_id: str | None
-    producer_sub: str | None
-    is_encrypted: bool
-    headers: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class ScheduledPage(Body):
-    messages: list[ScheduledMessage]
-    next: str | None
-
-
-class Cancelled(Body):
-    success: bool
-    queue: str
-    partition: str
-    transaction_id: str
+from penstock.contract import operations
+from penstock.contract.messages import ScheduledMessage, ScheduledMessages
+from penstock.contract.queries import ScheduledQuery
+from penstock.queues.admin.scheduled import DelayedMessages
+from penstock.wire.http.routes import serves
 
 
 class ScheduledApi:
     tag = "messages"
 
-    def __init__(self, scheduled: Scheduled) -> None:
+    def __init__(self, scheduled: DelayedMessages) -> None:
         self._scheduled = scheduled
 
-    @route("GET", "/api/v1/scheduled")
-    async def list_scheduled(self, args: ScheduledQuery) -> ScheduledPage:
-        """List delayed messages, next due first."""
-        page = await self._scheduled.listing(
+    @serves(operations.LIST_SCHEDULED)
+    async def list_scheduled(self, args: ScheduledQuery) -> ScheduledMessages:
+        return await self._scheduled.listing(
             args.queue or None, args.partition or None, args.limit, args.cursor
         )
-        return ScheduledPage([_message(one) for one in page.messages], page.next)
 
-    @route("GET", ONE)
+    @serves(operations.GET_SCHEDULED)
     async def detail(self, queue: str, partition: str, transaction: str) -> ScheduledMessage:
-        """A delayed message with its payload."""
-        return _message(await self._scheduled.detail(queue, partition, transaction))
+        return await self._scheduled.detail(queue, partition, transaction)
 
-    @route("DELETE", ONE, audit=Audited("message.cancel"))
-    async def cancel(self, queue: str, partition: str, transaction: str) -> Cancelled:
-        """Cancel a message before it is due."""
+    @serves(operations.CANCEL_SCHEDULED)
+    async def cancel(self, queue: str, partition: str, transaction: str) -> None:
         await self._scheduled.cancel(queue, partition, transaction)
-        return Cancelled(True, queue, partition, transaction)
-
-
-def _message(waiting: Waiting) -> ScheduledMessage:
-    return of(
-        ScheduledMessage,
-        waiting,
-        producer_sub=waiting.producer,
-        is_encrypted=waiting.encrypted,
-        headers=msgspec.UNSET if waiting.headers is None else waiting.headers,
-        payload=msgspec.UNSET if waiting.payload is None else waiting.payload,
-    )

@@ -4,14 +4,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.operation import Audited
+from penstock.contract.queries import DeadLetterQuery
 from penstock.monitor.audit import Audit
 from penstock.monitor.tasks import Kind, Task, Tasks
 from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
-from penstock.wire.http.api.deadletters import Filter
+from penstock.wire.http.api.deadletters import which
 from penstock.wire.http.audit import object_of
 from penstock.wire.http.messages import Request
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 TASKS = "/api/v1/tasks"
 
@@ -43,7 +45,7 @@ class TasksApi:
         status=202,
         audit=Audited("deadletters.requeue", answer=("total",)),
     )
-    async def requeue(self, request: Request, args: Filter) -> Task:
+    async def requeue(self, request: Request, args: DeadLetterQuery) -> Task:
         """Requeue the dead letters that match, in the background."""
         return await self._begin("requeue", args, request.who)
 
@@ -54,7 +56,7 @@ class TasksApi:
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", answer=("total",)),
     )
-    async def purge(self, request: Request, args: Filter) -> Task:
+    async def purge(self, request: Request, args: DeadLetterQuery) -> Task:
         """Delete the dead letters that match, in the background."""
         return await self._begin("purge", args, request.who)
 
@@ -65,7 +67,7 @@ class TasksApi:
         """Cancel a background task; what it has already done is not undone."""
         return await self.tasks.cancel(id)
 
-    async def _begin(self, kind: Kind, args: Filter, by: str) -> Task:
+    async def _begin(self, kind: Kind, args: DeadLetterQuery, by: str) -> Task:
         named = {
             "queue": args.queue,
             "partition": args.partition,
@@ -74,7 +76,7 @@ class TasksApi:
         what = object_of(named) or "all queues"
         if args.error:
             what = f"{what}, error contains {args.error[:100]!r}"
-        return await self.tasks.start(kind, args.which(), what, by)
+        return await self.tasks.start(kind, which(args), what, by)
 
     async def _ended(self, task: Task) -> None:
         detail: dict[str, Any] = {"done": task.done, "state": task.state}

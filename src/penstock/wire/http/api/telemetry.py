@@ -27,11 +27,11 @@ from penstock.export.telemetry_request import (
     TelemetryRequest,
     media_type,
 )
-from penstock.wire.http.api.export import ROUTE
 from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import EMPTY, Head, Headers, Request, Response
 from penstock.wire.http.routes import route
 
+ROUTE = "/api/v1/routes/{name}"
 RETRY_SECONDS = 5  # until an exporter that got a 503 tries again
 PLAIN = "text/plain; charset=utf-8"
 _MEDIA = (PROTOBUF, JSON)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from penstock.contract.operation import Audited
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import GroupDetails, Groups, Range
@@ -13,7 +14,7 @@ from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 
 MAX_WAIT_SECONDS = 60.0  # of a lease request
 GROUP = "/topics/{topic}/groups/{group}"
@@ -66,7 +67,7 @@ class GroupWithAge(GroupDetails):
     lag_seconds: float | None  # age of the record that it reads next
 
 
-class GroupDeleted(Struct):
+class TopicGroupDeleted(Struct):
     group: str
     topic: str
     status: str = "deleted"
@@ -114,11 +115,11 @@ class TopicGroupsApi:
         raise NotFound(f"group {group!r} does not exist on topic {topic!r}")
 
     @route("DELETE", GROUP, role=Role.ADMIN, audit=Audited("topic-group.delete"))
-    async def delete(self, topic: str, group: str) -> GroupDeleted:
+    async def delete(self, topic: str, group: str) -> TopicGroupDeleted:
         """Delete a consumer group of a topic."""
         self._topics.require(topic)
         await self._groups.delete(group, topic)
-        return GroupDeleted(group, topic)
+        return TopicGroupDeleted(group, topic)
 
     @route("POST", f"{GROUP}/commit")
     async def commit(self, topic: str, group: str, body: Commit) -> Committed:

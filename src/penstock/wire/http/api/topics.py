@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from penstock.contract.operation import Audited
+from penstock.contract.queries import ListQuery
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
@@ -20,11 +22,11 @@ from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds, messages_of
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.listing import ListQuery, Row, page_of
+from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
-from penstock.wire.http.routes import Audited, route
+from penstock.wire.http.routes import route
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
@@ -90,9 +92,10 @@ class TopicsQuery(ListQuery):
     details: bool = False
 
 
-class TopicRow(Row, rename="camel"):
+class TopicRow(Struct, rename="camel"):
     """A topic in a list."""
 
+    name: str
     records: int
     bytes: int
     first_offset: int

@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, Acked, Item, Pushed
+from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.pushes import PushItem, due_of, items_of
@@ -152,8 +152,8 @@ def _operations(index: int, operation: Operation, producer: str | None) -> list[
     raise InvalidRequest(f"Unknown operation type: {operation.type[:60]}")
 
 
-def _result(index: int, result: Pushed | Acked) -> PushResult | AckResult:
-    if isinstance(result, Pushed):
+def _result(index: int, result: PushOutcome | AckOutcome) -> PushResult | AckResult:
+    if isinstance(result, PushOutcome):
         stored = result.status in ("queued", "scheduled")
         return PushResult(
             index,

@@ -8,12 +8,9 @@ A further call beside one under way has a price of its own, so it waits until ab
 who take part are there, or `GATHER_SECONDS` have passed: two halves that alternate, instead of a
 large call and many of one request.
 
-This module also has the one retry policy between a request and the database, and the buffer's
-replay uses it too. A call whose outcome is unknown (its connection was lost) is repeated, a few
-times, while the database as a whole is up: every kind of call is safe to repeat, and says why. A
-batch whose content is refused is halved until the culprit is alone, so that one bad request fails
-by itself. Below it `Database.fetch` repeats a statement that lost a deadlock, of which nothing was
-done.
+A call whose connection was lost is repeated (retry.py): every kind of call is safe to repeat, and
+says why. A batch whose content is refused is halved until the culprit is alone, so that one bad
+request fails by itself.
 """
 
 import asyncio
@@ -24,17 +21,16 @@ from typing import Generic, TypeVar
 
 import asyncpg
 
+from penstock.database.retry import ATTEMPTS, LOST_SECONDS
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 
-log = logging.getLogger("penstock.queues")
+log = logging.getLogger("penstock.database")
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 SLICE = 1000  # items of a large call handled before others get a turn
 GATHER_SECONDS = 0.005  # the longest that a request waits for others beside a call
-MAX_ATTEMPTS = 6  # at about 0.05 + 0.1 + ... s: a failover takes longer and is waited for elsewhere
-RETRY_SECONDS = 0.05  # before the second attempt, and more with each
 REFUSED = (  # by the database, for the content of the call
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
@@ -169,9 +165,9 @@ class Batcher(Generic[T, R]):
             except PenstockError as error:
                 transient = isinstance(error, Unavailable) and error.retry_after < 1
                 attempt += 1
-                if attempt == MAX_ATTEMPTS or not transient:
+                if attempt == ATTEMPTS or not transient:
                     return [error] * len(requests)
-                await asyncio.sleep(RETRY_SECONDS * (attempt - 1))
+                await asyncio.sleep(LOST_SECONDS * (attempt - 1))
             except Exception:
                 log.exception("a call for %d requests failed", len(requests))
                 return [Unavailable("an internal error; see the broker's log")] * len(requests)

@@ -1,9 +1,8 @@
-"""`penstock export`: routes from a shell.
+"""`penstock route`: export routes from a shell.
 
-All but `repair` ask a running broker, on this machine or another. `inspect` and `verify` also read
-a route's files themselves, for when the broker is down: `--data-dir`, `--config` or `--directory`
-say where these are. `repair` needs the broker stopped. Exit codes: 0 done, 1 refused or damaged, 2
-wrong usage.
+All commands but `repair` ask a running broker. `inspect` can also read the files of a route while
+the broker is down: `--data-dir`, `--config` or `--directory` say where they are. `repair` needs the
+broker stopped. Exit codes: 0 done, 1 refused or damaged, 2 wrong usage.
 """
 
 import asyncio
@@ -15,25 +14,25 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 import yaml
+from cyclopts import Parameter
 from msgspec import to_builtins
 
 from penstock.cli import (
     LOCAL_URL,
+    AnyText,
     Api,
-    Commands,
     ConfigFile,
     DataDir,
-    Json,
+    JsonOutput,
     Token,
     Url,
+    WatchApi,
     Yes,
-    app,
-    argument,
+    command_group,
     completer,
     confirm,
-    option,
+    say,
 )
 from penstock.cli.tables import (
     Column,
@@ -43,9 +42,7 @@ from penstock.cli.tables import (
     count,
     duration,
     estimate,
-    print_json,
     rate,
-    show,
     size,
 )
 from penstock.config import load
@@ -55,13 +52,10 @@ from penstock.export.deadletters import from_text
 from penstock.export.sendqueue import repair as repair_queue
 from penstock.net.http import CannotConnect
 
-commands = Commands("Create, monitor, control and check export routes.", app, name="export")
+commands = command_group("route")
 
 ROUTES = "/api/v1/routes"
-Name = Annotated[
-    str, argument("Name of the route.", metavar="ROUTE", autocompletion=completer(ROUTES, "routes"))
-]
-Dir = Annotated[Path | None, option("Directory of the route.")]
+Name = Annotated[str, Parameter(help="Name of the route.", completer=completer(ROUTES, "routes"))]
 EXAMINE_TIMEOUT_SECONDS = 600.0  # gigabytes are read
 PAGE_RECORDS = 1000  # asked for at a time
 
@@ -86,36 +80,22 @@ COLUMNS = (
     Column("size", "queue.bytes", size, optional=True),
     Column("batches", "queue.batches", count, optional=True),
 )
-NO_ROUTES = "no routes; one that sends a topic on: penstock export create lake route.yaml"
+NO_ROUTES = "no routes; one that sends a topic on: penstock route create lake route.yaml"
 
 
-@commands.command("list", watch=True)
-def list_routes(api: Api) -> View:
-    """List the routes of a broker.
+@commands.command(name="list")
+def list_routes(route: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
+    """List the routes of a broker, or show one: depth, age, rates, circuit breaker, accounting and
+    problems.
 
-    Example: `penstock export list --watch`
-    """
-    return _view(api.get(ROUTES)["routes"])
+    Examples:
 
+    `penstock route list --watch`
 
-@commands.command(watch=True)
-def status(
-    api: Api,
-    route: Annotated[
-        str,
-        argument(
-            "Name of the route; default: all routes.",
-            metavar="[ROUTE]",
-            autocompletion=completer(ROUTES, "routes"),
-        ),
-    ] = "",
-) -> View:
-    """Show the state of routes: depth, age, rates, circuit breaker, accounting and problems.
-
-    Example: `penstock export status lake --watch 1`
+    `penstock route list lake`
     """
     if not route:
-        return list_routes(api)
+        return _view(api.get(ROUTES)["routes"])
     one = api.get(ROUTES, route)
     return View(one, [*_view([one]).parts, *_books(one)])
 
@@ -149,181 +129,180 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
         yield route["sourceDamage"]
 
 
-@commands.command()
-def create(
-    api: Api,
-    name: Annotated[str, argument("Name of the route.", metavar="ROUTE")],
-    file: Annotated[
-        typer.FileText,
-        argument("YAML or JSON, as under `routes.NAME` in the configuration; - = standard input."),
-    ],
-) -> None:
+@commands.command
+def create(route: str, file: AnyText, /, *, api: Api = Api()) -> None:
     """Create a route on a running broker. It exists until you delete it.
 
     Examples:
 
-    `penstock export create lake route.yaml`
+    `penstock route create lake route.yaml`
 
     `echo '{destination: {type: http, url: "http://lake:8080/in"}, source: {topic: orders}}' |
-    penstock export create lake -`
+    penstock route create lake -`
+
+    :param route: Name of the route.
+    :param file: YAML or JSON file, as under `routes.NAME` in the configuration; - = standard input.
     """
     try:
-        definition = yaml.safe_load(file)
-    except yaml.YAMLError as error:
-        raise PenstockError(f"{file.name} is no YAML: {error}") from None
+        content = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        definition = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PenstockError(f"{file} is not YAML: {error}") from None
     if not isinstance(definition, dict):
-        raise PenstockError(f"{file.name} must hold keys such as destination and source")
-    api.post(ROUTES, body=definition | {"name": name})
-    typer.echo(f"made route {name}; penstock export status {name} shows it", err=True)
+        raise PenstockError(f"{file} must have keys such as destination and source")
+    api.post(ROUTES, body=definition | {"name": route})
+    say(f"made route {route}; penstock route list {route} shows it")
 
 
-@commands.command()
-def delete(
-    api: Api,
-    route: Name,
-    force: Annotated[
-        bool, option("Delete the route even if it has records or dead letters; they are lost.")
-    ] = False,
-    yes: Yes = False,
-) -> None:
+@commands.command
+def delete(route: Name, /, *, force: bool = False, yes: Yes = False, api: Api = Api()) -> None:
     """Stop and delete a route. Fails if it has records or dead letters, unless you use --force.
 
-    Example: `penstock export drain lake && penstock export delete lake`
+    Example: `penstock route drain lake && penstock route delete lake`
+
+    :param force: Delete the route even if it has records or dead letters; they are lost.
     """
     queue = api.get(ROUTES, route).get("queue") or {"records": 0}
     confirm(f"Delete route {route}, in which {queue['records']:,} records wait?", yes)
     api.delete(ROUTES, route, force=str(force).lower())
 
 
-@commands.command()
-def pause(api: Api, route: Name) -> None:
+@commands.command
+def pause(route: Name, /, *, api: Api = Api()) -> None:
     """Stop sending. New records are still queued.
 
-    Example: `penstock export pause lake`
+    Example: `penstock route pause lake`
     """
     api.post(ROUTES, route, "pause")
 
 
-@commands.command()
-def resume(api: Api, route: Name) -> None:
+@commands.command
+def resume(route: Name, /, *, api: Api = Api()) -> None:
     """Resume sending immediately.
 
-    Example: `penstock export resume lake`
+    Example: `penstock route resume lake`
     """
     api.post(ROUTES, route, "resume")
 
 
-@commands.command()
-def drain(api: Api, route: Name) -> None:
+@commands.command
+def drain(route: Name, /, *, api: Api = Api()) -> None:
     """Accept nothing new and deliver what is queued, until you use `resume`.
 
-    Example: `penstock export drain lake`
+    Example: `penstock route drain lake`
     """
     api.post(ROUTES, route, "drain")
 
 
-@commands.command()
-def replay(api: Api, route: Name) -> None:
+@commands.command
+def replay(route: Name, /, *, api: Api = Api()) -> None:
     """Move the dead letters of a route back to its send queue.
 
-    Example: `penstock export replay lake`
+    Example: `penstock route replay lake`
     """
     print(f"{api.post(ROUTES, route, 'replay')['records']} records queued again")
 
 
-@commands.command()
-def purge(api: Api, route: Name, yes: Yes = False) -> None:
+@commands.command
+def purge(route: Name, /, *, yes: Yes = False, api: Api = Api()) -> None:
     """Drop all queued records. They are counted as dropped{reason="purged"}.
 
-    Example: `penstock export purge lake`
+    Example: `penstock route purge lake`
     """
     confirm(f"Drop everything queued in route {route}?", yes)
     print(f"{api.post(ROUTES, route, 'purge')['records']} records dropped")
 
 
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*")
+@dataclass(frozen=True)
 class RouteFiles:
-    route: Name
+    """Where the files of a route are."""
+
     config: ConfigFile = None
     data_dir: DataDir = None
-    directory: Dir = None
+    directory: Annotated[Path | None, Parameter(help="Directory of the route.")] = None
 
-    def path(self) -> Path:
+    def path(self, route: str) -> Path:
         directory = self.directory
         if directory is None:
             loaded = load(self.config, flags={"data_directory": self.data_dir})
-            directory = loaded.config.routes_directory / self.route
+            directory = loaded.config.routes_directory / route
         if not directory.is_dir():
             raise PenstockError(f"there is no send queue at {directory}")
         return directory
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected(RouteFiles):
-    """A route looked into: through its broker, or in its files when these are named."""
+@dataclass(frozen=True)
+class InspectedRoute(RouteFiles):
+    """A route as its broker shows it, or as its files do when these are named."""
 
     url: Url = LOCAL_URL
     token: Token = ""
 
-    def _path(self) -> Path | None:
-        return self.path() if self.config or self.data_dir or self.directory else None
+    def _path(self, route: str) -> Path | None:
+        return self.path(route) if self.config or self.data_dir or self.directory else None
 
-    def _get(self, part: str, **query: Any) -> Any:
+    def _get(self, route: str, part: str, **query: Any) -> Any:
         try:
-            api = Api(self.url, self.token)
-            return api.get(ROUTES, self.route, part, timeout=EXAMINE_TIMEOUT_SECONDS, **query)
+            api = Api(url=self.url, token=self.token)
+            return api.get(ROUTES, route, part, timeout=EXAMINE_TIMEOUT_SECONDS, **query)
         except CannotConnect as error:
             hint = "if the broker is down, --data-dir DIR reads the route's files"
             raise PenstockError(f"{error} ({hint})") from None
 
-    def everything(self) -> dict[str, Any]:
-        path = self._path()
+    def everything(self, route: str) -> dict[str, Any]:
+        path = self._path(route)
         if path is None:
-            return dict(self._get("inspect"))
+            return dict(self._get(route, "inspect"))
         return {"directory": str(path), **to_builtins(inspection.examine(path))}
 
-    def dead_letters(self) -> Iterator[bytes]:
-        if path := self._path():
+    def dead_letters(self, route: str) -> Iterator[bytes]:
+        if path := self._path(route):
             yield from inspection.dead_letters(path)
             return
         offset: int | None = 0
         while offset is not None:
-            page = self._get("deadletters", limit=PAGE_RECORDS, offset=offset)
+            page = self._get(route, "deadletters", limit=PAGE_RECORDS, offset=offset)
             yield from (
                 text.dumps(letter, ensure_ascii=False).encode() for letter in page["letters"]
             )
             offset = page["next"]
 
-    def records(self, limit: int) -> Iterator[bytes]:
-        if path := self._path():
+    def records(self, route: str, limit: int) -> Iterator[bytes]:
+        if path := self._path(route):
             yield from (record for _, _, record in islice(inspection.waiting_records(path), limit))
             return
-        for one in self._get("records", limit=min(limit, PAGE_RECORDS))["records"]:
+        for one in self._get(route, "records", limit=min(limit, PAGE_RECORDS))["records"]:
             yield from_text(one["record"], one["encoding"])
 
 
-@commands.command()
+@commands.command
 def inspect(
-    inspected: Inspected,
-    json: Json = False,
-    records: Annotated[
-        int, option("Show this many queued records; a broker returns at most 1000.", "-n")
-    ] = 0,
-    dead: Annotated[bool, option("Show the dead letters instead of the queue.")] = False,
-) -> None:
-    """Show what a route holds, from its broker or files: chunks, accounting, records, dead letters.
+    route: Name,
+    /,
+    *,
+    inspected: InspectedRoute = InspectedRoute(),
+    records: Annotated[int, Parameter(alias="-n")] = 0,
+    dead: bool = False,
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
+) -> View:
+    """Verify every block of a route and show what it holds, from its broker or files: chunks,
+    accounting, records, dead letters. Exit code 1 if a block is damaged.
 
     Examples:
 
-    `penstock export inspect lake`
+    `penstock route inspect lake`
 
-    `penstock export inspect lake --data-dir /var/lib/penstock --dead`
+    `penstock route inspect lake --data-dir /var/lib/penstock --dead`
+
+    :param records: Show this many queued records; a broker returns at most 1000.
+    :param dead: Show the dead letters instead of the queue.
     """
-    if dead or records:
-        for line in inspected.dead_letters() if dead else inspected.records(records):
-            sys.stdout.buffer.write(line + b"\n")
-        return
-    show(lambda: _contents(inspected.everything()), json)
+    if not dead and not records:
+        return _contents(inspected.everything(route))
+    for line in inspected.dead_letters(route) if dead else inspected.records(route, records):
+        sys.stdout.buffer.write(line + b"\n")
+    raise SystemExit(0)
 
 
 def _contents(report: dict[str, Any]) -> View:
@@ -349,37 +328,23 @@ def _contents(report: dict[str, Any]) -> View:
             ),
             *(Line(problem, "red") for problem in report["problems"]),
         ],
+        failed=bool(report["problems"]),
     )
 
 
-@commands.command()
-def verify(inspected: Inspected, json: Json = False) -> None:
-    """Verify every block of a route, in its broker or its files. Exit code 1 if any is damaged.
-
-    Example: `penstock export verify lake --data-dir /var/lib/penstock`
-    """
-    report = inspected.everything()
-    problems, chunks = report["problems"], report["chunks"]
-    if json:
-        print_json({"problems": problems, "accounting": report["accounting"]})
-    else:
-        blocks = sum(chunk["blocks"] for chunk in chunks)
-        for problem in problems:
-            print(problem)
-        print(f"{blocks} blocks in {len(chunks)} chunks: {len(problems)} problems")
-    if problems:
-        raise typer.Exit(1)
-
-
-@commands.command()
-def repair(route: RouteFiles, json: Json = False) -> None:
+@commands.command
+def repair(
+    route: Name,
+    /,
+    *,
+    files: RouteFiles = RouteFiles(),
+    output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
+) -> View:
     """Move damaged data to quarantine/ and count it as dropped. The broker must be stopped.
 
-    Example: `penstock export repair lake --data-dir /var/lib/penstock`
+    Example: `penstock route repair lake --data-dir /var/lib/penstock`
     """
-    report = asyncio.run(repair_queue(route.path()))
-    if json:
-        print_json(to_builtins(report))
-        return
+    report = asyncio.run(repair_queue(files.path(route)))
     lost = report.events.get("lost_blocks", 0)
-    print(f"{report.waiting_batches} batches wait, {lost} damaged ones were set aside")
+    text = f"{report.waiting_batches} batches wait, {lost} damaged ones were set aside"
+    return View(to_builtins(report), [Line(text)])

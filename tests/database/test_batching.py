@@ -7,8 +7,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from penstock.database.batching import Batcher
+from penstock.database.retry import ATTEMPTS
 from penstock.errors import ConnectionLost, InvalidRequest, PenstockError, Unavailable
-from penstock.queues.batching import MAX_ATTEMPTS, Batcher
 
 Call = Callable[[list[int], bool], Awaitable[list[str | PenstockError]]]
 
@@ -44,7 +45,7 @@ async def test_a_lost_connection_is_tried_again_and_a_database_that_is_down_is_n
     batching = batcher(call)
     with pytest.raises(ConnectionLost):
         await batching.submit(1)
-    assert attempts == [False] + [True] * (MAX_ATTEMPTS - 1)
+    assert attempts == [False] + [True] * (ATTEMPTS - 1)
     attempts.clear()
     error = Unavailable("the database is down")
     with pytest.raises(Unavailable):

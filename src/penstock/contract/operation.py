@@ -1,0 +1,74 @@
+"""What an operation of the HTTP API is: one declaration for the broker, its clients and the
+reference.
+"""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from penstock.protocol.roles import Role
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A change that is recorded: its name, and what of the body and of the answer goes with it."""
+
+    action: str
+    body: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation(Generic[A]):
+    """An operation, and the type of its answer."""
+
+    method: str
+    path: str
+    answer: type[A]  # NoneType: an answer without a body
+    summary: str
+    _: KW_ONLY
+    tag: str = ""
+    query: Any = None  # a struct with one field per parameter
+    body: Any = None  # a type for msgspec, `| None` if it may be empty; bytes: the body as it is
+    decode: bool = True  # False: the handler decodes the body
+    status: int = 200
+    role: Role | None = None  # None: read-only for GET, else read-write
+    audit: Audited | None = None
+    again: bool | None = None  # a client may repeat it; None: all methods but POST
+
+    @property
+    def repeatable(self) -> bool:
+        return self.method != "POST" if self.again is None else self.again
+
+    def at(self, *names: str) -> str:
+        """The path with its parameters filled in, in order."""
+        given = iter(names)
+        return "/".join(
+            quote(next(given), safe="") if part.startswith("{") else part
+            for part in self.path.split("/")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading of the reference. The paths of its operations start with `base`."""
+
+    tag: str
+    base: str
+
+    def get(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
+        return Operation("GET", self.base + path, answer, summary, tag=self.tag, **about)
+
+    def post(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
+        return Operation("POST", self.base + path, answer, summary, tag=self.tag, **about)
+
+    def put(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
+        return Operation("PUT", self.base + path, answer, summary, tag=self.tag, **about)
+
+    def patch(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
+        return Operation("PATCH", self.base + path, answer, summary, tag=self.tag, **about)
+
+    def delete(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
+        return Operation("DELETE", self.base + path, answer, summary, tag=self.tag, **about)

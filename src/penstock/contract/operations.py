@@ -1,0 +1,338 @@
+"""The table of operations: what the native HTTP API can do.
+
+Operations of Queen MQ's dialect that Penstock itself does not use are in `penstock.wire.queen`.
+"""
+
+from types import NoneType
+
+from penstock.contract import queries
+from penstock.contract.consumers import Consumers, ConsumersReport, Reported
+from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
+from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
+from penstock.contract.messages import (
+    BuryBody,
+    MessageBuried,
+    MessageDeleted,
+    MessageRetried,
+    MessageWithPayload,
+    ScheduledMessage,
+    ScheduledMessages,
+    StoredMessages,
+    TraceAdded,
+    TraceBody,
+)
+from penstock.contract.operation import Audited, Section
+from penstock.contract.queues import (
+    Configure,
+    Configured,
+    OptionsOfQueue,
+    QueueCleared,
+    QueueDeleted,
+    QueueDetails,
+    QueuePage,
+    QueuePartitions,
+)
+from penstock.contract.routes import (
+    RecordCount,
+    RouteDeadLetters,
+    RouteDefinition,
+    RouteInspection,
+    RouteList,
+    RoutePushed,
+    RouteStatus,
+    WaitingRecords,
+)
+from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
+from penstock.protocol.queue_options import QueueOptions
+from penstock.protocol.roles import Role
+
+# fmt: off (a table: path, answer, summary; then what else there is to say)
+
+CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
+    "/configure",
+    Configured,
+    "Create a queue or replace its options",
+    body=Configure,
+    decode=False,
+    again=True,
+    audit=Audited("queue.configure", body=("queue", "namespace", "task", "options")),
+)
+_queues = Section("queues", "/api/v1/queues")
+LIST_QUEUES = _queues.get(
+    "", QueuePage, "List queues with their counts and rates", query=queries.QueueListQuery
+)
+GET_QUEUE = _queues.get(
+    "/{queue}",
+    QueueDetails,
+    "A queue with its options and consumer groups",
+    query=queries.RecentQuery,
+)
+LIST_QUEUE_PARTITIONS = _queues.get(
+    "/{queue}/partitions",
+    QueuePartitions,
+    "List a queue's partitions with their lag for a group, largest lag first",
+    query=queries.QueuePartitionsQuery,
+)
+GET_QUEUE_OPTIONS = _queues.get(
+    "/{queue}/options", OptionsOfQueue, "The options of a queue and their meanings"
+)
+CHANGE_QUEUE_OPTIONS = _queues.patch(
+    "/{queue}/options",
+    OptionsOfQueue,
+    "Change some options of a queue and keep the others",
+    body=QueueOptions,
+    decode=False,
+    audit=Audited("queue.configure", body=QueueOptions.__struct_encode_fields__),
+)
+DELETE_QUEUE = _queues.delete(
+    "/{queue}",
+    QueueDeleted,
+    "Delete a queue with all its messages",
+    role=Role.ADMIN,
+    audit=Audited("queue.delete", answer=("existed",)),
+)
+CLEAR_QUEUE = _queues.delete(
+    "/{queue}/clear",
+    QueueCleared,
+    "Delete the messages of a queue or a partition and keep the queue",
+    query=queries.ClearQuery,
+    role=Role.ADMIN,
+    audit=Audited("queue.clear", answer=("deleted",)),
+)
+
+_messages = Section("messages", "/api/v1/messages")
+_MESSAGE = "/{partition}/{transaction}"
+LIST_MESSAGES = _messages.get(
+    "", StoredMessages, "List messages, newest first", query=queries.MessagesQuery
+)
+GET_MESSAGE = _messages.get(
+    _MESSAGE, MessageWithPayload, "A message with its payload and its state in each group"
+)
+DELETE_MESSAGE = _messages.delete(
+    _MESSAGE, MessageDeleted, "Delete a message", audit=Audited("message.delete")
+)
+RETRY_MESSAGE = _messages.post(
+    f"{_MESSAGE}/retry",
+    MessageRetried,
+    "Deliver a message again",
+    query=queries.GroupQuery,
+    audit=Audited("message.retry"),
+)
+BURY_MESSAGE = _messages.post(
+    f"{_MESSAGE}/dlq",
+    MessageBuried,
+    "Move a message to a group's dead letters",
+    query=queries.GroupQuery,
+    body=BuryBody | None,
+    audit=Audited("message.bury", body=("consumerGroup", "error")),
+)
+ADD_TRACE = Section("messages", "/api/v1/traces").post(
+    "", TraceAdded, "Attach a trace event to a message", body=TraceBody
+)
+
+_groups = Section("groups", "/api/v1/consumer-groups")
+_GROUP_DELETED = Audited("group.delete", answer=("partitions",))
+_SOUGHT = Audited(
+    "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
+)
+LIST_GROUPS = _groups.get("", list[Group], "List the consumer groups of all queues")
+DESCRIBE_GROUP = _groups.get(
+    "/{group}",
+    dict[str, GroupPositions],
+    "Position of a group in each partition, by queue",
+    query=queries.GroupPage,
+)
+DELETE_GROUP = _groups.delete(
+    "/{group}",
+    GroupDeleted,
+    "Delete a consumer group on all queues",
+    query=queries.DeleteGroupQuery,
+    role=Role.ADMIN,
+    audit=_GROUP_DELETED,
+)
+DELETE_GROUP_ON_QUEUE = _groups.delete(
+    "/{group}/queues/{queue}",
+    GroupDeleted,
+    "Delete a consumer group on one queue",
+    query=queries.DeleteGroupQuery,
+    role=Role.ADMIN,
+    audit=_GROUP_DELETED,
+)
+SEEK = _groups.post(
+    "/{group}/queues/{queue}/seek",
+    Seek,
+    "Move a group to the end, the beginning or a time; with `dryRun`, only count the messages",
+    body=queries.SeekBody | None,
+    audit=_SOUGHT,
+    again=True,
+)
+SEEK_PARTITION = _groups.post(
+    "/{group}/queues/{queue}/partitions/{partition}/seek",
+    Seek,
+    "Move a group to the end of one partition",
+    audit=_SOUGHT,
+)
+
+_dead_letters = Section("dead letters", "/api/v1/dlq")
+LIST_DEAD_LETTERS = _dead_letters.get(
+    "", DeadLetters, "List dead letters, newest first", query=queries.DeadLetterPageQuery
+)
+REQUEUE_DEAD_LETTERS = _dead_letters.post(
+    "/requeue",
+    Requeued,
+    "Requeue the dead letters that match, to the groups they failed in",
+    query=queries.DeadLetterQuery,
+    audit=Audited("deadletters.requeue", answer=("requeued",)),
+)
+PURGE_DEAD_LETTERS = _dead_letters.delete(
+    "",
+    Purged,
+    "Delete the dead letters that match",
+    query=queries.DeadLetterQuery,
+    role=Role.ADMIN,
+    audit=Audited("deadletters.purge", answer=("deleted",)),
+)
+
+_consumers = Section("groups", "/api/v1/consumers")
+LIST_CONSUMERS = _consumers.get(
+    "",
+    Consumers,
+    "Running consumers, as they report themselves: messages in flight, last error",
+    query=queries.ConsumersQuery,
+)
+REPORT_CONSUMERS = _consumers.post(
+    "",
+    Reported,
+    "Report the status of consumers; the Python client does so every few seconds",
+    body=ConsumersReport,
+    again=True,
+)
+
+_scheduled = Section("messages", "/api/v1/scheduled")
+_SCHEDULED_MESSAGE = "/{queue}/{partition}/{transaction}"
+LIST_SCHEDULED = _scheduled.get(
+    "", ScheduledMessages, "List delayed messages, next due first", query=queries.ScheduledQuery
+)
+GET_SCHEDULED = _scheduled.get(
+    _SCHEDULED_MESSAGE, ScheduledMessage, "A delayed message with its payload"
+)
+CANCEL_SCHEDULED = _scheduled.delete(
+    _SCHEDULED_MESSAGE,
+    NoneType,
+    "Cancel a message before it is due",
+    audit=Audited("message.cancel"),
+)
+
+_schedules = Section("schedules", "/api/v1/schedules")
+LIST_SCHEDULES = _schedules.get(
+    "", ScheduleList, "List all schedules with their last and next runs"
+)
+GET_SCHEDULE = _schedules.get("/{name}", Schedule, "A schedule with its last and next runs")
+PUT_SCHEDULE = _schedules.put(
+    "/{name}",
+    Schedule,
+    "Create or replace a schedule",
+    body=ScheduleDefinition,
+    audit=Audited(
+        "schedule.put", body=("cron", "timezone", "queue", "partition", "catchUp", "paused")
+    ),
+)
+DELETE_SCHEDULE = _schedules.delete(
+    "/{name}",
+    NoneType,
+    "Delete a schedule; messages it has pushed are kept",
+    role=Role.ADMIN,
+    audit=Audited("schedule.delete"),
+)
+PAUSE_SCHEDULE = _schedules.post(
+    "/{name}/pause", Schedule, "Pause a schedule", audit=Audited("schedule.pause"), again=True
+)
+RESUME_SCHEDULE = _schedules.post(
+    "/{name}/resume",
+    Schedule,
+    "Resume a schedule; runs that were due while it was paused are skipped",
+    audit=Audited("schedule.resume"),
+    again=True,
+)
+RUN_SCHEDULE = _schedules.post(
+    "/{name}/run",
+    ScheduleRun,
+    "Push the message of a schedule now; its next runs do not change",
+    audit=Audited("schedule.run", answer=("transactionId", "result")),
+)
+
+_routes = Section("export", "/api/v1/routes")
+LIST_ROUTES = _routes.get("", RouteList, "List all routes with their status")
+CREATE_ROUTE = _routes.post(
+    "",
+    RouteStatus,
+    "Create a route",
+    body=RouteDefinition,
+    status=201,
+    role=Role.ADMIN,
+    audit=Audited("route.create", body=("name",)),
+)
+GET_ROUTE = _routes.get("/{name}", RouteStatus, "A route's status")
+DELETE_ROUTE = _routes.delete(
+    "/{name}",
+    NoneType,
+    "Stop and delete a route",
+    query=queries.ForceQuery,
+    role=Role.ADMIN,
+    audit=Audited("route.delete"),
+    again=False,
+)
+PUSH_TO_ROUTE = _routes.post(
+    "/{name}/push", RoutePushed, "Add records to the route's send queue", status=201
+)
+PAUSE_ROUTE = _routes.post(
+    "/{name}/pause",
+    RouteStatus,
+    "Pause a route: it sends nothing until it is resumed",
+    role=Role.ADMIN,
+    audit=Audited("route.pause"),
+    again=True,
+)
+RESUME_ROUTE = _routes.post(
+    "/{name}/resume",
+    RouteStatus,
+    "Resume a paused or draining route",
+    role=Role.ADMIN,
+    audit=Audited("route.resume"),
+    again=True,
+)
+DRAIN_ROUTE = _routes.post(
+    "/{name}/drain",
+    RouteStatus,
+    "Drain a route: accept no new records, deliver the queued ones",
+    role=Role.ADMIN,
+    audit=Audited("route.drain"),
+    again=True,
+)
+PURGE_ROUTE = _routes.post(
+    "/{name}/purge",
+    RecordCount,
+    "Drop all records in the route's send queue",
+    role=Role.ADMIN,
+    audit=Audited("route.purge", answer=("records",)),
+)
+REPLAY_ROUTE = _routes.post(
+    "/{name}/replay",
+    RecordCount,
+    "Put the route's dead letters back into its send queue",
+    role=Role.ADMIN,
+    audit=Audited("route.replay", answer=("records",)),
+)
+LIST_ROUTE_DEAD_LETTERS = _routes.get(
+    "/{name}/deadletters",
+    RouteDeadLetters,
+    "List the route's dead letters",
+    query=queries.RouteDeadLettersQuery,
+)
+LIST_ROUTE_RECORDS = _routes.get(
+    "/{name}/records",
+    WaitingRecords,
+    "List records in the route's send queue",
+    query=queries.LimitQuery,
+)
+INSPECT_ROUTE = _routes.get("/{name}/inspect", RouteInspection, "Read and verify the route's files")

@@ -1,0 +1,174 @@
+"""The queries of operations: pages, times and filters."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from penstock.protocol.times import time_field
+
+# what comes before a page is read and thrown away, so pages far down are found by other means
+MAX_OFFSET = 10_000
+BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
+
+
+Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+Offset = Annotated[
+    int, msgspec.Meta(ge=0, description=f"number of entries to skip, at most {MAX_OFFSET}")
+]
+
+
+def check_offset(offset: int, farther: str) -> None:
+    """For `__post_init__` of a query: `farther` says what to do beyond the limit."""
+    if offset > MAX_OFFSET:
+        raise ValueError(f"offset must be at most {MAX_OFFSET}, not {offset}: {farther}")
+
+
+class Paged(msgspec.Struct, frozen=True):
+    """The query of a listing that is cut by `limit` and `offset`."""
+
+    offset: Offset = 0
+
+    farther: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, self.farther)
+
+
+class TimesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    from_: str | None = msgspec.field(name="from", default=None)
+    to: str | None = None
+
+    @property
+    def since(self) -> datetime | None:
+        return time_field(self.from_, "from") if self.from_ else None
+
+    @property
+    def until(self) -> datetime | None:
+        return time_field(self.to, "to") if self.to else None
+
+    def range(self, default: timedelta) -> tuple[datetime, datetime]:
+        until = self.until or datetime.now(UTC)
+        return self.since or until - default, until
+
+
+class RangeQuery(TimesQuery, frozen=True):
+    queue: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    interval: Literal["minute", "hour", "day"] = "hour"
+
+
+class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
+    min_lag_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 3600.0
+
+
+class GroupPage(Paged, frozen=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+
+    farther: ClassVar[str] = (
+        "partitions that are behind are listed by GET /api/v1/consumer-groups/lagging"
+    )
+
+
+class DeleteGroupQuery(msgspec.Struct, rename="camel", frozen=True):
+    delete_metadata: bool = True
+
+
+class SeekBody(msgspec.Struct, rename="camel"):
+    to_end: bool = False
+    to_beginning: bool = False
+    timestamp: str | None = None
+    dry_run: bool = False
+
+    texts: ClassVar[dict[str, str]] = {}
+
+
+class DeadLetterQuery(TimesQuery, rename="camel", frozen=True):
+    queue: str | None = None
+    consumer_group: str | None = None
+    partition: str | None = None
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    error: str | None = None  # part of the error's text
+
+
+class DeadLetterPageQuery(DeadLetterQuery, frozen=True):
+    limit: Limit = 100
+    before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, "read on with before=<number of the last one>")
+
+
+class ConsumersQuery(msgspec.Struct, frozen=True):
+    queue: str | None = None
+    group: str | None = None
+
+
+class ScheduledQuery(msgspec.Struct, frozen=True):
+    queue: str | None = None
+    partition: str | None = None
+    limit: Limit = 100
+    cursor: str | None = None
+
+
+class ForceQuery(msgspec.Struct, frozen=True):
+    force: bool = False
+
+
+class LimitQuery(msgspec.Struct, frozen=True):
+    limit: Limit = 100
+
+
+class RouteDeadLettersQuery(LimitQuery, frozen=True):
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class ClearQuery(msgspec.Struct, frozen=True):
+    partition: str | None = None
+
+
+class MessagesQuery(TimesQuery, frozen=True):
+    queue: str | None = None
+    partition: str | None = None
+    ns: str | None = None
+    task: str | None = None
+    status: (
+        Literal["waiting", "leased", "pending", "processing", "completed", "dead_letter", ""] | None
+    ) = None
+    limit: Limit = 200
+    cursor: str | None = None
+    offset: Offset = 0
+
+    def __post_init__(self) -> None:
+        farther = "read on with cursor=<next of the page before>, or narrow it with from and to"
+        check_offset(self.offset, farther)
+
+
+class GroupQuery(msgspec.Struct, rename="camel", frozen=True):
+    consumer_group: str | None = None
+
+
+class ListQuery(msgspec.Struct):
+    """The query of a list that the broker filters, sorts and cuts."""
+
+    filter: str = ""  # part of the name
+    sort: str = ""  # a field; with `-` before it the largest first
+    limit: int = 50
+    offset: int = 0
+
+
+class QueueListQuery(ListQuery):
+    recent: bool = False
+
+
+class RecentQuery(msgspec.Struct):
+    recent: bool = False
+
+
+class QueuePartitionsQuery(msgspec.Struct, frozen=True):
+    group: str = ""  # "": consumers without a group
+    filter: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
+    offset: Offset = 0

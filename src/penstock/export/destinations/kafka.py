@@ -1,0 +1,231 @@
+"""A topic of a Kafka cluster, through an idempotent producer of librdkafka.
+
+Records keep key, headers and timestamp, where they have any; the key decides the partition as in
+Kafka's own clients. librdkafka numbers the records and retries by itself, for as long as it takes:
+a batch that was not answered in time stays with it, and the next attempt waits for the same answer
+instead of sending the batch again. So an outage of the cluster, however long, leaves no duplicates;
+a kill of this broker repeats the batches that were on their way.
+
+Records of a batch are answered one by one. What was delivered of a batch is remembered while its
+other records are retried or cut out.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock.config.schema import Seconds, key
+from penstock.export.checks import ca_from_api, limit_problems
+from penstock.export.context import RouteContext
+from penstock.export.destinations import (
+    Batch,
+    Denied,
+    Destination,
+    Refused,
+    Retry,
+    Target,
+    TooBig,
+    destination,
+)
+from penstock.export.envelope import unwrap_record
+from penstock.export.kafka import DENIED_ERRORS, KafkaCluster, confluent_kafka
+from penstock.protocol.kafka_batch import NewRecord
+
+ADDRESS_ERRORS = (
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_TOPIC",
+    "_UNKNOWN_PARTITION",
+    "TOPIC_EXCEPTION",
+)
+TOO_LARGE = "MSG_SIZE_TOO_LARGE"
+REFUSED_ERRORS = ("INVALID_RECORD", "INVALID_TIMESTAMP", "INVALID_MSG")
+POLL_SECONDS = 0.5  # that the thread waits for answers before it looks whether it should end
+MAX_REMEMBERED = 1000  # batches that were delivered in part
+
+
+@destination("kafka")
+@dataclass(frozen=True, kw_only=True)
+class KafkaTarget(Target, KafkaCluster):
+    needed = ("brokers", "topic")
+    takes_records = True
+
+    codec: Literal["none", "gzip", "snappy", "lz4", "zstd"] = key("none", "compression of batches")
+    timeout: Seconds = key(30.0, "longest wait for an answer")
+
+    def checks(self) -> list[str]:
+        return [*self.cluster_problems(), *limit_problems(self.timeout)]
+
+    def with_source(self, topic: str, _queue: str) -> Target:
+        return replace(self, topic=self.topic or topic)
+
+    def from_api(self, certificates: Path, *, stored: bool) -> Target:
+        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
+
+    def make(self, _context: RouteContext) -> Destination:
+        return KafkaDestination(self)
+
+
+@dataclass(slots=True)
+class Sending:
+    """A batch that the producer has. Its thread counts the answers."""
+
+    loop: asyncio.AbstractEventLoop
+    remaining: int  # records without an answer
+    errors: dict[int, Any] = field(default_factory=dict)  # KafkaError, by the record's place
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answered(self, place: int, error: Any, _message: Any) -> None:
+        with self.lock:
+            if error is not None:
+                self.errors[place] = error
+            self.remaining -= 1
+            if not self.remaining:
+                self.loop.call_soon_threadsafe(self.done.set)
+
+
+class PolledProducer:
+    """A producer of librdkafka, and the thread on which it calls back."""
+
+    def __init__(self, library: Any, settings: dict[str, Any]) -> None:
+        self._library = library
+        self._producer = library.Producer(settings)
+        self._ending = False
+        self._work = threading.Event()  # set while there may be answers
+        self._thread = threading.Thread(target=self._poll, name="kafka-route", daemon=True)
+        self._thread.start()
+
+    def produce(self, topic: str, record: NewRecord, answered: Callable[[Any, Any], None]) -> None:
+        try:
+            self._producer.produce(
+                topic,
+                value=record.value,
+                key=record.key,
+                headers=list(record.headers) or None,
+                timestamp=record.timestamp or 0,
+                on_delivery=answered,
+            )
+        except BufferError:
+            answered(self._library.KafkaError(self._library.KafkaError._QUEUE_FULL), None)
+        except self._library.KafkaException as error:
+            answered(error.args[0], None)
+        self._work.set()
+
+    def _poll(self) -> None:
+        """Have the producer call back; sleep while it has nothing to answer."""
+        while not self._ending:
+            self._producer.poll(POLL_SECONDS)
+            self._work.clear()
+            if not len(self._producer) and not self._ending:
+                self._work.wait()
+
+    def end(self) -> threading.Thread:
+        """Drop what is not delivered; the thread that ends soon."""
+        self._ending = True
+        self._producer.purge()
+        self._work.set()
+        return self._thread
+
+
+class KafkaDestination(Destination):
+    def __init__(self, target: KafkaTarget) -> None:
+        self._target = target
+        self._library = confluent_kafka()
+        self._settings = {
+            **target.settings(),
+            "enable.idempotence": True,
+            "message.timeout.ms": 0,  # librdkafka does not give up: another copy could be stored
+            "partitioner": "murmur2_random",  # as Java's clients
+            "compression.type": target.codec,
+            "linger.ms": 0,
+            "topic.metadata.propagation.max.ms": int(target.timeout * 1000),
+            "error_cb": self._note,
+        }
+        self._producer: PolledProducer | None = None
+        self._problem: Any = None  # the last error of the connection, until an answer comes
+        self._waiting: dict[str, Sending] = {}  # batches that were not answered in time, by key
+        self._delivered: dict[str, set[int]] = {}  # places in blocks delivered in part, by key
+
+    async def stop(self) -> None:
+        if self._producer is not None:
+            await asyncio.to_thread(self._producer.end().join)
+            self._producer = None
+
+    def describe(self) -> str:
+        return f"Kafka topic {self._target.topic} at {self._target.brokers}"
+
+    def prepare(self, batch: Batch) -> list[NewRecord]:
+        return [unwrap_record(record) for record in batch.split()]
+
+    async def send(self, batch: Batch, prepared: list[NewRecord]) -> None:
+        sending = self._waiting.pop(batch.key, None) or self._start(batch, prepared)
+        try:
+            async with asyncio.timeout(self._target.timeout):
+                await sending.done.wait()
+        except TimeoutError:
+            raise self._unanswered() from None
+        finally:
+            if not sending.done.is_set():
+                self._waiting[batch.key] = sending
+        self._problem = None
+        if sending.errors:
+            self._remember(batch, sending)
+            raise self._meaning(sending.errors.values())
+
+    def _start(self, batch: Batch, records: list[NewRecord]) -> Sending:
+        if self._producer is None:
+            self._producer = PolledProducer(self._library, self._settings)
+        delivered = self._delivered.get(batch.whole or batch.key, ())
+        unsent = [
+            (place, record)
+            for place, record in enumerate(records, batch.first)
+            if place not in delivered
+        ]
+        sending = Sending(asyncio.get_running_loop(), len(unsent))
+        if not unsent:
+            sending.done.set()
+        for place, record in unsent:
+            self._producer.produce(self._target.topic, record, partial(sending.answered, place))
+        return sending
+
+    def _note(self, error: Any) -> None:
+        self._problem = error
+
+    def _unanswered(self) -> Exception:
+        problem = self._problem
+        text = f"no answer within {self._target.timeout:g} s"
+        if problem is None:
+            return Retry("timeout", text)
+        if problem.name() in DENIED_ERRORS:
+            return Denied(problem.str())
+        return Retry("network", f"{text}: {problem.str()}")
+
+    def _remember(self, batch: Batch, sending: Sending) -> None:
+        """Note what is delivered, so that only the rest is sent again."""
+        places = range(batch.first, batch.first + batch.records)
+        key = batch.whole or batch.key
+        if key not in self._delivered and len(self._delivered) >= MAX_REMEMBERED:
+            del self._delivered[next(iter(self._delivered))]
+        self._delivered.setdefault(key, set()).update(
+            place for place in places if place not in sending.errors
+        )
+
+    def _meaning(self, errors: Iterable[Any]) -> Exception:
+        """What the errors of records mean for their batch."""
+        by_name = {error.name(): error for error in errors}
+        text = "; ".join(sorted({error.str() for error in by_name.values()}))
+        if any(error.fatal() for error in by_name.values()) and self._producer is not None:
+            self._producer.end()  # it takes nothing more: another one begins
+            self._producer = None
+            return Retry("server_error", text)
+        if by_name.keys() & set(DENIED_ERRORS):
+            return Denied(text)
+        if by_name.keys() & set(ADDRESS_ERRORS):
+            return Denied(text, "address")
+        if by_name.keys() - set(REFUSED_ERRORS) - {TOO_LARGE}:
+            return Retry("server_error", text)
+        return TooBig(text) if TOO_LARGE in by_name else Refused(text)

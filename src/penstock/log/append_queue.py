@@ -1,0 +1,193 @@
+"""Appends that wait for the next commit: what may be appended, and in which shapes it comes.
+
+A log adds `commit`, which takes what waits and writes it.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from penstock.io.fs import Bytes
+from penstock.log.commit import Appended, Entry, Promise
+from penstock.log.format import Arrays, Content, InvalidRecord, ReadyBatch, Records, SegmentFormat
+from penstock.log.layout import HEADER_SIZE
+from penstock.log.producers import AnyProducer, KafkaProducer, Producer
+from penstock.protocol.kafka_batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    BatchHead,
+    NewRecord,
+    decode_batch,
+)
+
+MAX_PENDING_BYTES = 256 << 20  # queued beyond this, appends are refused
+
+
+class AppendQueue(ABC):
+    def __init__(self, name: str, form: SegmentFormat, max_record: int) -> None:
+        self._name = name
+        self._format = form
+        self.max_record = max_record  # bytes of a payload
+        self._pending: list[Entry] = []
+        self.pending_bytes = 0  # of the appends in `_pending`
+        self._scheduled = False  # `commit` will run at the end of this tick
+        self.closed = False  # nothing more is taken
+        self.deleted = False  # and what is queued is refused
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue(payloads, future, producer)
+        self.schedule()
+        return future
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_arrays(lengths, payloads, future, producer)
+        self.schedule()
+        return future
+
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append records with keys, headers and timestamps, where the format has room for them."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_records(records, future, producer)
+        self.schedule()
+        return future
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
+        where the format can hold it. Its producer's sequence is checked.
+        """
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.enqueue_batch(head, data, future)
+        self.schedule()
+        return future
+
+    # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
+
+    def enqueue(
+        self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
+    ) -> None:
+        lengths = list(map(len, payloads))
+        content = payloads if type(payloads) is list else list(payloads)
+        self._enqueue(
+            content, len(lengths), sum(lengths), max(lengths, default=0), promise, producer
+        )
+
+    def enqueue_arrays(
+        self,
+        lengths: np.ndarray,
+        payloads: memoryview,
+        promise: Promise,
+        producer: Producer | None = None,
+    ) -> None:
+        """The same for payloads that lie one after another in `payloads`."""
+        wide = lengths.astype(np.int64)
+        if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
+            raise InvalidRequest(
+                f"the lengths add up to {int(wide.sum())}, the payloads have {len(payloads)} bytes"
+            )
+        size, largest = len(payloads), int(wide.max(initial=0))
+        self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
+
+    def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
+        """The same for payloads of one length: an item of `table` each, wherever they lie."""
+        self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
+
+    def enqueue_records(
+        self,
+        records: Sequence[NewRecord],
+        promise: Promise,
+        producer: AnyProducer | None = None,
+    ) -> None:
+        """The same for records with keys, headers and timestamps."""
+        sizes = [_size_of(record) for record in records]
+        plain = [one.value for one in records if not (one.key is not None or one.headers)]
+        values = [value for value in plain if value is not None]
+        content: Content = Records(records)
+        if len(values) == len(records) and not (
+            self._format.keyed and any(one.timestamp is not None for one in records)
+        ):
+            content = values
+        elif not self._format.keyed:
+            raise InvalidRecord(
+                f"topic {self._name!r} has the format {self._format.name!r}: its records have no "
+                "keys, no headers and no null values"
+            )
+        self._enqueue(content, len(sizes), sum(sizes), max(sizes, default=0), promise, producer)
+
+    def enqueue_batch(self, head: BatchHead, data: memoryview, promise: Promise) -> None:
+        """The same for a record batch that a Kafka client built."""
+        if head.attributes & (CONTROL | TRANSACTIONAL):
+            raise InvalidRequest("transactions are not supported")
+        producer = None
+        if head.producer_id >= 0:
+            producer = KafkaProducer(
+                head.producer_id, head.producer_epoch, head.base_sequence, head.records
+            )
+        if self._format.keyed:
+            batch, size = ReadyBatch(head, data), len(data)
+            self._enqueue(batch, head.records, size, size, promise, producer)
+            return
+        records = [
+            NewRecord(one.value, one.key, one.headers, one.timestamp) for one in decode_batch(data)
+        ]
+        self.enqueue_records(records, promise, producer)
+
+    def _enqueue(
+        self,
+        content: Content,
+        count: int,
+        size: int,  # of all payloads
+        largest: int,  # bytes of the largest
+        promise: Promise,
+        producer: AnyProducer | None,
+    ) -> None:
+        if not count:
+            raise InvalidRequest("a batch has at least one record")
+        most = self.max_record
+        if largest > most:
+            raise TooLarge(f"a record has at most {most} bytes, this one has {largest}")
+        if self.deleted:
+            raise self.gone()
+        if self.closed:
+            raise Unavailable("the broker is stopping")
+        if producer is not None and len(producer.id) != 16:
+            raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
+        size += HEADER_SIZE * count
+        if self.pending_bytes and self.pending_bytes + size > MAX_PENDING_BYTES:
+            raise Unavailable(
+                f"topic {self._name!r} has {self.pending_bytes} bytes waiting for the disk"
+            )
+        self._pending.append(Entry(content, count, size, producer, promise))
+        self.pending_bytes += size
+
+    def gone(self) -> NotFound:
+        return NotFound(f"topic {self._name!r} was deleted")
+
+    # Committing
+
+    def schedule(self) -> None:
+        """Commit at the end of this tick what is queued until then."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.commit)
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Begin to write what is queued, unless a commit is under way."""
+
+
+def _size_of(record: NewRecord) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.value or b"") + len(record.key or b"") + headers

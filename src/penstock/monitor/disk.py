@@ -1,0 +1,52 @@
+"""How much of the disk is free, and when it will be full.
+
+The rate is that of the last hours: a burst of some minutes must not look like the end. Until the
+disk was watched for an hour, nothing is said about the future.
+"""
+
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+NOTE_SECONDS = 300.0  # between two notes of the free space
+KEPT_NOTES = 288  # a day
+MIN_WATCHED_SECONDS = 3600.0
+
+Usage = Callable[[Path], tuple[int, int, int]]  # total, used and free bytes, as of shutil
+
+
+class DiskSpace(msgspec.Struct, rename="camel"):
+    free: int  # bytes
+    total: int
+    full_in_seconds: float | None  # None: it does not fill up, or was not watched for long enough
+
+
+class DiskWatch:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        usage: Usage = shutil.disk_usage,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._usage, self._clock = usage, clock
+        self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
+
+    def look(self) -> DiskSpace | None:
+        """None: the disk cannot be asked."""
+        try:
+            total, _, free = self._usage(self._directory)
+        except OSError:
+            return None
+        now = self._clock()
+        if not self._notes or now - self._notes[-1][0] >= NOTE_SECONDS:
+            self._notes.append((now, free))
+        since, before = self._notes[0]
+        watched, used = now - since, before - free
+        known = watched >= MIN_WATCHED_SECONDS and used > 0
+        return DiskSpace(free, total, free / (used / watched) if known else None)

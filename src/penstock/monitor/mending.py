@@ -1,0 +1,107 @@
+"""What an operator does to single messages: push a copy, requeue or delete chosen dead letters,
+edit a dead letter and requeue it.
+
+The broker does it, so that a payload is never read and written again by a browser, which would
+change large integers and decimals.
+"""
+
+from hashlib import blake2b
+
+import msgspec
+
+from penstock.contract.dead_letters import DeadLetterMessage
+from penstock.errors import Conflict, NotFound
+from penstock.protocol import headers
+from penstock.protocol.names import QUEUE_MODE
+from penstock.queues.admin.dead_letters import Which
+from penstock.queues.engine import Queues
+from penstock.queues.types import Item, PushOutcome
+
+EDITED = "edited"  # the trace that keeps the payload from before
+
+
+class EditedFrom(msgspec.Struct, rename="camel"):
+    """The trace of a message that was edited: the message from before, whole."""
+
+    transaction_id: str
+    error: str
+    payload: msgspec.Raw
+
+
+class Mending:
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    async def payload(self, partition_id: str, transaction_id: str) -> bytes:
+        """The payload of a stored message, byte by byte."""
+        return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
+
+    async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> PushOutcome:
+        """Push the same payload and headers to the end of the message's partition."""
+        message = await self._queues.messages.detail(partition_id, transaction_id)
+        return await self._push(
+            Item(
+                message.queue,
+                message.payload,
+                message.partition,
+                producer=who,
+                headers=headers.encode(message.headers or {}),
+            )
+        )
+
+    async def letter(self, number: int) -> DeadLetterMessage:
+        page = await self._queues.dead.listing(Which(id=number), limit=1)
+        if not page.messages:
+            raise NotFound("Dead letter not found")
+        return page.messages[0]
+
+    async def requeue(self, numbers: list[int]) -> int:
+        """Requeue these dead letters. One that cannot be requeued stays a dead letter."""
+        count = 0
+        for number in numbers:
+            try:
+                count += await self._queues.dead.requeue(Which(id=number))
+            except Conflict:
+                continue  # its queue is full or its group was deleted: the answer counts it out
+        return count
+
+    async def purge(self, numbers: list[int]) -> int:
+        return sum([await self._queues.dead.purge(Which(id=number)) for number in numbers])
+
+    async def edit(self, number: int, payload: bytes, who: str | None) -> PushOutcome:
+        """Push a dead letter with another payload, and delete the dead letter.
+
+        The message from before is kept in a trace of the new one. The transaction id depends on
+        the letter and the payload: repeated after a failure half-way, the edit stores nothing
+        twice.
+        """
+        letter = await self.letter(number)
+        digest = blake2b(payload, digest_size=8).hexdigest()
+        pushed = await self._push(
+            Item(
+                letter.queue,
+                payload,
+                letter.partition,
+                f"{EDITED}:{number}:{digest}",
+                producer=who,
+                headers=headers.encode(letter.headers or {}),
+            )
+        )
+        before = EditedFrom(letter.transaction_id, letter.error, msgspec.Raw(letter.data or b""))
+        await self._queues.traces.add(
+            letter.partition_id,
+            pushed.transaction_id,
+            msgspec.json.encode(before),
+            group=letter.group or QUEUE_MODE,
+            event_type=EDITED,
+            worker=who,
+        )
+        await self._queues.dead.purge(Which(id=number))
+        pushed.partition_id = letter.partition_id  # a duplicate does not name it
+        return pushed
+
+    async def _push(self, item: Item) -> PushOutcome:
+        [pushed] = await self._queues.push([item])
+        if pushed.status == "full":
+            raise Conflict(f"queue '{item.queue}' is full (maxSize)")
+        return pushed

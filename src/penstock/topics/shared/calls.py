@@ -1,0 +1,140 @@
+"""The SQL of shared topics: the only module of them that knows tables and functions.
+
+The tables are in `queues/schema/migrations/0021_shared_topics.sql`, what an append does in
+`queues/schema/functions/shared_append.sql`.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from penstock.database import Database
+
+Row = Any  # asyncpg.Record, whose columns are read by name
+
+MAX_ROWS = 256  # of one read
+
+
+class AppendCall(NamedTuple):
+    """The arguments of `shared_append`, a field per argument under its name without `p_`."""
+
+    commit: UUID
+    again: bool
+    wait: bool
+    logs: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+    times: Sequence[int]
+    data: Sequence[bytes]
+    producers: Sequence[bytes | None] | None = None
+    epochs: Sequence[int | None] | None = None
+    sequences: Sequence[int | None] | None = None
+    nexts: Sequence[int | None] | None = None
+    expected: Sequence[int | None] | None = None
+
+
+class AppendAnswer(NamedTuple):
+    offsets: list[int | None]
+    statuses: list[str] | None
+    counts: list[int]
+    ends: list[int | None]
+    timeline: int
+    at: datetime
+
+
+APPEND = "SELECT * FROM shared_append({})".format(
+    ", ".join(f"p_{name} => ${i}" for i, name in enumerate(AppendCall._fields, 1))
+)
+_FIRST = """coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id
+                       ORDER BY b.last_offset LIMIT 1), l.next_offset)"""
+LOGS = f"""
+  SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.next_offset, l.timeline,
+         {_FIRST} AS first_offset
+    FROM shared_logs l WHERE $1::text IS NULL OR l.topic = $1 ORDER BY l.topic, l.partition"""
+# One snapshot of the bounds and of the batches from an offset on, as many as `bytes` take and one.
+READ = f"""
+  SELECT l.next_offset, l.timeline AS log_timeline, {_FIRST} AS first_offset,
+         b.base_offset, b.last_offset, b.records, b.timeline, b.data, b.object, b.position, b.size
+    FROM shared_logs l
+    LEFT JOIN LATERAL (
+      SELECT b.*, sum(b.size) OVER (ORDER BY b.last_offset) - b.size AS before
+        FROM (SELECT * FROM shared_batches b WHERE b.log_id = l.id AND b.last_offset >= $2
+               ORDER BY b.last_offset LIMIT {MAX_ROWS}) b) b ON b.before < $3
+   WHERE l.id = $1 ORDER BY b.last_offset"""
+CREATE = """
+  INSERT INTO shared_logs (topic, partition, incarnation, timeline, changed_at)
+  SELECT $1, n, coalesce((SELECT l.incarnation FROM shared_logs l WHERE l.topic = $1 LIMIT 1), $3),
+         shared_timeline(), clock_timestamp()
+    FROM generate_series(0, $2 - 1) n
+      ON CONFLICT (topic, partition) DO NOTHING"""
+# What is left of it goes in steps (`mover`): an append never waits for that.
+DELETE = """
+  WITH gone AS (DELETE FROM shared_logs WHERE topic = $1 RETURNING id),
+       offsets AS (DELETE FROM shared_offsets o USING gone g WHERE o.log_id = g.id),
+       leases AS (DELETE FROM shared_leases o USING gone g WHERE o.log_id = g.id),
+       noted AS (INSERT INTO shared_removals (log_id, due_at)
+                 SELECT id, clock_timestamp() FROM gone)
+  SELECT id FROM gone"""
+ENDS = "SELECT id, next_offset, timeline FROM shared_logs WHERE id = ANY ($1)"
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+
+
+class SharedCalls:
+    """The calls, through a pool of connections. Reads far behind the end have connections of their
+    own (`Database.browse`), so that they never make an append wait for one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def append(self, call: AppendCall) -> AppendAnswer:
+        [row] = await self._database.fetch(APPEND, *call)
+        return AppendAnswer(*row)
+
+    async def logs(self, topic: str | None = None) -> list[Row]:
+        """All logs, or those of one topic."""
+        return await self._database.read(LOGS, topic)
+
+    async def read(self, log_id: int, offset: int, max_bytes: int, *, behind: bool) -> list[Row]:
+        """A row per batch, and one without a batch where none follows; no row: the log is gone."""
+        read = self._database.browse if behind else self._database.read
+        return await read(READ, log_id, offset, max_bytes)
+
+    async def offset_at(self, log_id: int, milliseconds: int) -> int | None:
+        """The first offset of the batch that may hold the first record of this time or later."""
+        [row] = await self._database.browse(
+            "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
+        )
+        found: int | None = row["base"]
+        return found
+
+    async def ends(self, log_ids: Sequence[int]) -> list[Row]:
+        return await self._database.read(ENDS, log_ids)
+
+    async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
+        """Create the partitions that are not there."""
+        await self._database.read(CREATE, topic, partitions, incarnation)
+
+    async def delete(self, topic: str) -> int:
+        """How many partitions it had."""
+        return len(await self._database.read(DELETE, topic))
+
+    async def set_policy(self, topic: str, policy: str) -> None:
+        await self._database.read(
+            "UPDATE shared_logs SET policy = $2 WHERE topic = $1", topic, policy
+        )
+
+    async def gaps(self, log_id: int) -> list[Row]:
+        return await self._database.browse(
+            "SELECT * FROM shared_gaps WHERE log_id = $1 ORDER BY gap_start", log_id
+        )
+
+    async def notify(self, channel: str, payload: str) -> None:
+        await self._database.fetch(NOTIFY, channel, payload)
+
+    async def server(self) -> Row:
+        """The server's time (`now`) and `timeline`."""
+        [row] = await self._database.read(
+            "SELECT clock_timestamp() AS now, shared_timeline() AS timeline"
+        )
+        return row

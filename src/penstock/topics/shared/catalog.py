@@ -1,0 +1,379 @@
+"""The shared topics of a database, as one broker knows them: which there are, and how far each is.
+
+Brokers tell one another of appends and of topics that come and go by NOTIFY. A NOTIFY makes commits
+of the whole database queue up behind each other, so it is never part of an append: ends of logs are
+collected and sent by a call of their own, at most every `NOTIFY_SECONDS`. A notice may be lost with
+its connection; so logs that someone watches are also looked at every `POLL_SECONDS`, and the
+catalog every `CATALOG_SECONDS`.
+
+After a failover the server has a new timeline, and may have lost the last appends: then everything
+in memory is dropped, and every log is read from the database again.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+
+from penstock.config.schema import TopicsSettings
+from penstock.database import Database
+from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.io.tasks import cancelled, in_pool, supervised
+from penstock.log.context import Instruments
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
+from penstock.protocol.ids import uuid7
+from penstock.protocol.names import check_name, partition_label
+from penstock.topics.shared.appends import Flusher
+from penstock.topics.shared.calls import AppendAnswer, SharedCalls
+from penstock.topics.shared.chunks import ChunkCache
+from penstock.topics.shared.context import SharedContext
+from penstock.topics.shared.log import SharedLog
+
+log = logging.getLogger("penstock.topics.shared")
+
+NOTIFY_SECONDS = 0.01
+POLL_SECONDS = 2.0
+CATALOG_SECONDS = 30.0
+MAX_NOTIFIED = 200  # logs in a notice: a payload has less than 8,000 bytes
+OLDER_BYTES = 32 << 20  # in memory for readers that are behind
+READERS = 8  # ranges of objects on their way
+START_SECONDS = 10.0  # that a start waits for the catalog
+
+
+class SharedTopics:
+    def __init__(
+        self,
+        database: Database,
+        settings: TopicsSettings,
+        instruments: Instruments,
+        metrics: Metrics,
+        store: ObjectStore | None = None,
+    ) -> None:
+        self._database = database
+        self.calls = SharedCalls(database)
+        self.settings = settings
+        self.store = store
+        self._metrics = metrics
+        self._logs: dict[str, SharedLog] = {}  # by label
+        self._by_id: dict[int, SharedLog] = {}
+        self._partitions: dict[str, int] = {}  # by topic
+        self._channel = f"{database.settings.db_schema}_shared_topics"
+        self._broker = uuid7().hex
+        self._ends: dict[int, int] = {}  # to be announced
+        self._changed = False  # and that topics came or went
+        self._news = asyncio.Event()  # there is something to announce
+        self._look = asyncio.Event()  # the catalog is to be read
+        self._looked = asyncio.Event()  # it was read at least once
+        self._behind: dict[int, int] = {}  # logs that others have appended to, and how far
+        self._catching_up: dict[int, asyncio.Task[None]] = {}
+        self._timeline: int | None = None
+        self._rewind = False  # the timeline has changed since the catalog was read
+        self._ahead = 0.0  # seconds by which the database's clock is ahead of ours
+        self._tasks: list[asyncio.Task[None]] = []
+        self._readers = ThreadPoolExecutor(READERS, "shared-read")
+        self._on_delete: list[Callable[[SharedLog], None]] = []
+        self._on_create: list[Callable[[str], None]] = []
+        flush_seconds = metrics.histogram(
+            "penstock_shared_flush_seconds", "Time of one call that appends to shared topics"
+        )
+        self.context = SharedContext(
+            calls=self.calls,
+            flusher=Flusher(self.calls, self._answered, flush_seconds.observe),
+            recent=ChunkCache(settings.shared_cache),
+            older=ChunkCache(min(OLDER_BYTES, settings.shared_cache)),
+            max_record=settings.max_record,
+            instruments=instruments,
+            now=lambda: int((time.time() + self._ahead) * 1e6),
+            announce=self._announce,
+            on_gone=self._look.set,
+            fetch=self._fetch,
+        )
+        metrics.gauge(
+            "penstock_shared_topics",
+            "Number of shared topics",
+            read=lambda: len(self._partitions),
+            merge="max",
+        )
+        metrics.gauge(
+            "penstock_shared_cache_bytes",
+            "Bytes of shared topics in memory",
+            read=lambda: self.context.recent.size + self.context.older.size,
+        )
+        self._notices = metrics.counter(
+            "penstock_shared_notices_total", "Notices about shared topics, sent and heard", "way"
+        )
+
+    async def start(self) -> None:
+        """Read the catalog. A database that is down is waited for in the background."""
+        self._tasks = [
+            supervised("shared topics' catalog", self._keep_looking, self._metrics),
+            supervised("shared topics' notices", self._keep_announcing, self._metrics),
+            supervised("shared topics' watch", self._keep_polling, self._metrics),
+        ]
+        self._look.set()
+        await self._database.listen(self._channel, self._heard)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
+                await self._looked.wait()
+
+    async def stop(self) -> None:
+        for shared in self._logs.values():
+            shared.appends.close()
+        await self.context.flusher.drain()
+        for task in [*self._tasks, *self._catching_up.values()]:
+            await cancelled(task)
+        with suppress(Unavailable, asyncpg.PostgresError):
+            await self._notify()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    # Topics by name
+
+    def names(self) -> list[str]:
+        return list(self._partitions)
+
+    def __iter__(self) -> Any:
+        return iter(list(self._logs.values()))
+
+    def get(self, label: str) -> SharedLog | None:
+        return self._logs.get(label)
+
+    def partitions(self, topic: str) -> int:
+        return self._partitions.get(topic, 0)
+
+    async def find(self, topic: str) -> SharedLog | None:
+        """The topic if there is one, also when another broker has just created it."""
+        if topic not in self._partitions and self._database.healthy:
+            self._take(await self.calls.logs(topic))
+        return self._logs.get(topic)
+
+    async def create(self, topic: str, partitions: int) -> SharedLog:
+        check_name(topic)
+        existing = self._logs.get(topic)
+        if existing is not None:
+            return existing
+        await self.calls.create(topic, partitions, uuid7())
+        self._take(await self.calls.logs(topic))
+        self._tell_of_change()
+        return self._logs[topic]
+
+    async def add_partitions(self, topic: str, count: int) -> None:
+        if count <= self.partitions(topic):
+            raise InvalidRequest(
+                f"topic {topic!r} has {self.partitions(topic)} partitions, which are not removed"
+            )
+        await self.calls.create(topic, count, uuid7())
+        self._take(await self.calls.logs(topic))
+        self._tell_of_change()
+
+    async def delete(self, topic: str) -> None:
+        if not await self.calls.delete(topic) and topic not in self._partitions:
+            raise NotFound(f"topic {topic!r} does not exist")
+        self._drop(topic)
+        self._tell_of_change()
+
+    async def set_policy(self, topic: str, policy: str) -> None:
+        if policy not in ("delete", "compact"):
+            raise InvalidRequest(f"a topic's policy is 'delete' or 'compact', not {policy!r}")
+        await self.calls.set_policy(topic, policy)
+        for number in range(self.partitions(topic)):
+            self._logs[partition_label(topic, number)].policy = policy
+        self._tell_of_change()
+
+    def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
+        """Call it with each log that is deleted, here or elsewhere."""
+        self._on_delete.append(callback)
+
+    def on_create(self, callback: Callable[[str], None]) -> None:
+        """Call it with the name of each topic that appears."""
+        self._on_create.append(callback)
+
+    def _tell_of_change(self) -> None:
+        self._changed = True
+        self._news.set()
+
+    def _take(self, rows: list[Any], *, rewind: bool = False) -> None:
+        """Take these logs into the catalog; `rewind`: a failover may have lost what we know of."""
+        for row in rows:
+            known = self._by_id.get(row["id"])
+            if known is not None:
+                known.policy = row["policy"]
+                known.first_offset = max(known.first_offset, row["first_offset"])
+                if rewind:
+                    known.next_offset = row["next_offset"]
+                known.reached(row["next_offset"])
+                continue
+            shared = SharedLog(row, self.context)
+            before = self._logs.get(shared.name)
+            if before is not None:
+                if before.log_id > shared.log_id:
+                    continue  # read before it was deleted and created again
+                self._forget(before)
+            self._logs[shared.name] = self._by_id[shared.log_id] = shared
+            self._partitions[shared.topic] = max(
+                self._partitions.get(shared.topic, 0), shared.partition + 1
+            )
+            for callback in self._on_create:
+                callback(shared.name)
+
+    def _drop(self, topic: str) -> None:
+        for number in range(self._partitions.pop(topic, 0)):
+            shared = self._logs.pop(partition_label(topic, number), None)
+            if shared is not None:
+                self._forget(shared)
+
+    def _forget(self, shared: SharedLog) -> None:
+        self._by_id.pop(shared.log_id, None)
+        shared.mark_deleted()
+        for callback in self._on_delete:
+            callback(shared)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CATALOG_SECONDS):
+                    await self._look.wait()
+            self._look.clear()
+            await self._database.recovered()
+            try:
+                await self.look()
+            except (Unavailable, asyncpg.PostgresError) as error:
+                log.warning("the shared topics could not be listed: %s", error)
+                await asyncio.sleep(POLL_SECONDS / 2)
+                self._look.set()
+
+    async def look(self) -> None:
+        """Read the catalog."""
+        known = set(self._by_id)
+        server = await self.calls.server()
+        self._ahead = server["now"].timestamp() - time.time()
+        self._check_timeline(server["timeline"])
+        rewind, self._rewind = self._rewind, False
+        rows = await self.calls.logs()
+        self._take(rows, rewind=rewind)
+        there = {row["id"] for row in rows}
+        for log_id in known - there:
+            shared = self._by_id.get(log_id)
+            if shared is not None and shared.topic in self._partitions:
+                self._drop(shared.topic)
+                if any(row["topic"] == shared.topic for row in rows):
+                    self._take([row for row in rows if row["topic"] == shared.topic])
+        self._looked.set()
+
+    # What others append
+
+    def _answered(self, answer: AppendAnswer) -> None:
+        self._ahead = answer.at.timestamp() - time.time()
+        self._check_timeline(answer.timeline)
+
+    def _check_timeline(self, timeline: int) -> None:
+        """Drop what is in memory when the server has another history than the one we know."""
+        if self._timeline == timeline:
+            return
+        if self._timeline is not None:
+            log.warning(
+                "the database has timeline %d, it had %d: a standby was promoted, or a backup "
+                "restored. What is cached of shared topics is dropped",
+                timeline,
+                self._timeline,
+            )
+            self.context.recent.clear()
+            self.context.older.clear()
+            self._rewind = True
+            self._look.set()
+        self._timeline = timeline
+
+    def _announce(self, log_id: int, end: int) -> None:
+        self._ends[log_id] = end
+        self._news.set()
+
+    async def _keep_announcing(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            with suppress(Unavailable):  # the others look again when they are connected again
+                await self._notify()
+            await asyncio.sleep(NOTIFY_SECONDS)
+
+    async def _notify(self) -> None:
+        ends, self._ends = self._ends, {}
+        changed, self._changed = self._changed, False
+        if not (ends or changed):
+            return
+        items = list(ends.items())
+        for i in range(0, max(1, len(items)), MAX_NOTIFIED):
+            payload = json.dumps([self._broker, changed, items[i : i + MAX_NOTIFIED]])
+            await self.calls.notify(self._channel, payload)
+            self._notices.add(1, "sent")
+
+    def _heard(self, payload: str | None) -> None:
+        if payload is None:  # connected, or connected again: anything may have happened
+            self._look.set()
+            return
+        broker, changed, ends = json.loads(payload)
+        if broker == self._broker:
+            return
+        self._notices.add(1, "heard")
+        if changed:
+            self._look.set()
+        for log_id, end in ends:
+            shared = self._by_id.get(log_id)
+            if shared is None:
+                self._look.set()
+            else:
+                self._reached(shared, end)
+
+    def _reached(self, shared: SharedLog, end: int) -> None:
+        """Another broker has appended. For those who watch, it is loaded now."""
+        if end <= shared.next_offset:
+            return
+        if not shared.watched:
+            shared.reached(end)
+            return
+        self._behind[shared.log_id] = max(end, self._behind.get(shared.log_id, 0))
+        if shared.log_id not in self._catching_up:
+            task = asyncio.get_running_loop().create_task(self._catch_up(shared))
+            self._catching_up[shared.log_id] = task
+
+    async def _catch_up(self, shared: SharedLog) -> None:
+        try:
+            while (end := self._behind.pop(shared.log_id, 0)) > shared.next_offset:
+                await shared.catch_up(end)
+        except (PenstockError, asyncpg.PostgresError) as error:
+            log.info("topic %s: others' records come with the next look: %s", shared.name, error)
+        finally:
+            del self._catching_up[shared.log_id]
+
+    async def _keep_polling(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            watched = [one.log_id for one in self._by_id.values() if one.watched]
+            if not watched or not self._database.healthy:
+                continue
+            try:
+                rows = await self.calls.ends(watched)
+            except (Unavailable, asyncpg.PostgresError):
+                continue  # the next look
+            for row in rows:
+                shared = self._by_id.get(row["id"])
+                if shared is not None:
+                    self._reached(shared, row["next_offset"])
+            if len(rows) < len(watched):
+                self._look.set()
+
+    # Objects
+
+    async def _fetch(self, name: str, position: int, size: int) -> bytes:
+        if self.store is None:
+            raise Unavailable(f"{name} is in object storage, and this broker has no topics.tier")
+        return await in_pool(self._readers, self.store.read_range, name, position, size)
+
+
+def refuse_conflict(topic: str) -> Conflict:
+    return Conflict(f"topic {topic!r} exists on this broker: it is not shared")

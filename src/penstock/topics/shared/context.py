@@ -1,0 +1,23 @@
+"""What all shared logs of a broker use: calls, caches, the database's clock and the tier."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from penstock.log.context import Instruments
+from penstock.topics.shared.appends import Flusher
+from penstock.topics.shared.calls import SharedCalls
+from penstock.topics.shared.chunks import ChunkCache
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedContext:
+    calls: SharedCalls
+    flusher: Flusher
+    recent: ChunkCache  # what this broker appended, and what it got for those who watch
+    older: ChunkCache  # what readers behind that got last: they do not push the newest records out
+    max_record: int
+    instruments: Instruments
+    now: Callable[[], int]  # microseconds since 1970, by the database's clock
+    announce: Callable[[int, int], None]  # other brokers learn that this log has this end
+    on_gone: Callable[[], None]  # a log is not there any more: look at the catalog
+    fetch: Callable[[str, int, int], Awaitable[bytes]]  # a range of an object

@@ -1,0 +1,433 @@
+"""The log of one partition of a shared topic, as every protocol sees it (`TopicLog`).
+
+What was appended or read lately is in memory and is read at once. The rest has to come from the
+database or the object store: a read on the event loop raises `NotLoaded`, whose `load` gets it, and
+is repeated (`read_or_wait`).
+
+Bounds are those that this broker knows. Other brokers append too, so the end may be further than
+that, but never before it; an offset behind the end is refused only after the database was asked.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.errors import InvalidOffset, NotFound, Unavailable
+from penstock.io.fs import Bytes
+from penstock.log.batches.decode import Columns, Decoder
+from penstock.log.batches.format import BATCHES
+from penstock.log.batches.segment import batch_of
+from penstock.log.commit import Appended
+from penstock.log.producers import Producer
+from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
+from penstock.log.tier.cache import NotCached
+from penstock.log.tier.manifest import Manifest
+from penstock.protocol.kafka_batch import CONTROL, BatchHead, NewRecord
+from penstock.protocol.names import partition_label
+from penstock.topics.shared.appends import Published, SharedAppends
+from penstock.topics.shared.chunks import Chunk, assigned, checked
+from penstock.topics.shared.context import SharedContext
+from penstock.topics.subscriptions import Subscriptions
+
+T = TypeVar("T")
+
+LOAD_BYTES = 1 << 20  # of one read from the database, of which the last batch may be beyond it
+MAX_LOADS = 64  # of one read, which may need several logs
+
+
+class NotLoaded(NotCached):
+    """What is to be read is not in memory; `load` gets it."""
+
+    def __init__(self, load: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self.load = load
+
+
+async def read_loading(read: Callable[[], T]) -> T:
+    """What `read` returns, once everything that it needs is in memory."""
+    for _ in range(MAX_LOADS):
+        try:
+            return read()
+        except NotLoaded as missing:
+            await missing.load()
+    raise Unavailable("more is read at once than the cache of shared topics has room for")
+
+
+class SharedLog:
+    shared = True
+    format = BATCHES
+    # What only logs on a disk have
+    segments: tuple[Segment, ...] = ()
+    damage: Sequence[dict[str, Any]] = ()
+    tier: Manifest | None = None
+    archived_offset: int | None = None
+    broken: str | None = None
+    incarnation_lost = False
+    local_bytes = 0
+    producers = 0
+
+    def __init__(self, row: Any, context: SharedContext) -> None:
+        self.topic: str = row["topic"]
+        self.partition: int = row["partition"]
+        self.name = partition_label(self.topic, self.partition)
+        self.log_id: int = row["id"]
+        self.incarnation: str = row["incarnation"].hex
+        self.policy: str = row["policy"]
+        self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
+        self.next_offset: int = row["next_offset"]
+        self.size_bytes = 0
+        self._context = context
+        self._denied: int | None = (
+            None  # an offset that the database has just said is behind the end
+        )
+        self._times: dict[
+            int, int | None
+        ] = {}  # batches that times were found in, until they are read
+        self._subscriptions = Subscriptions()
+        self._subscribers = 0
+        self.appends = SharedAppends(
+            self.name,
+            self.log_id,
+            context.flusher,
+            max_record=context.max_record,
+            now=context.now,
+            instruments=context.instruments,
+            on_commit=self._committed,
+            on_gone=context.on_gone,
+        )
+
+    # Appending
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        return self.appends.append(payloads, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        return self.appends.append_arrays(lengths, payloads, producer)
+
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        return self.appends.append_records(records, producer)
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        return self.appends.append_batch(head, data)
+
+    def _committed(self, published: Published) -> None:
+        for first, data in published.batches:
+            batch = assigned(data, first, published.timeline)
+            end = BatchHead.parse(batch).next_offset
+            self._context.recent.put(self.log_id, Chunk(first, first, end, batch))
+        self._context.announce(self.log_id, published.end)
+        self.reached(published.end)
+
+    def reached(self, end: int) -> None:
+        """Records below `end` are committed."""
+        if end > self.next_offset:
+            self.next_offset = end
+            self._subscriptions.notify(end)
+
+    # Reading
+
+    @property
+    def records(self) -> int:
+        """About: compaction and failovers leave offsets out."""
+        return self.next_offset - self.first_offset
+
+    @property
+    def local_offset(self) -> int:
+        return self.next_offset
+
+    def first_from(self, offset: int) -> int:
+        return max(offset, self.first_offset)
+
+    def read(
+        self,
+        offset: int,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        *,
+        strict: bool = False,
+    ) -> Batch:
+        """Visible records from `offset` on; at least one when there is one."""
+        at = self._begin(offset, strict)
+        while at < self.next_offset:
+            chunks = self._chunks(at, max_records, max_bytes)
+            columns, following = _decode(chunks, at, max_records, max_bytes)
+            count = len(columns.offsets)
+            skip = int(np.searchsorted(columns.offsets, at))
+            if skip < count:
+                sizes = np.cumsum(16 + np.maximum(columns.value_lengths[skip:], 0))
+                fitting = max(1, int(np.searchsorted(sizes, max_bytes, "right")))
+                part = slice(skip, min(count, skip + max_records, skip + fitting))
+                return batch_of(columns, part, following)
+            at = following
+        return empty_batch(max(offset, self.next_offset))
+
+    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
+        """Whole batches, at least one; the first may begin before `offset`."""
+        fetched, first, count = self._whole(offset, max_bytes, strict=strict)
+        if not fetched.data:
+            return Raw(fetched.next_offset, 0, fetched.next_offset, None, 0, 0)
+        file: Any = InMemory(fetched.data)
+        return Raw(first, count, fetched.next_offset, file, 0, len(fetched.data))
+
+    def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
+        return self._whole(offset, max_bytes, strict=True)[0]
+
+    def _whole(
+        self, offset: int, max_bytes: int, *, strict: bool
+    ) -> tuple[FetchedBatches, int, int]:
+        """Batches from the one on that holds `offset`, the first offset and how many records."""
+        at = self._begin(offset, strict)
+        if at >= self.next_offset:
+            return FetchedBatches(b"", max(offset, self.next_offset)), 0, 0
+        parts: list[bytes] = []
+        size, first, records = 0, -1, 0
+        while at < self.next_offset and size < max_bytes:
+            chunk = self._find(at)
+            if chunk is None:
+                if parts:
+                    break
+                raise self._missing(at)
+            for position, head in chunk.heads():
+                if head.next_offset <= at:
+                    continue
+                if parts and size + head.size > max_bytes:
+                    return FetchedBatches(b"".join(parts), at), first, records
+                first = head.base_offset if first < 0 else first
+                parts.append(chunk.data[position : position + head.size])
+                size, records, at = size + head.size, records + head.records, head.next_offset
+            at = max(at, chunk.end)
+        return FetchedBatches(b"".join(parts), at), first, records
+
+    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
+        """The times of these records, microseconds since 1970."""
+        times = np.zeros(len(offsets), np.int64)
+        at = 0
+        while at < len(offsets):
+            chunk = self._find(int(offsets[at]))
+            if chunk is None:
+                raise self._missing(int(offsets[at]))
+            columns, _ = _decode([chunk], chunk.base, 1 << 62, 1 << 62)
+            stop = max(at + 1, int(np.searchsorted(offsets, chunk.end)))
+            rows = np.searchsorted(columns.offsets, offsets[at:stop])
+            times[at:stop] = columns.times[np.minimum(rows, len(columns.times) - 1)] * 1000
+            at = stop
+        return times
+
+    def offset_at(self, timestamp: float) -> int:
+        """The first offset of this time or later, seconds since 1970; or `next_offset`."""
+        milliseconds = int(np.ceil(timestamp * 1000))
+        if milliseconds not in self._times:
+            raise NotLoaded(lambda: self._find_time(milliseconds))
+        base = self._times[milliseconds]
+        while base is not None and base < self.next_offset:
+            chunk = self._find(base)
+            if chunk is None:
+                raise self._missing(base)
+            columns, _ = _decode([chunk], chunk.base, 1 << 62, 1 << 62)
+            later = np.flatnonzero(columns.times >= milliseconds)
+            if len(later):
+                del self._times[milliseconds]
+                return int(columns.offsets[later[0]])
+            base = chunk.end
+        del self._times[milliseconds]
+        return self.next_offset
+
+    async def _find_time(self, milliseconds: int) -> None:
+        self._times[milliseconds] = await self._context.calls.offset_at(self.log_id, milliseconds)
+
+    def records_from(self, offset: int) -> int:
+        """About: compaction and failovers leave offsets out."""
+        return self.next_offset - min(max(offset, self.first_offset), self.next_offset)
+
+    def lost_at(self, _: int) -> dict[str, Any] | None:
+        return None
+
+    def age_at(self, offset: int) -> float | None:
+        """Seconds since the record at `offset` was appended; None: it is not in memory."""
+        if offset >= self.next_offset:
+            return 0.0
+        try:
+            (at,) = self.timestamps(np.array([max(offset, self.first_offset)]))
+        except NotLoaded:
+            return None
+        return max(0.0, time.time() - int(at) / 1e6)
+
+    def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
+        try:
+            return read()
+        except NotLoaded:
+            return read_loading(read)
+
+    async def read_through(self, read: Callable[[], T]) -> T:
+        return await read_loading(read)
+
+    def _begin(self, offset: int, strict: bool) -> int:
+        """Where a read of `offset` begins."""
+        if self.appends.deleted:
+            raise self.appends.gone()
+        if strict and offset < self.first_offset:
+            raise InvalidOffset(f"offset {offset} lies before {self.first_offset}")
+        if strict and offset > self.next_offset:
+            if self._denied != offset:
+                raise NotLoaded(lambda: self._deny(offset))
+            self._denied = None
+            raise InvalidOffset(
+                f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
+            )
+        return max(offset, self.first_offset)
+
+    async def _deny(self, offset: int) -> None:
+        await self.refresh()
+        if offset > self.next_offset:
+            self._denied = offset
+
+    def _find(self, offset: int) -> Chunk | None:
+        context = self._context
+        return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
+
+    def _chunks(self, offset: int, max_records: int, max_bytes: int) -> list[Chunk]:
+        """Neighbouring chunks in memory from the one on that covers `offset`."""
+        chunks: list[Chunk] = []
+        at, size = offset, 0
+        while at < self.next_offset and (
+            not chunks or (size < max_bytes and at - offset < max_records)
+        ):
+            chunk = self._find(at)
+            if chunk is None:
+                break
+            chunks.append(chunk)
+            at, size = chunk.end, size + len(chunk.data)
+        if not chunks:
+            raise self._missing(offset)
+        return chunks
+
+    def _missing(self, offset: int) -> NotLoaded:
+        return NotLoaded(lambda: self._load(offset))
+
+    async def refresh(self) -> None:
+        """Ask the database for the bounds."""
+        await self._load(self.next_offset)
+
+    async def _load(self, offset: int, *, recent: bool = False) -> None:
+        """Get batches from `offset` on into memory."""
+        context = self._context
+        rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
+        if not rows:
+            context.on_gone()
+            raise NotFound(f"topic {self.name!r} was deleted")
+        self.first_offset = max(self.first_offset, rows[0]["first_offset"])
+        chunks: list[Chunk] = []
+        at = offset
+        for row in rows:
+            if row["base_offset"] is None:
+                break
+            base, end = row["base_offset"], row["last_offset"] + 1
+            if row["object"] is None:
+                data = assigned(row["data"], base, row["timeline"])
+            elif chunks:
+                break  # one range of the store at a time
+            else:
+                found = await context.fetch(row["object"], row["position"], row["size"])
+                data = checked(found, base, end)
+            chunks.append(Chunk(min(at, base), base, end, data))
+            at = end
+        cache = context.recent if recent else context.older
+        for chunk in reversed(chunks):  # what is wanted first is the last to go
+            cache.put(self.log_id, chunk)
+        self.reached(rows[0]["next_offset"])
+
+    # Watching
+
+    @property
+    def watched(self) -> bool:
+        return self._subscribers > 0
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        cancel = self._subscriptions.add(callback)
+        self._subscribers += 1
+        cancelled = False
+
+        def end() -> None:
+            nonlocal cancelled
+            if not cancelled:
+                cancelled = True
+                self._subscribers -= 1
+                cancel()
+
+        return end
+
+    async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
+        """Until `offset` can be read (True), or the time is over (False)."""
+        if self.appends.deleted:
+            raise self.appends.gone()
+        if self.next_offset > offset:
+            return True
+        self._subscribers += 1
+        try:
+            return await self._subscriptions.wait_for(offset, timeout)
+        finally:
+            self._subscribers -= 1
+
+    async def catch_up(self, end: int) -> None:
+        """Get what others appended up to `end`, for those who watch."""
+        while self.next_offset < end and not self.appends.deleted:
+            before = self.next_offset
+            rows_end = await self._load_recent(before)
+            if rows_end <= before:
+                break
+
+    async def _load_recent(self, offset: int) -> int:
+        await self._load(offset, recent=True)
+        return self.next_offset
+
+    # Ending
+
+    @property
+    def deleted(self) -> bool:
+        return self.appends.deleted
+
+    @property
+    def ending(self) -> bool:
+        return self.appends.closed
+
+    def mark_deleted(self) -> None:
+        """Refuse whatever comes, wake whoever waits."""
+        self.appends.close(deleted=True)
+        self._subscriptions.end(self.appends.gone())
+
+
+class InMemory:
+    """Bytes where a `Raw` expects a file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return self._data[position : position + length]
+
+
+def _decode(
+    chunks: Sequence[Chunk], offset: int, max_records: int, max_bytes: int
+) -> tuple[Columns, int]:
+    """The records of these chunks from the batch on that holds `offset`, and the offset after."""
+    decoder = Decoder()
+    size, following = 0, offset
+    for chunk in chunks:
+        for position, head in chunk.heads():
+            if head.next_offset <= offset or head.attributes & CONTROL:
+                continue
+            if size and (size >= max_bytes or head.base_offset - offset >= max_records):
+                return decoder.columns(), following
+            decoder.add(chunk.data, head, position)
+            size, following = size + head.size, head.next_offset
+        following = chunk.end
+    return decoder.columns(), following

@@ -1,0 +1,75 @@
+"""Traces of messages, as Queen MQ lists them: in snake_case."""
+
+from typing import Any, ClassVar
+
+from penstock.contract.queries import Limit, Paged
+from penstock.queues.admin.traces import Trace
+from penstock.queues.engine import Queues
+from penstock.wire.http.routes import route
+from penstock.wire.queen.shapes import Json, page
+
+
+class TracesQuery(Paged, frozen=True):
+    limit: Limit = 100
+
+    farther: ClassVar[str] = "use more than one name for so many traces"
+
+
+class TraceNamesQuery(Paged, frozen=True):
+    limit: Limit = 50
+
+    farther: ClassVar[str] = "ask for the traces of a name or of a message"
+
+
+class TracesApi:
+    tag = "queen"
+
+    def __init__(self, queues: Queues) -> None:
+        self._traces = queues.traces
+
+    @route("GET", "/api/v1/traces/{partition}/{transaction}")
+    async def of_message(self, partition: str, transaction: str) -> Json:
+        """The trace events of a message."""
+        traces = await self._traces.of_message(partition, transaction)
+        return {"traces": [_trace(trace) for trace in traces]}
+
+    @route("GET", "/api/v1/traces/by-name/{name}")
+    async def by_name(self, name: str, args: TracesQuery) -> Json:
+        """Trace events with a given trace name."""
+        found = await self._traces.by_name(name, args.limit, args.offset)
+        return {
+            "traces": [_trace(trace) for trace in found.traces],
+            "total": found.total,
+            "pagination": page(args.limit, args.offset),
+        }
+
+    @route("GET", "/api/v1/traces/names")
+    async def names(self, args: TraceNamesQuery) -> Json:
+        """List trace names."""
+        found = await self._traces.names(args.limit, args.offset)
+        return {
+            "trace_names": found.names,
+            "total": found.total,
+            "pagination": page(args.limit, args.offset),
+        }
+
+
+def _trace(trace: Trace) -> dict[str, Any]:
+    shown: Json = {
+        "id": trace.id,
+        "event_type": trace.event_type,
+        "data": trace.data,
+        "consumer_group": trace.group,
+        "worker_id": trace.worker,
+        "created_at": trace.created_at,
+        "trace_names": trace.names,
+    }
+    if trace.message is not None:
+        shown |= {
+            "transaction_id": trace.message.transaction_id,
+            "partition_id": trace.message.partition_id,
+            "queue_name": trace.message.queue,
+            "partition_name": trace.message.partition,
+            "message_payload": trace.message.payload,
+        }
+    return shown

@@ -1,0 +1,262 @@
+"""The log of a shared topic: what is appended through one broker is read through every other."""
+
+import asyncio
+import time
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from penstock.errors import ConnectionLost, InvalidOffset, NotFound
+from penstock.log.producers import OutOfOrder, Producer, ProducerFenced
+from penstock.protocol.kafka_batch import (
+    BatchHead,
+    NewRecord,
+    decode_batch,
+    encode_batch,
+    split_batches,
+)
+from penstock.queues.schema import SCHEMA
+from penstock.topics.shared.calls import APPEND, AppendAnswer, AppendCall
+from penstock.topics.shared.catalog import SharedTopics
+from penstock.topics.shared.log import SharedLog
+from tests.support.wait import eventually
+from tests.topics.shared.conftest import shared_topics
+
+Pair = tuple[SharedTopics, SharedTopics]
+SECONDS = 60
+
+
+async def values(log: SharedLog, offset: int = 0) -> list[bytes]:
+    """Everything from an offset on, in as many reads as it takes."""
+    found: list[bytes] = []
+    await log.refresh()
+    while offset < log.next_offset:
+        batch = await log.read_through(lambda at=offset: log.read(at))
+        found += batch.payloads()
+        offset = batch.next_offset
+    return found
+
+
+async def other(pair: Pair, name: str = "orders") -> SharedLog:
+    log = await pair[1].find(name)
+    assert log is not None
+    return log
+
+
+async def test_what_one_broker_appends_another_reads_in_order(pair: Pair) -> None:
+    log = await pair[0].create("orders", 1)
+    for i in range(5):
+        appended = await log.append([b"%d-%d" % (i, n) for n in range(3)])
+        assert (appended.first_offset, appended.count) == (3 * i, 3)
+    there = await other(pair)
+    assert await values(there) == [b"%d-%d" % (i, n) for i in range(5) for n in range(3)]
+    assert (there.first_offset, there.next_offset) == (0, 15)
+
+
+async def test_offsets_have_no_gaps_while_both_brokers_append(pair: Pair) -> None:
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    sent: dict[int, bytes] = {}
+
+    async def produce(log: SharedLog, who: int) -> None:
+        for i in range(40):
+            appended = await log.append([b"%d:%d" % (who, i), b"%d:%d+" % (who, i)])
+            assert appended.first_offset not in sent
+            sent[appended.first_offset] = b"%d:%d" % (who, i)
+
+    await asyncio.gather(*(produce(log, who) for who, log in enumerate([here, there] * 4)))
+    found = await values(here)
+    assert len(found) == 8 * 40 * 2
+    assert all(found[offset] == value for offset, value in sent.items())
+    for who in range(8):  # each producer's records are in the order in which they were sent
+        mine = [value for value in found if value.startswith(b"%d:" % who)]
+        assert mine == [b"%d:%d%s" % (who, i, end) for i in range(40) for end in (b"", b"+")]
+    assert await values(there) == found
+
+
+async def test_a_reader_on_another_broker_is_woken(pair: Pair) -> None:
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    waiting = asyncio.create_task(there.wait_for(0, SECONDS))
+    await asyncio.sleep(0)
+    await here.append([b"hello"])
+    began = time.monotonic()
+    assert await waiting
+    assert time.monotonic() - began < SECONDS / 2  # woken, long before its time is over
+    assert there.read(0).payloads() == [b"hello"]  # and what woke it is in memory
+
+
+async def test_an_offset_that_this_broker_does_not_know_yet_is_not_out_of_range(pair: Pair) -> None:
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    for _ in range(20):
+        end = (await here.append([b"a"])).first_offset + 1
+        batch = await there.read_through(lambda at=end: there.read(at, strict=True))
+        assert batch.count == 0
+    with pytest.raises(InvalidOffset):
+        await there.read_through(lambda: there.read(21, strict=True))
+
+
+async def test_a_repeated_batch_gets_its_old_offset_from_either_broker(pair: Pair) -> None:
+    here, producer = await pair[0].create("orders", 1), uuid4().bytes
+    there = await other(pair)
+    first = await here.append([b"a", b"b"], Producer(producer, 0))
+    again = await there.append([b"a", b"b"], Producer(producer, 0))
+    assert (again.first_offset, again.count, again.duplicate) == (first.first_offset, 2, True)
+    assert (await there.append([b"c"], Producer(producer, 1))).first_offset == 2
+    with pytest.raises(OutOfOrder, match="too early"):
+        await here.append([b"e"], Producer(producer, 3))
+    for i in range(2, 80):
+        await here.append([b"%d" % i], Producer(producer, i))
+    with pytest.raises(OutOfOrder, match="too old"):
+        await there.append([b"a", b"b"], Producer(producer, 0))
+    assert len(await values(here)) == 3 + 78
+
+
+async def test_batches_in_flight_together_keep_the_order_of_their_producer(pair: Pair) -> None:
+    here, producer = await pair[0].create("orders", 1), uuid4().bytes
+    there = await other(pair)
+    await asyncio.gather(*(here.append([b"%d" % i], Producer(producer, i)) for i in range(30)))
+    # Sent again through the other broker, from the middle on, with what comes next and one twice.
+    numbers = [*range(20, 40), 35]
+    again = await asyncio.gather(
+        *(there.append([b"%d" % i], Producer(producer, i)) for i in numbers)
+    )
+    assert [one.first_offset for one in again] == numbers
+    assert [one.duplicate for one in again] == [True] * 10 + [False] * 10 + [True]
+    assert await values(here) == [b"%d" % i for i in range(40)]
+
+
+async def test_a_sparse_producer_may_leave_numbers_out(broker: SharedTopics) -> None:
+    log, producer, sparse = await broker.create("orders", 1), uuid4().bytes, 1 << 63
+    assert (await log.append([b"a"], Producer(producer, sparse + 5))).first_offset == 0
+    assert (await log.append([b"b"], Producer(producer, sparse + 9))).first_offset == 1
+    old = await log.append([b"x"], Producer(producer, sparse + 7))
+    assert (old.duplicate, old.count) == (True, 0)
+    assert (await log.append([b"b"], Producer(producer, sparse + 9))).first_offset == 1
+    assert await values(log) == [b"a", b"b"]
+
+
+def kafka_batch(sequence: int, count: int, *, epoch: int = 0) -> tuple[BatchHead, memoryview]:
+    records = [NewRecord(b"v%d" % (sequence + i), b"k", [("h", b"1")]) for i in range(count)]
+    [batch] = split_batches(encode_batch(records, 1000, producer=(77, epoch, sequence)))
+    return batch
+
+
+async def test_kafka_sequences_epochs_and_their_end_are_checked(pair: Pair) -> None:
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    last = (1 << 31) - 2
+    assert (await here.append_batch(*kafka_batch(last, 3))).first_offset == 0
+    assert (await there.append_batch(*kafka_batch(last, 3))).duplicate
+    assert (await there.append_batch(*kafka_batch(1, 2))).first_offset == 3  # numbers start over
+    with pytest.raises(OutOfOrder):
+        await here.append_batch(*kafka_batch(5, 1))
+    with pytest.raises(OutOfOrder):
+        await here.append_batch(*kafka_batch(3, 1, epoch=1))
+    assert (await here.append_batch(*kafka_batch(0, 1, epoch=1))).first_offset == 5
+    with pytest.raises(ProducerFenced):
+        await there.append_batch(*kafka_batch(3, 1))
+    fetched = await there.read_through(lambda: there.batches(4, 1))
+    [(head, data)] = split_batches(fetched.data)
+    assert (head.base_offset, fetched.next_offset) == (3, 5)  # the batch that contains offset 4
+    first = decode_batch(data)
+    assert [(one.offset, one.key, one.value, one.headers) for one in first] == [
+        (3, b"k", b"v1", (("h", b"1"),)),
+        (4, b"k", b"v2", (("h", b"1"),)),
+    ]
+
+
+async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
+    pair: Pair, database_url: str
+) -> None:
+    """The connection is cut after the commit: a plain append is not stored twice."""
+    log = await pair[0].create("orders", 1)
+    calls, cut = pair[0].calls, list[AppendCall]()
+    append = calls.append
+
+    async def lose_first(call: AppendCall) -> AppendAnswer:
+        answer = await append(call)
+        if not cut:
+            cut.append(call)
+            raise ConnectionLost("the answer was lost")
+        return answer
+
+    calls.append = lose_first  # type: ignore[method-assign]
+    appended = await log.append([b"once"])
+    assert appended.first_offset == 0
+    assert await values(log) == [b"once"]
+    connection = await asyncpg.connect(database_url)
+    try:  # the first call arrives late, behind its repetition: it fails and changes nothing
+        await connection.execute(f"SET search_path TO {SCHEMA.search_path('penstock')}")
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await connection.fetch(APPEND, *cut[0])
+    finally:
+        await connection.close()
+    assert await values(await other(pair)) == [b"once"]
+
+
+async def test_a_log_that_another_session_holds_delays_no_other_log(
+    broker: SharedTopics, database_url: str
+) -> None:
+    hot, cold = await broker.create("hot", 1), await broker.create("cold", 1)
+    connection = await asyncpg.connect(database_url)
+    try:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(
+            "SELECT 1 FROM penstock.shared_logs WHERE topic = 'hot' FOR UPDATE"
+        )
+        waiting = hot.append([b"h"])
+        for i in range(10):
+            assert (await cold.append([b"c"])).first_offset == i
+        assert not waiting.done()
+        await transaction.rollback()
+    finally:
+        await connection.close()
+    assert (await waiting).first_offset == 0
+
+
+async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(pair: Pair) -> None:
+    here = await pair[0].create("orders", 2)
+    there = await other(pair)
+    await here.append([b"old"])
+    waiting = asyncio.create_task(there.wait_for(5, SECONDS))
+    await pair[0].delete("orders")
+    with pytest.raises(NotFound):
+        await waiting
+    with pytest.raises(NotFound):
+        await there.append([b"x"])
+    made = await pair[1].create("orders", 1)
+    assert (await made.append([b"new"])).first_offset == 0
+    found = await eventually(lambda: pair[0].find("orders"))
+    assert found.incarnation == made.incarnation != here.incarnation
+    assert await values(found) == [b"new"]
+
+
+async def test_times_find_offsets_across_batches(pair: Pair) -> None:
+    here = await pair[0].create("orders", 1)
+    for i in range(0, 100, 10):
+        await here.append_records([NewRecord(b"x", timestamp=1_000_000 + i + n) for n in range(5)])
+    there = await other(pair)
+
+    async def at(milliseconds: int) -> int:
+        return await there.read_through(lambda: there.offset_at(milliseconds / 1000))
+
+    assert await at(0) == 0
+    assert await at(1_000_013) == 5 + 3
+    assert await at(1_000_017) == 10
+    assert await at(1_000_094) == 49
+    assert await at(1_000_095) == 50 == there.next_offset
+
+
+async def test_readers_far_behind_do_not_push_the_newest_records_out(database_url: str) -> None:
+    async with shared_topics(database_url, shared_cache=1 << 20) as topics:
+        log = await topics.create("orders", 1)
+        for i in range(40):
+            await log.append([bytes([i]) * 100_000])
+        assert len(await values(log)) == 40
+        assert log.read(39).payloads() == [bytes([39]) * 100_000]  # still in memory
+        assert topics.context.recent.size <= 1 << 20
+        assert topics.context.older.size <= 1 << 20
