@@ -126,7 +126,7 @@ def test_what_cannot_be_run_is_said(tmp_path, monkeypatch, target, text):
 
 def test_nothing_to_run_ends_the_command(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-m", "penstock", "worker", "shp:client", "-d", tmp_path],
+        [sys.executable, "-m", "penstock", "worker", "shp:client", "--directory", tmp_path],
         capture_output=True,
         text=True,
         check=False,

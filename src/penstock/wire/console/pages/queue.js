@@ -61,7 +61,12 @@ const CONSUMERS = [
     card: true,
     cell: (c) => `${count(c.inFlight)} of ${count(c.concurrency)}`,
   },
-  { name: "inFlightSeconds", title: "In flight for", number: true, cell: (c) => (c.inFlight ? duration(c.inFlightSeconds) : "–") },
+  {
+    name: "inFlightSeconds",
+    title: "In flight for",
+    number: true,
+    cell: (c) => (c.inFlight ? duration(c.inFlightSeconds) : "–"),
+  },
   { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
   { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
   {
