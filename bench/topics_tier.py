@@ -82,7 +82,8 @@ async def _with_store(
 
 
 async def _filled(store: TopicStore) -> Topic:
-    topic = await store.create("bench")
+    await store.create("bench")
+    topic = store.local("bench")
     for _ in range(BATCHES):
         await topic.append_arrays(LENGTHS, PAYLOADS)
     await topic.seal()
@@ -158,7 +159,7 @@ class ColdReads:
 
     def through(self) -> float:
         async def body(store: TopicStore) -> float:
-            topic = store.require("bench")
+            topic = store.local("bench")
             began = time.perf_counter()
             at = size = 0
             while at < topic.next_offset:

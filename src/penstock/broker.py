@@ -1,15 +1,16 @@
-"""Puts the parts of one broker process together, and starts and stops them in order.
+"""Create the components of one broker process, and start and stop them in order.
 
-One process, the owner, holds the lock on the data directory and everything that has a single
-writer: topic logs, routes and the embedded database. With `workers: N` it has N - 1 further
-processes beside it that serve the queue API from PostgreSQL and pass every other request on to the
-owner (see `penstock.wire.listeners`).
+One process, the owner, locks the data directory and owns everything with a single writer: topic
+logs, routes and the embedded database. With `workers: N`, it has N - 1 more processes beside it.
+They serve the queue API from PostgreSQL and forward every other request to the owner (see
+`penstock.wire.listeners`).
 
-Without topics (`topics.enabled: false`) and with a database elsewhere nothing in the data directory
-needs that lock: buffer files and routes have locks of their own.
+Without topics (`topics.enabled: false`) and with an external database, nothing in the data
+directory needs that lock: buffer files and routes have locks of their own.
 
-Start: lock, database and schema, recovery, then the listeners (which are not ours: the wire is
-above us). Stop is the same backwards. A part that fails to start stops those before it again.
+The start order is lock, database and schema, recovery; the listeners follow (see
+`penstock.server`). A stop reverses it. If a component fails to start, those before it are stopped
+again.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from penstock.topics.write_claims import JOURNAL as SINKS
 log = logging.getLogger("penstock.broker")
 
 
-RESTORING = "restoring"  # in the private directory while `penstock restore` is at work
+RESTORING = "restoring"  # in the private directory during `penstock restore`
 
 
 class Part(Protocol):
@@ -56,8 +57,11 @@ class Part(Protocol):
 class Logs:
     """Topics, the groups on them and what pipelines report: what only the owner has."""
 
-    def __init__(self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics, database: Database
+    ) -> None:
         self.topics = TopicStore(config.data_directory, config.topics, pool=pool, metrics=metrics)
+        self.shared = self.topics.share(database)
         self.groups = Groups(
             config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
         )
@@ -73,7 +77,7 @@ class Logs:
 
 
 class Broker:
-    """The parts of one process, from `start` to `stop`."""
+    """The components of one process, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -83,12 +87,12 @@ class Broker:
         worker: int = 0,
         origins: dict[str, str] | None = None,
     ) -> None:
-        """`origins`: where the values of the configuration that were given came from."""
+        """`origins`: where the given values of the configuration came from."""
         self.config = config
         self.origins = origins or {}
         self.owner = owner
-        self.starting = False  # some of its listeners or workers are not ready yet
-        self.draining = False  # about to stop: whoever asks whether to send requests here hears no
+        self.starting = False  # some listeners or workers are not ready yet
+        self.draining = False  # about to stop: the broker reports that it is not ready
         self.metrics = Metrics(config.metrics.max_series)
         self._began = time.monotonic()
         self.pool = ThreadPoolExecutor(
@@ -96,7 +100,9 @@ class Broker:
         )
         self.database = Database(config.database, config.private_directory, self.metrics, SCHEMA)
         self.logs = (
-            Logs(config, self.pool, self.metrics) if owner and config.topics.enabled else None
+            Logs(config, self.pool, self.metrics, self.database)
+            if owner and config.topics.enabled
+            else None
         )
         self.queues = Queues(self.database, config.queues, self.metrics)
         self.presence = Presence(
@@ -146,9 +152,7 @@ class Broker:
         return time.monotonic() - self._began
 
     async def start(self, check: Callable[[], None] = lambda: None) -> None:
-        """Start every part; `check` is called when the data directory is ours and nothing has been
-        started yet.
-        """
+        """Start every component; call `check` once the lock is held and nothing has started."""
         async with AsyncExitStack() as starting:
             if self.owner:
                 _check_restored(self.config.private_directory)
@@ -159,14 +163,15 @@ class Broker:
                 )
             check()
             starting.callback(self.pool.shutdown)
-            # A database takes its time to start, and so do topics; neither needs the other.
+            # Start the database and topics concurrently; they are independent.
             side_by_side = [_start([self.database], starting)]
             if self.logs:
                 side_by_side.append(_start(self.logs.parts(), starting))
             for failure in await asyncio.gather(*side_by_side, return_exceptions=True):
                 if failure is not None:
                     raise failure
-            parts: list[Part] = [self.queues, self.presence, self.buffer]
+            parts: list[Part] = [self.logs.shared] if self.logs else []
+            parts += [self.queues, self.presence, self.buffer]
             await _start(parts if self.exports is None else [*parts, self.exports], starting)
             self._running = starting.pop_all()
 
@@ -175,7 +180,7 @@ class Broker:
 
 
 async def _start(parts: Sequence[Part], starting: AsyncExitStack) -> None:
-    """Start parts one after the other, to be stopped in the reverse order."""
+    """Start components one after the other; register each to be stopped in reverse order."""
     for part in parts:
         await part.start()
         starting.push_async_callback(part.stop)
@@ -190,10 +195,9 @@ def _check_restored(private: Path) -> None:
 
 
 def _close_to_others(directory: Path) -> None:
-    """Buffers, send queues and the embedded database hold payloads: other users of the machine have
-    no business here.
+    """Deny other users access: the directory contains payloads.
 
-    What its group may do is the operator's choice.
+    The operator decides what its group may do.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = stat.S_IMODE(directory.stat().st_mode)

@@ -1,7 +1,7 @@
-"""Every error a caller may want to catch, named by what the caller can do about it.
+"""Errors that a caller may want to catch, named by what the caller can do about them.
 
-The wire layer turns them into HTTP, TCP and WebSocket statuses in one place
-(`penstock.protocol.status`); the client turns those statuses back into the same classes, so `except
+The wire layer maps them to HTTP, TCP and WebSocket statuses in one place
+(`penstock.protocol.status`). The client maps statuses back to the same classes, so `except
 penstock.errors.Unavailable` means the same on both sides.
 """
 

@@ -1,4 +1,4 @@
-"""Log lines a person reads on a terminal, and JSON lines everywhere else."""
+"""Format log lines: text on a terminal, JSON everywhere else."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ _COLOURS = {
 
 
 class TextLines(logging.Formatter):
-    """`12:00:01 info  penstock.broker  ready in 0.4 s`"""
+    """Format a record as `12:00:01 info  penstock.broker  ready in 0.4 s`."""
 
     def __init__(self, colour: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, and the traceback if there is one."""
+    """Format a record as one JSON object: time, level, logger, message and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         created = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -1,11 +1,10 @@
-"""Numbers the broker keeps about itself, cheap to write and read only when someone asks.
+"""Instruments that are cheap to update and formatted only at a scrape.
 
-A part owns its instruments as plain attributes and adds to them per batch; nothing is formatted
-before a scrape. The event loop and threads of the pool add to the same counters, so each instrument
-has a lock: without it, threads that add at once lose additions. It costs about 0.2 us each time.
-`prometheus_client` renders the text format: `Metrics` is one custom collector for it. It is
-imported at the first scrape (3 MiB). A gauge may be a function, so that state which can be derived
-is not stored twice.
+A component owns its instruments as attributes and updates them per batch. The event loop and pool
+threads update the same counters, so each instrument has a lock (about 0.2 us per update).
+`prometheus_client` renders the text format; `Metrics` is one custom collector for it. It is
+imported at the first scrape (3 MiB). A gauge may be a function, so that derived state is not stored
+twice.
 
     metrics = Metrics()
     appended = metrics.counter("penstock_topic_records_total", "Records appended", "topic")
@@ -14,10 +13,9 @@ is not stored twice.
     latency = metrics.histogram("penstock_push_seconds", "Time from request to answer of a push")
     latency.observe(0.004)
 
-A metric per queue, group or topic has at most `max_series` values: those that came first keep their
-own, the others share one, labelled `(other)`. So a scrape stays small whatever users create. A
-process keeps ten times as many, since the scrape adds up several processes; beyond those, values
-are added to `(other)` at once. So memory is bounded too.
+A metric per queue, group or topic shows at most `max_series` values. The oldest ones keep their own
+series; the others share one, labelled `(other)`. A process keeps ten times as many in memory,
+because a scrape adds up several processes. Beyond that, values go to `(other)` at once.
 """
 
 import math
@@ -37,9 +35,9 @@ if TYPE_CHECKING:
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MAX_SERIES = 1000
-KEPT_PER_SERIES = 10  # values in memory for each one that a scrape shows
+KEPT_PER_SERIES = 10  # values in memory per value in a scrape
 OTHER = "(other)"
-FOLDED = frozenset(("queue", "group", "topic"))  # labels whose values users make up
+FOLDED = frozenset(("queue", "group", "topic"))  # labels with values that users choose
 Labels = tuple[str, ...]
 Merge = Literal["sum", "max"]
 Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
@@ -52,8 +50,8 @@ class Counter:
 
     def __init__(self, name: str, help: str, labels: Labels, most: float = math.inf) -> None:
         self.name, self.help, self.labels = name, help, labels
-        self.most = most  # values kept, if users make up the labels
-        self._lock = threading.Lock()  # of changes and copies of `values`
+        self.most = most  # bound of the values, if users choose the labels
+        self._lock = threading.Lock()  # guards `values`
         self.values: dict[Labels, float] = {} if labels else {(): 0}
 
     def add(self, amount: float = 1, *label_values: str) -> None:
@@ -68,7 +66,7 @@ class Counter:
         return self.values.get(label_values, 0)
 
     def forget(self, first_label: str) -> None:
-        """Show no more what has this value of the first label."""
+        """Remove all values with this first label."""
         with self._lock:
             self.values = {
                 labels: value
@@ -85,7 +83,7 @@ class Counter:
     def family(self) -> "Metric":
         from prometheus_client.core import CounterMetricFamily, UnknownMetricFamily
 
-        # A seed's name that has not the suffix of its type may stay as it is when it is untyped.
+        # A name of metrics-governor without the suffix _total is exported as untyped.
         kind = CounterMetricFamily if self.name.endswith("_total") else UnknownMetricFamily
         family = kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
         for labels, value in self.values.items():
@@ -94,11 +92,11 @@ class Counter:
 
 
 class Gauge:
-    """A value that goes up and down: set by its owner, or read from a function at scrape time.
+    """A value that goes up and down: set by its owner, or read from a function at a scrape.
 
     The function returns a number, or for a gauge with labels a mapping from label values to
-    numbers. `merge` says how the values of several worker processes become one: most are shares of
-    a whole, some (up, uptime) are not.
+    numbers. `merge` combines the values of several worker processes: most are summed, some (up,
+    uptime) are not.
     """
 
     __slots__ = ("help", "labels", "merge", "name", "read", "values")
@@ -148,8 +146,8 @@ class Histogram:
         most: float = math.inf,
     ) -> None:
         self.name, self.help, self.labels, self.bounds = name, help, labels, bounds
-        self.most = most  # values kept, if users make up the labels
-        self._lock = threading.Lock()  # of changes and copies of `values`
+        self.most = most  # bound of the values, if users choose the labels
+        self._lock = threading.Lock()  # guards `values`
         # Counts per bucket, the overflow bucket, the sum.
         self.values: dict[Labels, list[float]] = {}
 
@@ -185,7 +183,7 @@ class Histogram:
 
 
 def folded(instrument: Any, values: dict[Labels, Any], most: int) -> dict[Labels, Any]:
-    """The first `most` values as they are, and the others combined."""
+    """Return the first `most` values unchanged, and combine the others."""
     names = instrument.labels
     if len(values) <= most or not FOLDED.intersection(names):
         return values
@@ -196,7 +194,7 @@ def folded(instrument: Any, values: dict[Labels, Any], most: int) -> dict[Labels
 
 
 def _shared(names: Labels, labels: Labels) -> Labels:
-    """The labels of the value that those without one of their own share."""
+    """Return the labels of the shared value `(other)`."""
     pairs = zip(names, labels, strict=True)
     return tuple(OTHER if name in FOLDED else label for name, label in pairs)
 
@@ -246,18 +244,18 @@ class Metrics:
         return instrument
 
     def values_of(self, name: str) -> Mapping[Labels, float]:
-        """The values of a counter or gauge by its name; empty when there is none."""
+        """Return the values of a counter or gauge; empty if the name is unknown."""
         one = self._instruments.get(name)
         return one.current() if isinstance(one, Counter | Gauge) else {}
 
     def collect(self) -> Iterator["Metric"]:
-        """Called by prometheus_client when a merged scrape is written."""
+        """Yield metric families; prometheus_client calls this when it writes a scrape."""
         for instrument in self._instruments.values():
             instrument.values = folded(instrument, instrument.values, self.max_series)
             yield instrument.family()
 
     def state(self) -> "State":
-        """Everything as plain data, to be sent to the process that answers the scrape."""
+        """Return everything as plain data, for the process that answers the scrape."""
         state: State = {}
         for one in self._instruments.values():
             if isinstance(one, Histogram):
@@ -272,7 +270,7 @@ class Metrics:
         return state
 
     def absorb(self, state: "State") -> None:
-        """Add another process's numbers to these."""
+        """Add the values of another process."""
         for name, (kind, text, labels, rows, bounds) in state.items():
             one = self._instruments.get(name)
             if one is None:
@@ -289,18 +287,18 @@ class Metrics:
                 _combine(one, one.values, tuple(row_labels), value)
 
     def scrape(self, others: Iterable["State"] = ()) -> "Metrics":
-        """A copy with the numbers of `others` added, which any thread may write out."""
+        """Return a copy that includes the values of `others`; any thread may write it."""
         merged = Metrics(self.max_series)
         for state in (self.state(), *others):
             merged.absorb(state)
         return merged
 
     def text(self, others: Iterable["State"] = ()) -> bytes:
-        """The Prometheus text format of this process and of `others`."""
+        """Return the Prometheus text format of this process and of `others`."""
         return self.scrape(others).written()
 
     def written(self) -> bytes:
-        """The Prometheus text format of a scrape."""
+        """Return the Prometheus text format of a scrape."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
@@ -308,11 +306,11 @@ class Metrics:
         return generate_latest(registry)
 
     def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
-        """Every sample as plain JSON: name, or name{label="value"}, to number."""
+        """Return every sample as plain JSON: name, or name{label="value"}, to number."""
         return self.scrape(others).samples()
 
     def samples(self) -> dict[str, Any]:
-        """The samples of a scrape by their names, as in `snapshot`."""
+        """Return the samples of a scrape by name, as in `snapshot`."""
         samples: dict[str, Any] = {}
         for family in self.collect():
             for sample in family.samples:
@@ -322,7 +320,7 @@ class Metrics:
 
 
 def add_process(metrics: Metrics) -> None:
-    """What every process tells of itself, under the names that dashboards look for."""
+    """Register the standard metrics of a process, under the names that dashboards use."""
     metrics.gauge(
         "process_open_fds",
         "Open files, of which every connection is one",
@@ -346,7 +344,7 @@ def add_process(metrics: Metrics) -> None:
 
 
 def _open_files() -> int:
-    """The kernel knows it since Linux 6.2; before, they are listed (2 us each)."""
+    """Count open files. Linux 6.2 and later know the number; before, list them (2 us each)."""
     return Path("/proc/self/fd").stat().st_size or len(os.listdir("/proc/self/fd"))
 
 

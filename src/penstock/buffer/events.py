@@ -31,7 +31,7 @@ def encode(items: Iterable[Item]) -> list[bytes]:
 
 
 def _event(item: Item) -> Event:
-    payload, headers = item.payload, item.headers
+    payload, headers = bytes(item.payload), item.headers
     assert not isinstance(item.due, float), "a delay has no meaning in a file (Queues.at_rest)"
     if item.key_id is not None:
         payload = b'"%b"' % b64encode(payload)
@@ -52,7 +52,7 @@ def _event(item: Item) -> Event:
         sealed=item.key_id,
         headers=msgspec.Raw(headers or b""),
         deliver_at=item.due,
-        unordered=item.unordered,
+        unordered=item.ordering == "none",
     )
 
 
@@ -85,7 +85,7 @@ def item_of(event: Event) -> Item:
         key_id=event.sealed,
         headers=headers,
         due=event.deliver_at,
-        unordered=event.unordered,
+        ordering="none" if event.unordered else None,
     )
 
 

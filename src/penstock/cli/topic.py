@@ -91,6 +91,7 @@ def create(
     *topics: str,
     format: Literal["aiq", "kafka"] | None = None,
     partitions: Annotated[int, Parameter(validator=Positive)] = 1,
+    shared: bool = False,
     broker: TopicBroker = TopicBroker(),
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
@@ -101,15 +102,18 @@ def create(
 
     `penstock topic create events --format kafka --partitions 8`
 
+    `penstock topic create orders --shared`
+
     :param topics: Names of the topics.
     :param format: Format on disk; default: as the broker is configured.
-    :param partitions: Number of partitions; more than one need --format kafka.
+    :param partitions: Number of partitions; more than one need --format kafka or --shared.
+    :param shared: Keep it in PostgreSQL and object storage: every broker on the database serves it.
     """
     if not topics:
         raise usage("name the topics to create")
     with broker.connect() as client:
         for topic in topics:
-            client.topic(topic).create(format=format, partitions=partitions)
+            client.topic(topic).create(format=format, partitions=partitions, shared=shared)
 
 
 @commands.command(name="list")

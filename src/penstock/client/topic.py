@@ -114,14 +114,21 @@ class Topic:
         self._broker = broker
         self.name = name
 
-    async def create(self, *, format: str | None = None, partitions: int = 1) -> None:
+    async def create(
+        self, *, format: str | None = None, partitions: int = 1, shared: bool = False
+    ) -> None:
         """Create the topic, in the broker's default format unless `format` ("aiq" or "kafka") names
-        one. Does nothing if it exists.
+        one. A `shared` topic belongs to no broker: every one on the same database serves it. Does
+        nothing if it exists.
         """
-        if format is None and partitions == 1:
+        if shared:
+            if format not in (None, "kafka"):
+                raise InvalidRequest("a shared topic has the format 'kafka'")
+        elif format is None and partitions == 1:
             await self._broker.ask(Command.CREATE_TOPIC, frames.name(self.name))
             return
-        await self._broker.send(frames.create_partitioned(self.name, format or "", partitions))
+        form = "shared" if shared else format or ""
+        await self._broker.send(frames.create_partitioned(self.name, form, partitions))
         self._broker.forget(self.name)
 
     async def delete(self) -> None:

@@ -285,6 +285,11 @@ class TopicsSettings:
         "where new topics live: local = on the disk of this broker, shared = in PostgreSQL and "
         "object storage, served by every broker on the same database",
     )
+    shared_tier: str = key(
+        "",
+        "object storage for the old records of shared topics: s3://, gs://, az:// or file://, the "
+        "same for all brokers on a database; empty = they stay in the database",
+    )
     shared_cache: Size = key(64 << 20, "memory for the newest records of shared topics")
     segment_bytes: Size = key(1 << 30, "roll the active segment when it is this large; 0 = never")
     segment_age: Seconds = key(0.0, "roll the active segment when it is this old; 0 = never")

@@ -49,8 +49,7 @@ from penstock.export.spec import Batching, RouteSpec
 from penstock.io.tasks import supervised
 from penstock.protocol.names import partition_label
 from penstock.queues.types import Delivered
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.store import AnyLog, TopicStore
 
 log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
@@ -148,7 +147,7 @@ class TopicSource(Source):
         assert self._context.topics is not None  # or the route was refused
         return self._context.topics
 
-    def _find(self) -> Topic | None:
+    def _find(self) -> AnyLog | None:
         return self._topics.get(partition_label(self._name, self._spec.source.partition or 0))
 
     def lag(self) -> int | None:
@@ -204,7 +203,7 @@ class TopicSource(Source):
                 offset = batches[-1].next_offset
             self._next = offset
 
-    def _read_ahead(self, topic: Topic, offset: int) -> list[Any]:
+    def _read_ahead(self, topic: AnyLog, offset: int) -> list[Any]:
         """A few batches, up to a damaged place; `Damaged` when they begin with one. An empty one
         when no record has the offsets up to the end."""
         batches: list[Any] = []
@@ -243,7 +242,7 @@ class TopicSource(Source):
         offsets = batch.offsets.tolist()
         return list(map(wrap_payload, repeat(self._name), offsets, batch.payloads()))
 
-    def _first(self, topic: Topic) -> int:
+    def _first(self, topic: AnyLog) -> int:
         start = self._spec.source.start
         if start == "latest":  # of a topic that came later, everything is
             return topic.next_offset if self._start_was_seen else topic.first_offset
@@ -261,7 +260,7 @@ class TopicSource(Source):
         return stop
 
 
-def _end_of_damage(topic: Topic, offset: int) -> int:
+def _end_of_damage(topic: AnyLog, offset: int) -> int:
     """Where a topic damaged at `offset` can be read again; `offset` when nobody can say."""
     while offset < topic.next_offset:
         try:

@@ -1,3 +1,3 @@
-"""Files, locks, journals of lines, disk space and background work: what every package that touches
-the disk uses, and nothing that knows what a log is.
+"""Files, locks, line journals, disk space and background tasks. Nothing here knows topics or
+queues.
 """

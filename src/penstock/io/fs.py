@@ -1,23 +1,21 @@
-"""All disk access of the broker goes through this small interface.
+"""The interface for all disk access of the broker.
 
-Topics, buffers and send queues never call `os` themselves: they are given an `Fs`. The real one
-(`DISK`) is a thin layer over system calls; the tests' double keeps what was not fsynced in memory
-and, at a "crash", drops, tears or reorders it, or fails the n-th call with EIO, ENOSPC, a short
-write or a failed fsync. What follows for the code above:
+Topics, buffers and send queues never call `os` themselves; they get an `Fs`. `DISK` is a thin layer
+over system calls. The tests' double keeps unsynced data in memory. At a simulated crash it drops,
+tears or reorders that data, or it fails the n-th call with EIO, ENOSPC, a short write or a failed
+fsync. The contract:
 
-- Writers append (`File.append`) or replace a whole small file (`Fs.replace`); nobody seeks, so
+- Writers append (`File.append`) or replace a whole small file (`Fs.replace`). Nothing seeks, so
   readers and writers never share a file position. Reads name their position (`File.read_at`).
 - A file is durable after `File.sync`; its name (creation, rename, removal) only after `Fs.sync_dir`
   of its directory.
-- After a failed `sync` the file's unsynced pages may be gone although a retry would "succeed": a
-  `File` whose sync failed refuses further appends and syncs; its owner must start a new file from
-  what it still has in memory.
-- `append` either writes all bytes, or cuts the file back to where it was and raises; `size` is
-  always the true end. When even the cut fails, the file is poisoned and its owner must start a new
-  one.
+- After a failed `sync`, the unsynced pages may be lost although a retry would succeed. The `File`
+  then refuses further appends and syncs; its owner must start a new file from what it has in
+  memory.
+- `append` writes all bytes, or cuts the file back and raises; `size` is always the true end. If the
+  cut fails too, the file is poisoned and its owner must start a new one.
 
-These calls block. Whoever runs on the event loop and may wait long (sync, large reads) calls them
-from a pool.
+These calls block. Code on the event loop calls slow ones (sync, large reads) through a pool.
 """
 
 import contextlib
@@ -41,26 +39,26 @@ class File(Protocol):
 
     path: Path
     size: int  # bytes in the file, including those not yet synced
-    poisoned: str | None  # why the file takes no more writes, if so
+    poisoned: str | None  # why the file refuses writes; None: it does not
 
     def append(self, chunks: Sequence[Bytes]) -> int:
-        """Write all chunks at the end, all or nothing; the position where they begin."""
+        """Write all chunks at the end, all or nothing; return the position where they begin."""
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+        """Read up to `length` bytes from `position`; fewer only at the end of the file."""
 
     def forget(self, position: int, length: int) -> None:
-        """Let the page cache drop these bytes: the next read comes from the disk."""
+        """Drop these bytes from the page cache: the next read comes from the disk."""
 
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Make contents and size durable (fdatasync). Fails once, then for ever."""
+        """Make contents and size durable (fdatasync). After one failure it always fails."""
 
     def close(self) -> None: ...
 
     def fileno(self) -> int:
-        """For zero-copy reads (sendfile, mmap) of what was written; never for writing."""
+        """Return the descriptor for zero-copy reads (sendfile, mmap); never for writing."""
 
 
 class Fs(Protocol):
@@ -76,15 +74,15 @@ class Fs(Protocol):
     def rename(self, source: Path, target: Path) -> None: ...
 
     def remove(self, path: Path) -> None:
-        """Fine if it is not there; so is `remove_tree`."""
+        """Remove a file; a missing one is ignored, here and in `remove_tree`."""
 
     def remove_tree(self, path: Path) -> None: ...
 
     def make_dir(self, path: Path) -> None:
-        """Create the directory and its parents; fine if it is there."""
+        """Create the directory and its parents, if they do not exist."""
 
     def list_dir(self, path: Path) -> list[str]:
-        """Names in the directory, sorted; empty when it does not exist."""
+        """Return the sorted names in the directory; empty if it does not exist."""
 
     def exists(self, path: Path) -> bool: ...
 
@@ -101,8 +99,9 @@ class Fs(Protocol):
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may, connections among them; how many. What it gets
-    by default suits programs that wait with `select`, which can name no more than 1,024.
+    """Raise the limit of open files to the maximum, and return it.
+
+    The default limit suits programs that use `select`, which can handle no more than 1,024.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -110,7 +109,7 @@ def raise_file_limit() -> int:
 
 
 def storage_error(error: OSError, doing: str, path: Path) -> StorageError:
-    """What a caller sees of a failed system call: full is worth waiting for, failed is not."""
+    """Convert a failed system call: `StorageFull` may pass, `StorageFailed` does not."""
     if error.errno in NO_SPACE:
         return StorageFull(f"no space left while {doing} {path.name}")
     return StorageFailed(f"{doing} {path.name} failed: {error.strerror}")
@@ -118,7 +117,7 @@ def storage_error(error: OSError, doing: str, path: Path) -> StorageError:
 
 @contextlib.contextmanager
 def _reported(doing: str, path: Path, *passed: type[OSError]) -> Iterator[None]:
-    """What fails in here is a `StorageError`, but for what is `passed` on."""
+    """Convert OSError to `StorageError`, except the classes in `passed`."""
     try:
         yield
     except passed:
@@ -179,7 +178,7 @@ class DiskFile:
         return b"".join(parts)
 
     def forget(self, position: int, length: int) -> None:
-        # not on every system; it is advice, and nothing depends on it
+        # an optional hint, not available on every system
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_DONTNEED)
@@ -204,7 +203,7 @@ class DiskFile:
             self._fd = -1
 
     def __del__(self) -> None:
-        # whoever lets go of a file last closes it: a transfer outlives the cache that opened it
+        # the last reference closes the file: a transfer may outlive the cache that opened it
         self.close()
 
     def fileno(self) -> int:

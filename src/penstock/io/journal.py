@@ -1,10 +1,10 @@
-"""A journal: a file of lines, each a checksum and a JSON array. A line that was damaged or cut is
-recognised and left out.
+"""A journal: a file of lines with a checksum and a JSON array each.
 
 <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
 
-After a failed write its end cannot be trusted: its owner replaces it by a snapshot of what it says,
-and does the same when it has grown to several times that.
+Damaged or torn lines are recognized and skipped. After a failed write, the end of the file cannot
+be trusted: its owner replaces it by a snapshot of its content. The owner also does so when the file
+has grown to several times the size of the snapshot.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def line(event: list[Any]) -> bytes:
 
 
 def parse(text: bytes) -> Any:
-    """What the line says; None when it does not match its checksum."""
+    """Return the array of a line; None if it does not match its checksum."""
     check, _, body = text.partition(b" ")
     with contextlib.suppress(ValueError):
         if len(check) == 8 and int(check, 16) == crc32c(body):
@@ -36,8 +36,10 @@ def parse(text: bytes) -> Any:
 
 
 def events(data: bytes, fields: Mapping[str, int]) -> tuple[list[list[Any]], int]:
-    """What the lines say that have as many fields as their kind, the first one, has; and how many
-    lines are damaged."""
+    """Return the valid events, and the number of damaged lines.
+
+    An event is valid if it has the number of fields that `fields` gives for its kind.
+    """
     *lines, rest = data.split(b"\n")
     whole = [
         event
@@ -48,7 +50,7 @@ def events(data: bytes, fields: Mapping[str, int]) -> tuple[list[list[Any]], int
 
 
 class JournalFile:
-    """Blocks."""
+    """Read, append and replace a journal. All methods block."""
 
     def __init__(self, fs: Fs, path: Path, *, sync: bool) -> None:
         self._fs = fs
@@ -58,7 +60,7 @@ class JournalFile:
         self.size = 0
 
     def read(self) -> bytes | None:
-        """All of it; None when there is none."""
+        """Return the whole content; None if the file does not exist."""
         try:
             data = self._fs.read(self._path)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""One owner per directory: an advisory lock (flock) that the kernel drops when its process dies.
+"""Lock a directory for one process with flock, which the kernel releases when the process dies.
 
-The lock file is never removed: removing it would let two processes lock two different files of one
-name. Its content (the owner's process id) is only there for the error message.
+The lock file is never removed: otherwise two processes could lock two files of the same name. Its
+content, the process id of the owner, is only for the error message.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ class DirectoryLock:
             os.close(fd)
             raise Locked(
                 f"the {self._what} {self.path.parent} is in use by process {owner or 'unknown'}; "
-                "stop that one first, or use another directory"
+                "stop that process first, or use another directory"
             ) from None
-        with contextlib.suppress(OSError):  # a full disk keeps nobody from owning it
+        with contextlib.suppress(OSError):  # the lock also works on a full disk
             os.pwrite(fd, f"{os.getpid():<20}\n".encode(), 0)
         self._fd = fd
 

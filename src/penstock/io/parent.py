@@ -1,7 +1,7 @@
-"""The process that started this one, and how its end is noticed.
+"""Notice that the parent process has ended.
 
-A parent starts a child with a pipe as the child's standard input, and never closes it. The pipe
-ends when the parent ends, however that happens: a killed parent leaves no child behind.
+A parent starts a child with a pipe as its standard input and never closes it. The pipe ends when
+the parent ends, for whatever reason, so a killed parent leaves no child behind.
 """
 
 import os
@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 
 def watch_parent(on_end: Callable[[], object]) -> None:
-    """Call `on_end`, in a thread of its own, when the parent has ended. From now on the standard
-    input of this process is empty: its code cannot read from the pipe.
+    """Call `on_end` in a thread when the parent has ended.
+
+    The standard input of this process is empty from now on.
     """
     pipe = os.dup(sys.stdin.fileno())
     nothing = os.open(os.devnull, os.O_RDONLY)

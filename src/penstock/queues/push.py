@@ -382,7 +382,7 @@ def logs_of(items: Iterable[Item]) -> set[Log]:
 
 def unordered_of(items: Iterable[Item]) -> set[str]:
     """The queues that have no order if these items create them."""
-    return {item.queue for item in items if item.unordered}
+    return {item.queue for item in items if item.ordering == "none"}
 
 
 def _result(

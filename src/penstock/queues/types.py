@@ -17,7 +17,7 @@ from penstock.protocol.queue_options import QueueOptions
 MAX_DELAY_SECONDS = 315_360_000  # ten years, of a push or a retry
 
 
-class Item(msgspec.Struct, gc=False):
+class Item(msgspec.Struct, rename="camel", gc=False):
     """A message to push. Without a transaction id it gets one of its own."""
 
     queue: str
@@ -32,7 +32,7 @@ class Item(msgspec.Struct, gc=False):
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
     due: float | datetime | None = None  # for later: in so many seconds, or at this moment
-    unordered: bool = False  # if this creates the queue, consumers may share its partitions
+    ordering: Literal["partition", "none"] | None = None  # of the queue, if this creates it
 
 
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]

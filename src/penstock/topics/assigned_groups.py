@@ -191,6 +191,14 @@ class AssignedGroups:
         group = self._groups.get(name)
         return group is not None and bool(group.members)
 
+    def drop(self, name: str) -> None:
+        """Refuse what members of this group wait for: another broker coordinates it."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            _stop_timer(group)
+            for member in group.members.values():
+                _refuse(member, Refusal.REBALANCE_IN_PROGRESS)
+
     def stop(self) -> None:
         """Refuse what waits: the members join again, here or at the next start."""
         for group in self._groups.values():

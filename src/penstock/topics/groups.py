@@ -36,8 +36,9 @@ from penstock.protocol.names import check_name, split_label
 from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.shared.groups import SharedLease, SharedPosition
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.write_claims import WriteClaims
 
 log = logging.getLogger("penstock.topics.groups")
@@ -127,6 +128,7 @@ class Groups:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        self.shared = store.shared.groups if store.shared is not None else None
         self._pool = pool
         self._clock = clock
         sync = store.settings.fsync != "never"
@@ -203,6 +205,10 @@ class Groups:
     async def commit(self, group: str, topic: str, offset: int) -> None:
         """Set where the group resumes, durably; leases it holds on this topic are void."""
         self._check_not_assigned(group)
+        topic_log = self._store.require(topic)
+        if isinstance(topic_log, SharedLog) and self.shared is not None:
+            await self.shared.commit_one(group, topic_log, offset)
+            return
         self.set_committed(group, topic, offset)
         await self.flush()
 
@@ -247,8 +253,8 @@ class Groups:
         except (Damaged, NotCached):  # an index that cannot be read now: offsets are known
             return topic_log.next_offset - max(topic_log.first_offset, committed)
 
-    def _count_commit(self, cursor: Cursor, topic: Topic, before: int) -> None:
-        if before < cursor.committed:
+    def _count_commit(self, cursor: Cursor, topic: AnyLog, before: int) -> None:
+        if before < cursor.committed and not isinstance(topic, SharedLog):
             lag = self.lag(cursor.group, cursor.topic)
             self.history.committed(topic, cursor.group, before, cursor.committed, lag)
 
@@ -295,21 +301,84 @@ class Groups:
     async def delete(self, group: str, topic: str | None = None) -> None:
         """Forget the group, altogether or on one topic."""
         keys = [key for key in self._cursors if key[0] == group and topic in (None, key[1])]
-        if not keys:
+        topic_log = self._store.get(topic) if topic is not None else None
+        if self.shared is not None and (topic is None or isinstance(topic_log, SharedLog)):
+            try:
+                shared = topic_log if isinstance(topic_log, SharedLog) else None
+                await self.shared.delete(group, shared)
+            except NotFound:
+                if not keys:
+                    raise
+        elif not keys:
             raise NotFound(f"group {group!r} does not exist")
         for key in keys:
             self._forget(key)
-        await self._journal.flush()
+        if keys:
+            await self._journal.flush()
+
+    # Groups on local and shared topics together
+
+    async def all_names(self, topic: str | None = None) -> list[str]:
+        """The groups, all or those on one topic."""
+        return sorted({*self.names(topic), *(one.group for one in await self._shared_on(topic))})
+
+    async def all_details(self, group: str) -> list[GroupDetails]:
+        """Per topic: committed offset, lag, and who holds what."""
+        found = self.details(group) if group in self.names() else []
+        for one in await self._shared_on(None, group):
+            topic_log = self._store.get(one.topic)
+            if not isinstance(topic_log, SharedLog) or self.shared is None:
+                continue
+            leases = [
+                LeaseDetails(
+                    row["lease_id"].hex,
+                    row["member"],
+                    row["first_offset"],
+                    row["end_offset"],
+                    row["seconds"],
+                )
+                for row in await self.shared.held(group, topic_log)
+            ]
+            lag = topic_log.records_from(one.committed)
+            members = self._members(group, topic_log.topic)
+            found.append(
+                GroupDetails(group, one.topic, one.committed, lag, leases, members, one.note)
+            )
+        if not found:
+            raise NotFound(f"group {group!r} does not exist")
+        return found
+
+    async def resume(self, group: str, topic: str) -> tuple[int | None, int]:
+        """The group's committed offset, None when it has none; and its lag."""
+        topic_log = self._store.require(topic)
+        if not isinstance(topic_log, SharedLog):
+            return self.committed(group, topic), self.lag(group, topic)
+        rows = [one for one in await self._shared_on(topic, group) if one.topic == topic]
+        committed = rows[0].committed if rows else None
+        return committed, topic_log.records_from(committed or 0)
+
+    async def _shared_on(self, topic: str | None, group: str | None = None) -> list[SharedPosition]:
+        topic_log = self._store.get(topic) if topic is not None else None
+        if self.shared is None or not (topic is None or isinstance(topic_log, SharedLog)):
+            return []
+        if topic is None and not self._store.has_shared:
+            return []
+        return await self.shared.positions(
+            group, topic_log if isinstance(topic_log, SharedLog) else None
+        )
 
     # Leases
 
     async def lease_within(
         self, seconds: float, group: str, topic: str, member: str, max_records: int
-    ) -> Range | None:
+    ) -> Range | SharedLease | None:
         """The same as `lease`, but wait so long for something to hand out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         log = self._store.require(topic)
+        if isinstance(log, SharedLog) and self.shared is not None:
+            self._check_not_assigned(group)
+            return await self.shared.lease_within(seconds, group, log, member, max_records)
         while (lease := self.lease(group, topic, member, max_records)) is None:
             if loop.time() >= deadline:
                 break
@@ -361,7 +430,7 @@ class Groups:
         heappush(self._expiries, (expires, leased.lease_id))
         return leased
 
-    def _piece(self, cursor: Cursor, topic: Topic, most: int) -> tuple[int, int] | None:
+    def _piece(self, cursor: Cursor, topic: AnyLog, most: int) -> tuple[int, int] | None:
         while cursor.returned:
             start, end = heappop(cursor.returned)
             start = max(start, cursor.committed)
@@ -377,8 +446,12 @@ class Groups:
         start, cursor.next = cursor.next, min(first + most, topic.next_offset)
         return start, cursor.next
 
-    async def complete(self, lease_id: str) -> int:
-        """The range is processed; the committed offset after it. Conflict: the lease was lost."""
+    async def complete(self, lease_id: str, topic: str | None = None) -> int:
+        """The range is processed; the committed offset after it. Conflict: the lease was lost.
+        `topic` says where the lease is, which shared topics need.
+        """
+        if topic is not None and self.shared is not None and self._store.is_shared(topic):
+            return await self.shared.complete(lease_id)
         cursor, leased = self._end(lease_id)
         heappush(cursor.done, (leased.start, leased.end))
         before = cursor.committed
@@ -388,6 +461,19 @@ class Groups:
             self._journal.commit(cursor.as_committed())
             await self._journal.flush()
         return cursor.committed
+
+    async def renew_on(self, topic: str, lease_id: str) -> Range | SharedLease:
+        """The same as `renew`, on a local or a shared topic."""
+        if self.shared is not None and self._store.is_shared(topic):
+            return await self.shared.renew(lease_id)
+        return self.renew(lease_id)
+
+    async def leave_on(self, group: str, topic: str, member: str) -> int:
+        """The same as `leave`, on a local or a shared topic."""
+        log = self._store.require(topic)
+        if self.shared is not None and isinstance(log, SharedLog):
+            return await self.shared.leave(group, log, member)
+        return self.leave(group, topic, member)
 
     def renew(self, lease_id: str) -> Range:
         """Another full lease time for a member that is still at work."""
@@ -443,7 +529,7 @@ class Groups:
             return None
         return cursor
 
-    def _cursor(self, group: str, topic: Topic, offset: int) -> Cursor:
+    def _cursor(self, group: str, topic: AnyLog, offset: int) -> Cursor:
         cursor = self._find(group, topic.name)
         if cursor is None:
             cursor = Cursor(group, topic.name, topic.incarnation, offset, offset)
@@ -465,7 +551,7 @@ class Groups:
             del self._leases[lease_id]
         self._journal.delete(*key)
 
-    def _topic_deleted(self, topic: Topic) -> None:
+    def _topic_deleted(self, topic: AnyLog) -> None:
         self.write_claims.forget(topic.name)
         for key in [key for key in self._cursors if key[1] == topic.name]:
             self._forget(key)
@@ -494,7 +580,8 @@ class Groups:
                     f"topic {topic.name} lost its incarnation: "
                     f"group {cursor.group} keeps its offset {cursor.committed}",
                 )
-            await topic.expect(cursor.committed, f"group {cursor.group}")
+            if not isinstance(topic, SharedLog):
+                await topic.expect(cursor.committed, f"group {cursor.group}")
 
 
 def _lost(lease_id: str) -> Conflict:

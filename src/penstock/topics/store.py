@@ -11,6 +11,9 @@ directory there for a topic), and such a topic has one partition. Record batches
 `.penstock/logs/<topic>/<partition>/`; they are made elsewhere and renamed into place, all
 partitions at once.
 
+Shared topics, which belong to no broker, are in `penstock.topics.shared`. A name is looked for on
+this disk first, then among them; what iterates over the store gets the logs on this disk.
+
 A topic is deleted by renaming its directory away, which is atomic, and removing it after. Its name
 is taken until then: a `create` that did not wait would recover the old files and lose what is
 appended to the rename.
@@ -27,6 +30,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.config.schema import TopicsSettings
+from penstock.database import Database
 from penstock.errors import (
     Conflict,
     Damaged,
@@ -47,17 +51,22 @@ from penstock.log.formats import FORMATS
 from penstock.log.layout import LOGS, PRIVATE
 from penstock.log.recovery import Recovered, create_files, recover
 from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name, is_topic_name, partition_label, split_label
 from penstock.topics.compaction import Swapped, compact
 from penstock.topics.key_compaction import compact_by_key
 from penstock.topics.retention import delete_before, retain
 from penstock.topics.scrub import Scrub
+from penstock.topics.shared.catalog import SharedTopics
+from penstock.topics.shared.log import SharedLog
 from penstock.topics.tier.tier import Tier
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
 
+AnyLog = Topic | SharedLog
+LOCAL, SHARED = PLACEMENTS = "local", "shared"
 TRASH, UNFINISHED = "deleted-topics", "new-topics"
 MAX_PARTITIONS = 1024
 IDLE_SECONDS = 30.0
@@ -106,12 +115,13 @@ class TopicStore:
         self._maintenance: asyncio.Task[None] | None = None
         # A task that nobody refers to may be collected.
         self._compactions: set[asyncio.Task[Swapped]] = set()
+        self.shared: SharedTopics | None = None
         self.tier = (
             Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
         )
         self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
         self._running = False
-        self._deletions: list[Callable[[Topic], None]] = []
+        self._deletions: list[Callable[[AnyLog], None]] = []
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
         metrics.gauge(
             "penstock_topics_unreadable",
@@ -128,6 +138,20 @@ class TopicStore:
             "Bytes of all topics on the local disk",
             read=lambda: sum(t.local_bytes for t in self),
         )
+
+    def share(self, database: Database) -> SharedTopics:
+        """Serve the shared topics of this database too, once what is returned is started."""
+        store = ObjectStore(self.settings.shared_tier) if self.settings.shared_tier else None
+        self.shared = SharedTopics(
+            database, self.settings, self._context.instruments, self._context.metrics, store
+        )
+        self.shared.on_create(self._wake_awaiting)
+        self.shared.on_delete(self._shared_deleted)
+        return self.shared
+
+    def _shared_deleted(self, log: SharedLog) -> None:
+        for forget in self._deletions:
+            forget(log)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
@@ -211,13 +235,24 @@ class TopicStore:
     # Topics by name
 
     def names(self) -> list[str]:
-        return sorted(self._partitions)
+        if self.shared is None:
+            return sorted(self._partitions)
+        return sorted({*self._partitions, *self.shared.names()})
 
     def partitions(self, name: str) -> int:
         """How many partitions the topic has; 0 when there is no such topic."""
-        return self._partitions.get(name, 0)
+        local = self._partitions.get(name, 0)
+        return local or (self.shared.partitions(name) if self.shared is not None else 0)
 
-    def partition(self, name: str, number: int) -> Topic:
+    @property
+    def has_shared(self) -> bool:
+        return self.shared is not None and bool(self.shared.names())
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the topic of this name belongs to no broker."""
+        return isinstance(self.get(name), SharedLog)
+
+    def partition(self, name: str, number: int) -> AnyLog:
         """The log of a partition."""
         count = self.partitions(name)
         if not 0 <= number < count:
@@ -230,15 +265,25 @@ class TopicStore:
         """Why appends are refused for want of room, if they are."""
         return self._context.space.full
 
-    def get(self, name: str) -> Topic | None:
+    def get(self, name: str) -> AnyLog | None:
         """The topic of this name (its partition 0), or the partition with this label, if any."""
-        return self._topics.get(name)
+        topic = self._topics.get(name)
+        if topic is None and self.shared is not None:
+            return self.shared.get(name)
+        return topic
 
-    def find(self, name: str) -> Topic | None:
+    def local(self, name: str) -> Topic:
+        """The topic of this name, for what only a log on this disk can do."""
+        topic = self.require(name)
+        if isinstance(topic, SharedLog):
+            raise Conflict(f"topic {name!r} is shared: it has no segments on this broker")
+        return topic
+
+    def find(self, name: str) -> AnyLog | None:
         """The topic if there is one. A name that is not allowed is refused, and so is a topic that
         could not be opened: it is not empty.
         """
-        topic = self._topics.get(name)
+        topic = self.get(name)
         if topic is None:
             check_name(name)
             self._refuse_unreadable(name)
@@ -248,16 +293,16 @@ class TopicStore:
         if name in self.unreadable:
             raise StorageFailed(f"topic {name!r} cannot be opened: {self.unreadable[name]}")
 
-    def require(self, name: str) -> Topic:
-        topic = self._topics.get(name)
+    def require(self, name: str) -> AnyLog:
+        topic = self.get(name)
         if topic is None:
             raise NotFound(f"topic {name!r} does not exist")
         return topic
 
-    async def wait_for(self, name: str) -> Topic:
+    async def wait_for(self, name: str) -> AnyLog:
         """Return the topic of this name as soon as there is one."""
         check_name(split_label(name)[0])
-        while (topic := self._topics.get(name)) is None:
+        while (topic := self.get(name)) is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._awaited.setdefault(name, set()).add(waiter)
             try:
@@ -268,17 +313,42 @@ class TopicStore:
                     del self._awaited[name]
         return topic
 
-    async def create(self, name: str, *, form: str | None = None, partitions: int = 1) -> Topic:
-        """The topic of this name (its partition 0), made if need be: in the format of the settings
-        unless `form` names one. More than one partition need record batches.
+    async def create(
+        self,
+        name: str,
+        *,
+        form: str | None = None,
+        partitions: int = 1,
+        placement: str | None = None,
+    ) -> AnyLog:
+        """The topic of this name (its partition 0), made if need be: in the format and the place
+        of the settings unless `form` or `placement` name others. More than one partition need
+        record batches, which shared topics always have.
         """
-        topic = self._topics.get(name)
+        if form == SHARED:  # how TCP, which has no room for a placement, says it
+            form, placement = None, SHARED
+        if placement not in (None, *PLACEMENTS):
+            raise InvalidRequest(f"a topic's placement is local or shared, not {placement!r}")
+        topic = self.get(name)
         if topic is not None:
+            if isinstance(topic, Topic) and placement == SHARED:
+                raise Conflict(f"topic {name!r} exists on this broker and is not shared")
             return topic
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
         self._refuse_unreadable(name)
+        wanted = placement or (LOCAL if form == AIQ.name else self.settings.placement)
+        if self.shared is not None:
+            if wanted == SHARED:
+                _format_of(BATCHES.name if form is None else form, partitions)
+                if form == AIQ.name:
+                    raise InvalidRequest(f"a shared topic has the format {BATCHES.name!r}")
+                return await self.shared.create(name, partitions)
+            # Another broker may have created it a moment ago.
+            existing = await self.shared.find(name)
+            if existing is not None:
+                return existing
         chosen = _format_of(form or self.settings.format, partitions)
         making = self._creating.get(name)
         if making is None:
@@ -293,12 +363,15 @@ class TopicStore:
             made = await self._context.run(self._make, name, form, range(partitions))
             for found, recovered in made:
                 self._add(found, recovered)
-            for waiter in self._awaited.get(name, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._wake_awaiting(name)
             return self._topics[name]
         finally:
             del self._creating[name]
+
+    def _wake_awaiting(self, name: str) -> None:
+        for waiter in self._awaited.get(name, ()):
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def add_partitions(self, name: str, count: int) -> None:
         """Let the topic have `count` partitions, which are more than it has."""
@@ -306,6 +379,9 @@ class TopicStore:
         if before.format is AIQ:
             raise Conflict(f"topic {name!r} has aiq's layout, which has one partition")
         _format_of(BATCHES.name, count)
+        if self.shared is not None and isinstance(before, SharedLog):
+            await self.shared.add_partitions(name, count)
+            return
         if name in self._creating:
             await asyncio.wait([self._creating[name]])
         work = self._add_partitions(name, count)
@@ -380,6 +456,9 @@ class TopicStore:
         """Delete the topic. A caller that goes away does not interrupt it. After a failure the name
         stays taken until another `delete` succeeds.
         """
+        if self.shared is not None and isinstance(self.get(name), SharedLog):
+            await self.shared.delete(name)
+            return
         failed = self._deleting.get(name)
         if failed is not None and failed.task.done():
             partitions = failed.partitions
@@ -416,11 +495,14 @@ class TopicStore:
         except StorageError as error:
             log.warning("the next start removes %s: %s", trash.name, error)
 
-    async def delete_before(self, topic: Topic, offset: int) -> None:
+    async def delete_before(self, topic: AnyLog, offset: int) -> None:
         """Delete the records before this offset."""
-        await delete_before(topic, offset, self.tier)
+        if isinstance(topic, SharedLog):
+            await topic.drop_before(offset)
+        else:
+            await delete_before(topic, offset, self.tier)
 
-    def on_delete(self, callback: Callable[[Topic], None]) -> None:
+    def on_delete(self, callback: Callable[[AnyLog], None]) -> None:
         """Call it with each topic that is deleted."""
         self._deletions.append(callback)
 
@@ -432,7 +514,7 @@ class TopicStore:
         `keep` has a bit for each offset from the first base on, the lowest bit of a byte first. A
         caller that goes away does not interrupt it.
         """
-        work = compact(self.require(name), self._context, bases, keep, incarnation)
+        work = compact(self.local(name), self._context, bases, keep, incarnation)
         task = asyncio.get_running_loop().create_task(work)
         self._compactions.add(task)
         task.add_done_callback(self._compactions.discard)

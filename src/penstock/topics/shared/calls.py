@@ -49,7 +49,7 @@ APPEND = "SELECT * FROM shared_append({})".format(
 _FIRST = """coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id
                        ORDER BY b.last_offset LIMIT 1), l.next_offset)"""
 LOGS = f"""
-  SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.next_offset, l.timeline,
+  SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.limits, l.next_offset, l.timeline,
          {_FIRST} AS first_offset
     FROM shared_logs l WHERE $1::text IS NULL OR l.topic = $1 ORDER BY l.topic, l.partition"""
 # One snapshot of the bounds and of the batches from an offset on, as many as `bytes` take and one.
@@ -111,6 +111,15 @@ class SharedCalls:
     async def ends(self, log_ids: Sequence[int]) -> list[Row]:
         return await self._database.read(ENDS, log_ids)
 
+    async def size(self, log_id: int) -> int:
+        """Bytes of a log, in the database and in objects."""
+        [row] = await self._database.browse(
+            "SELECT coalesce(sum(size), 0)::bigint AS size FROM shared_batches WHERE log_id = $1",
+            log_id,
+        )
+        found: int = row["size"]
+        return found
+
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
         """Create the partitions that are not there."""
         await self._database.read(CREATE, topic, partitions, incarnation)
@@ -119,10 +128,21 @@ class SharedCalls:
         """How many partitions it had."""
         return len(await self._database.read(DELETE, topic))
 
-    async def set_policy(self, topic: str, policy: str) -> None:
+    async def configure(self, topic: str, policy: str | None, limits: str | None) -> None:
+        """Change what is not None, for all partitions."""
         await self._database.read(
-            "UPDATE shared_logs SET policy = $2 WHERE topic = $1", topic, policy
+            """UPDATE shared_logs SET policy = coalesce($2, policy), limits = coalesce($3, limits)
+                WHERE topic = $1""",
+            *(topic, policy, limits),
         )
+
+    async def drop_before(self, log_id: int, offset: int, grace: float) -> int:
+        """Delete batches that end before this offset, as many as one step takes; how many."""
+        [row] = await self._database.read(
+            "SELECT shared_drop($1, $2, $3) AS dropped", log_id, offset, grace
+        )
+        dropped: int = row["dropped"]
+        return dropped
 
     async def gaps(self, log_id: int) -> list[Row]:
         return await self._database.browse(

@@ -20,12 +20,15 @@ from contextlib import suppress
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from penstock.config.schema import TopicsSettings
 from penstock.database import Database
-from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, in_pool, supervised
 from penstock.log.context import Instruments
+from penstock.log.layout import COMPACT, DELETE
+from penstock.log.limits import Limits
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -34,7 +37,9 @@ from penstock.topics.shared.appends import Flusher
 from penstock.topics.shared.calls import AppendAnswer, SharedCalls
 from penstock.topics.shared.chunks import ChunkCache
 from penstock.topics.shared.context import SharedContext
+from penstock.topics.shared.groups import SharedGroups
 from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.nodes import SharedNodes
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -57,6 +62,8 @@ class SharedTopics:
         store: ObjectStore | None = None,
     ) -> None:
         self._database = database
+        self.groups = SharedGroups(database, settings.lease_time)
+        self.nodes = SharedNodes(database, metrics)
         self.calls = SharedCalls(database)
         self.settings = settings
         self.store = store
@@ -89,11 +96,13 @@ class SharedTopics:
             recent=ChunkCache(settings.shared_cache),
             older=ChunkCache(min(OLDER_BYTES, settings.shared_cache)),
             max_record=settings.max_record,
+            grace=settings.tier_grace,
             instruments=instruments,
             now=lambda: int((time.time() + self._ahead) * 1e6),
             announce=self._announce,
             on_gone=self._look.set,
             fetch=self._fetch,
+            configure=self.configure,
         )
         metrics.gauge(
             "penstock_shared_topics",
@@ -123,7 +132,13 @@ class SharedTopics:
             async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
                 await self._looked.wait()
 
+    @property
+    def timeline(self) -> int:
+        """The server's, which is the leader epoch that Kafka's clients see."""
+        return self._timeline or 0
+
     async def stop(self) -> None:
+        await self.nodes.stop()
         for shared in self._logs.values():
             shared.appends.close()
         await self.context.flusher.drain()
@@ -178,12 +193,13 @@ class SharedTopics:
         self._drop(topic)
         self._tell_of_change()
 
-    async def set_policy(self, topic: str, policy: str) -> None:
-        if policy not in ("delete", "compact"):
-            raise InvalidRequest(f"a topic's policy is 'delete' or 'compact', not {policy!r}")
-        await self.calls.set_policy(topic, policy)
-        for number in range(self.partitions(topic)):
-            self._logs[partition_label(topic, number)].policy = policy
+    async def configure(self, topic: str, policy: str | None, limits: Limits | None) -> None:
+        """Change the policy or the limits of a topic."""
+        if policy not in (None, DELETE, COMPACT):
+            raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
+        packed = None if limits is None else msgspec.json.encode(limits).decode()
+        await self.calls.configure(topic, policy, packed)
+        self._take(await self.calls.logs(topic))
         self._tell_of_change()
 
     def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
@@ -203,7 +219,7 @@ class SharedTopics:
         for row in rows:
             known = self._by_id.get(row["id"])
             if known is not None:
-                known.policy = row["policy"]
+                known.take_settings(row)
                 known.first_offset = max(known.first_offset, row["first_offset"])
                 if rewind:
                     known.next_offset = row["next_offset"]
@@ -373,7 +389,3 @@ class SharedTopics:
         if self.store is None:
             raise Unavailable(f"{name} is in object storage, and this broker has no topics.tier")
         return await in_pool(self._readers, self.store.read_range, name, position, size)
-
-
-def refuse_conflict(topic: str) -> Conflict:
-    return Conflict(f"topic {topic!r} exists on this broker: it is not shared")

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from penstock.log.context import Instruments
+from penstock.log.limits import Limits
 from penstock.topics.shared.appends import Flusher
 from penstock.topics.shared.calls import SharedCalls
 from penstock.topics.shared.chunks import ChunkCache
@@ -16,8 +17,10 @@ class SharedContext:
     recent: ChunkCache  # what this broker appended, and what it got for those who watch
     older: ChunkCache  # what readers behind that got last: they do not push the newest records out
     max_record: int
+    grace: float  # seconds that an object is kept for readers after nothing refers to it
     instruments: Instruments
     now: Callable[[], int]  # microseconds since 1970, by the database's clock
     announce: Callable[[int, int], None]  # other brokers learn that this log has this end
     on_gone: Callable[[], None]  # a log is not there any more: look at the catalog
+    configure: Callable[[str, str | None, Limits | None], Awaitable[None]]  # a topic
     fetch: Callable[[str, int, int], Awaitable[bytes]]  # a range of an object

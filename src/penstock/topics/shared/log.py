@@ -11,8 +11,10 @@ that, but never before it; an offset behind the end is refused only after the da
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from penstock.errors import InvalidOffset, NotFound, Unavailable
@@ -21,6 +23,7 @@ from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.commit import Appended
+from penstock.log.limits import Limits
 from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
@@ -75,7 +78,6 @@ class SharedLog:
         self.name = partition_label(self.topic, self.partition)
         self.log_id: int = row["id"]
         self.incarnation: str = row["incarnation"].hex
-        self.policy: str = row["policy"]
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
         self.size_bytes = 0
@@ -98,6 +100,12 @@ class SharedLog:
             on_commit=self._committed,
             on_gone=context.on_gone,
         )
+        self.take_settings(row)
+
+    def take_settings(self, row: Any) -> None:
+        self.policy: str = row["policy"]
+        self.limits = msgspec.json.decode(row["limits"], type=Limits)
+        self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
 
@@ -313,6 +321,22 @@ class SharedLog:
     def _missing(self, offset: int) -> NotLoaded:
         return NotLoaded(lambda: self._load(offset))
 
+    async def refresh_if_possible(self) -> None:
+        """Ask for the bounds; without a database those that are known have to do."""
+        with suppress(Unavailable):
+            await self.refresh()
+
+    async def end_of_timeline(self, timeline: int) -> int:
+        """The offset after the last record of this timeline, or of one before it."""
+        gaps = await self._context.calls.gaps(self.log_id)
+        ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
+        return min(ends, default=self.next_offset)
+
+    async def measure(self) -> None:
+        """Ask the database for the bounds and for the size, which nothing else needs."""
+        await self.refresh()
+        self.size_bytes = await self._context.calls.size(self.log_id)
+
     async def refresh(self) -> None:
         """Ask the database for the bounds."""
         await self._load(self.next_offset)
@@ -388,6 +412,22 @@ class SharedLog:
     async def _load_recent(self, offset: int) -> int:
         await self._load(offset, recent=True)
         return self.next_offset
+
+    # Maintenance
+
+    async def set_policy(self, policy: str) -> None:
+        """Set the policy of the whole topic."""
+        await self._context.configure(self.topic, policy, None)
+
+    async def set_limits(self, limits: Limits) -> None:
+        """Set the limits of the whole topic."""
+        await self._context.configure(self.topic, None, limits)
+
+    async def drop_before(self, offset: int) -> None:
+        """Delete the batches that end before this offset."""
+        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
+            pass
+        await self.refresh()
 
     # Ending
 

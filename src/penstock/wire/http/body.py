@@ -1,4 +1,4 @@
-"""The body of one request while it arrives, and the memory it takes until it is answered."""
+"""Collect the body of one request, and account for its memory until it is answered."""
 
 from io import BytesIO
 
@@ -21,7 +21,7 @@ class IncomingBody:
         self._buffer = ChunkedBody(max_body) if head.length == CHUNKED else BytesIO()
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take the next piece; the whole body once its end was seen."""
+        """Add a piece; return the whole body once it is complete."""
         self.received += len(data)
         self._memory.total += len(data)
         if self._memory.full and self.received > SMALL:
@@ -39,7 +39,7 @@ class IncomingBody:
         return buffer.getvalue()
 
     def release(self) -> None:
-        """It is needed no more."""
+        """Release the memory of the body."""
         self._memory.total -= self.received
         self.received = 0
 

@@ -170,7 +170,8 @@ def _check_fields(kind: type, body: bytes) -> None:
     for field in about.fields:
         item = getattr(field.type, "item_type", None)
         if isinstance(item, msgspec.inspect.StructType) and field.encode_name in given:
-            known = tuple(one.encode_name for one in item.fields)
+            names = (one.encode_name for one in item.fields)
+            known = tuple(name for name in names if not name.startswith("_"))
             objects = msgspec.json.decode(
                 given[field.encode_name], type=list[dict[str, msgspec.Raw]]
             )

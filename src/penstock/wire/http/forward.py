@@ -1,13 +1,12 @@
-"""Pass requests on to another broker process over a Unix socket.
+"""Forward requests to another broker process over a Unix socket.
 
 When several worker processes share the port, a topic request may reach a process that does not own
-the topic logs. It forwards the request as it came (the target's bytes, the headers that belong to
-the request, the body) and the answer as it comes: a short one whole, a long or endless one
-(server-sent events) piece by piece, so that a slow client slows the owner down and nothing piles up
-here. If the client goes away, the connection to the owner is cut, which ends its work there.
+the topic logs. It forwards the request unchanged (target, headers, body), and the answer too: a
+short one whole, a long or endless one (server-sent events) piece by piece, so that a slow client
+slows the owner down. If the client disconnects, the connection to the owner is closed.
 
 A request that failed half-way is not sent again: the owner may have acted on it. The client gets
-503, which says so.
+503.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _HOP_BY_HOP = frozenset(
     b"connection content-length expect keep-alive proxy-authenticate proxy-authorization"
     b" proxy-connection te trailer transfer-encoding upgrade".split()
 )
-# what a client says here is not believed: the owner gets the address that this process sees
+# not forwarded: the owner gets the address that this process sees
 _NOT_FORWARDED = _HOP_BY_HOP | {CLIENT_HEADER.encode()}
 # this server writes these itself
 _OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))
@@ -44,13 +43,13 @@ _MAX_WHOLE_BYTES = 256 << 10  # answers up to this size are passed on in one pie
 
 
 def forward_to(path: Path) -> Handler:
-    """A handler that passes every request on to the server listening at the Unix socket `path`."""
+    """Return a handler that forwards every request to the Unix socket `path`."""
     return _Forwarder(path).handle
 
 
 def owner_settings(settings: Settings) -> Settings:
-    """How the owner's server on the Unix socket differs: the forwarding process has already kept
-    bad clients away.
+    """Return the settings of the owner's Unix socket: the forwarding process has applied the
+    limits.
     """
     return replace(
         settings,
@@ -87,7 +86,7 @@ class _Forwarder:
                 return Response(status, body, kind, passed)
         except ConnectionError:
             raise Unavailable(
-                "The process that owns the topics went away; the outcome is unknown"
+                "The process that owns the topics has ended; the outcome is unknown"
             ) from None
         except BaseException:
             upstream.abort()
@@ -108,7 +107,7 @@ class _Forwarder:
                 lambda: _Upstream(self._release), str(self._path)
             )
         except OSError:
-            raise Unavailable("The process that owns the topics is not there") from None
+            raise Unavailable("The process that owns the topics is not running") from None
         return upstream
 
     def _release(self, upstream: "_Upstream") -> None:
@@ -132,7 +131,7 @@ def _encoded(request: Request) -> bytes:
 
 
 class _Upstream(asyncio.Protocol):
-    """One connection to the owner, with one request on it at a time."""
+    """A connection to the owner, with one request at a time."""
 
     def __init__(self, release: Callable[["_Upstream"], None]) -> None:
         self._release = release
@@ -194,7 +193,7 @@ class _Upstream(asyncio.Protocol):
             self._progress.set_result(None)
 
     def abort_for(self, request: Request) -> None:
-        """The client of this request has gone; by now the connection may already serve another."""
+        """Close the connection if it still serves this request, whose client has gone."""
         if self._serving is request:
             self.abort()
 

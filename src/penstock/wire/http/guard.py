@@ -1,15 +1,13 @@
-"""The guard in front of HTTP routes when authentication is on.
+"""Authenticate HTTP requests before anything of them is decoded.
 
-It wraps an endpoint before anything of a request is decoded. With authentication off there is no
-guard, and endpoints are what they were. A request with a token we know costs a dictionary lookup
-and two comparisons: the head, which is cached by its bytes, keeps the token that was in it.
+With authentication off there is no guard. A request with a known token costs a dictionary lookup
+and two comparisons: the cached head keeps its token.
 
-Which role a route needs is said by the route; by default looking (GET) needs read-only, everything
-else read-write. Paths in `skip_paths` need nothing, and neither do answers that say nothing (404,
-405, preflight).
+A route names the role it needs. By default GET needs read-only, everything else read-write. Paths
+in `skip_paths` need no token, and neither do answers without information (404, 405, preflight).
 
-Server-sent events end when their token does. A browser's EventSource cannot send headers, so that
-route alone also takes the token as the query parameter `access_token`.
+Server-sent events end when their token expires. A browser's EventSource cannot send headers, so
+that route alone also accepts the query parameter `access_token`.
 """
 
 import asyncio
@@ -43,14 +41,14 @@ class TokenGuard:
         self._verifier = verifier
         paths = [path.strip() for path in verifier.settings.skip_paths.split(",")]
         self._open = frozenset(path for path in paths if path)  # need no token
-        # nor does what is below these
+        # paths below these need no token either
         self._below = tuple(path for path in paths if len(path) > 1 and path.endswith("/"))
 
     def needs_token(self, path: str) -> bool:
         return path not in self._open and not (self._below and path.startswith(self._below))
 
     def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]:
-        """`call` behind the guard, and a check of the head; (call, None) when it is public."""
+        """Return the guarded `call` and a check of the head; (call, None) for a public route."""
         role = role_of(route)
         if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
             return call, None
@@ -74,7 +72,7 @@ class TokenGuard:
                 if self.needs_token(head.path):
                     verifier.identify(token_of(head, in_query=events)).require(role)
             except UnknownKey:
-                pass  # the whole request will find out
+                pass  # the whole request will fail with the right error
             except PenstockError as error:
                 status = status_of(error).http
                 return Refused(status, str(error), CHALLENGE if status == 401 else ())
@@ -85,7 +83,7 @@ class TokenGuard:
     def _authenticate(
         self, request: Request, token: str, role: Role, call: Handler
     ) -> Answer | Awaitable[Answer]:
-        """A token seen for the first time, one that has expired or allows too little, or none."""
+        """Handle a new token, an expired one, one with too few rights, or none."""
         if not self.needs_token(request.head.path):
             return call(request)
         try:
@@ -117,12 +115,12 @@ def role_of(route: Route) -> Role:
 
 
 def token_of(head: Head, *, in_query: bool = False) -> str:
-    """The bearer token of a request, "" without one. The word `Bearer` may be missing."""
+    """Return the bearer token of a request, "" without one. The word `Bearer` is optional."""
     return bearer(head.header("authorization"), head.query if in_query else "")
 
 
 def _ending(handler: Handler) -> Handler:
-    """Streams of this handler end when the token they were asked for with does."""
+    """End the streams of this handler when their token expires."""
 
     def limit(request: Request, answer: Answer) -> Answer:
         identity = request.head.identity
@@ -135,7 +133,7 @@ def _ending(handler: Handler) -> Handler:
                 async with asyncio.timeout(None if remaining == math.inf else remaining):
                     await run(stream)
             except TimeoutError:
-                pass  # the client asks again and gets the error of an expired token
+                pass  # the client asks again and gets 401
 
         answer.run = until_expiry
         return answer

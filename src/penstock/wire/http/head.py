@@ -1,19 +1,19 @@
-"""The head of a request: request line and headers, parsed once per distinct byte sequence.
+"""Parse the head of a request, request line and headers, once per distinct byte sequence.
 
-Clients on a kept-alive connection send the same head over and over (a producer's POST, a consumer's
-long poll). So the unit of parsing is the whole head: llhttp (through httptools) parses and judges
-it the first time, the router finds its route, and the result is kept under the exact bytes. The
-next request with these bytes costs one dictionary lookup. A cached head was accepted by llhttp byte
-for byte, so the cache cannot be talked into a different reading of a request.
+Clients on a kept-alive connection send the same head again and again. So the unit of parsing is the
+whole head: llhttp (through httptools) parses it the first time, the router looks up its route, and
+the result is cached under the exact bytes. The next request with these bytes costs one dictionary
+lookup. A cached head was accepted by llhttp byte for byte, so the cache cannot change how a request
+is read.
 
-Framing is decided here, strictly, since a disagreement about it is request smuggling. llhttp 9
-refuses in its default mode: Content-Length together with Transfer-Encoding, repeated
-Content-Length, signs and lists in it, bare CR or LF, folded lines, blanks before the colon, control
-characters. We add: exactly one Host in HTTP/1.1, versions 1.0 and 1.1 only, Transfer-Encoding is
-`chunked` and nothing else, and no fragment in the target.
+Framing is strict, because a disagreement about it is request smuggling. llhttp 9 refuses by
+default: Content-Length together with Transfer-Encoding, repeated Content-Length, signs and lists in
+it, bare CR or LF, folded lines, blanks before the colon, control characters. This module adds:
+exactly one Host in HTTP/1.1, versions 1.0 and 1.1 only, no Transfer-Encoding but `chunked`, and no
+fragment in the target.
 
-What the head alone decides is decided with it and kept: the route, whether a web page may send this
-(`origins`), and whether its body is of a type and coding that the route takes.
+Decisions that depend on the head alone are cached with it: the route, whether a web page may send
+this (`origins`), and whether the route accepts the type and coding of the body.
 """
 
 from collections.abc import Callable
@@ -24,28 +24,27 @@ from penstock.wire.http.messages import CHUNKED, Head, Refused
 
 _LARGEST_CACHED = 2048  # bytes
 _GENERATION = 2048  # heads
-_READ = frozenset(  # the headers that are looked at here
+_READ = frozenset(  # the headers that this module reads
     b"accept-encoding content-encoding content-length content-type expect host origin"
     b" sec-fetch-site transfer-encoding".split()
 )
 
 
 class HeadCache:
-    """Heads by their bytes, in two generations: what was not asked for during a whole generation is
-    forgotten.
+    """Heads by their bytes, in two generations; a head that a whole generation did not use is
+    dropped.
 
-    A head is kept from the second time it is seen, so heads that are all different (a request id,
-    an offset in the query) cost their parsing and leave nothing behind for the garbage collector to
-    walk over.
+    A head is cached from the second time on. Heads that are all different (a request id, an offset
+    in the query) leave nothing behind for the garbage collector to walk over.
     """
 
     __slots__ = ("_old", "_route", "_seen", "young")
 
     def __init__(self, route: Callable[[Head], None]) -> None:
         self._route = route  # sets endpoint and params
-        self._seen: set[bytes] = set()  # once
-        self.young: dict[bytes, Head] = {}  # asked for in this generation
-        self._old: dict[bytes, Head] = {}  # asked for in the last one
+        self._seen: set[bytes] = set()  # seen once
+        self.young: dict[bytes, Head] = {}  # used in this generation
+        self._old: dict[bytes, Head] = {}  # used in the last one
 
     def get(self, raw: bytes) -> Head:
         head = self.young.get(raw) or self._old.get(raw)
@@ -90,9 +89,7 @@ class _Collector:
 
 
 class Partial:
-    """A head that is still arriving: llhttp sees each piece once, so nonsense is refused before its
-    end arrives.
-    """
+    """A head that is still arriving: llhttp gets each piece once and refuses bad input early."""
 
     __slots__ = ("_collector", "_fed", "since")
 
@@ -102,9 +99,9 @@ class Partial:
         self._fed = 0  # bytes that llhttp has seen
 
     def feed(self, head: bytes) -> None:
-        """`head` is all that has arrived of it."""
+        """Parse what is new; `head` is everything that has arrived of it."""
         if head == b"\r":
-            return  # it may turn out to be half an empty line
+            return  # may be half an empty line
         _feed(self._collector, head[self._fed :])
         self._fed = len(head)
         if self._collector.complete:
@@ -115,7 +112,7 @@ def _feed(collector: _Collector, data: bytes) -> None:
     try:
         collector.parser.feed_data(data)
     except httptools.HttpParserUpgrade:
-        pass  # we offer no upgrade: the request is served as the plain request it also is
+        pass  # upgrades are not supported: serve it as a plain request
     except httptools.HttpParserError as error:
         raise Refused(400, f"Malformed request: {error}") from None
 
@@ -126,7 +123,7 @@ def parse(raw: bytes) -> Head:
     try:
         _feed(collector, raw)
     finally:
-        # It refers to the collector: without the circle both go at once, not at a collection.
+        # It refers to the collector: break the cycle, so that both are freed at once.
         del collector.parser
     if collector.complete != 1:
         raise Refused(400, "Malformed request: incomplete headers")
@@ -200,7 +197,7 @@ def _names_gzip(accept_encoding: str) -> bool:
 
 
 def origin_form(target: str) -> str:
-    """The target as path and query: a proxy's absolute form loses its scheme and authority."""
+    """Return path and query of the target; a proxy's absolute form loses scheme and authority."""
     if target.startswith("/") or "://" not in target:
         return target
     rest = target.split("://", 1)[1]

@@ -48,6 +48,10 @@ def document(routes: Iterable[Route], guard: TokenGuard | None = None) -> dict[s
     ]
     types = {id(one): one for kind in kinds for one in _alternatives(kind)}
     made, components = msgspec.json.schema_components(list(types.values()), ref_template=_REF)
+    for component in components.values():  # fields that only the broker sets
+        properties = component.get("properties", {})
+        for name in [name for name in properties if name.startswith("_")]:
+            del properties[name]
     schemas = dict(zip(types, made, strict=True))
     for kind in kinds:
         if id(kind) not in schemas:

@@ -1,15 +1,12 @@
-"""What is decided about a request from its head alone, before a handler is called: once per
-distinct head.
+"""Decide about a request from its head alone, once per distinct head.
 
-- Where it comes from: pages of other sites, and names that are not ours, get 403
-  (`penstock.wire.origins`).
-- The type of its body: a route that takes JSON answers 415 to what is plainly something else. A
-  body without a type, or with the one curl gives to whatever it sends (a form's), is taken as JSON;
-  browsers were judged by their origin.
-- Its coding: gzip and zstd are unpacked by a thread before the handler sees the body, others get
-  415. A route whose handler wants the body as it came (`packed`) gets it so.
+- Origin: pages of other sites and unknown host names get 403 (`penstock.wire.origins`).
+- Type of the body: a route for JSON answers 415 to a clearly different type. A body without a type,
+  or with the type that curl sends by default (a form), is taken as JSON.
+- Coding: a thread decompresses gzip and zstd before the handler gets the body; others get 415. A
+  route with `packed` gets the body as it came.
 
-The result is the endpoint that is kept with the head, so a request that repeats costs nothing here.
+The result is the endpoint that is cached with the head, so a repeated head costs nothing here.
 """
 
 import asyncio
@@ -29,7 +26,7 @@ _AS_JSON = frozenset(
         "application/json",
         "text/json",
         "application/octet-stream",
-        "application/x-www-form-urlencoded",  # what curl says
+        "application/x-www-form-urlencoded",  # the default of curl
     )
 )
 _MAX_HOSTS = 1024
@@ -45,15 +42,15 @@ class Screen:
         max_body: int,
         executor: Executor | None,
     ) -> None:
-        """`origins` None: whoever reaches us may be anyone (a socket between processes)."""
+        """`origins` None: accept requests from anywhere (a socket between processes)."""
         self._origins = origins
         self._memory = memory
         self._max_body = max_body
         self._executor = executor
-        self._hosts: set[bytes | None] = set()  # values of Host that are ours; at most _MAX_HOSTS
+        self._hosts: set[bytes | None] = set()  # accepted values of Host; at most _MAX_HOSTS
 
     def apply(self, head: Head, endpoint: Endpoint) -> Endpoint:
-        """What the head's origin and body make of its endpoint."""
+        """Return the endpoint after the checks of the head's origin and body."""
         route = endpoint.route
         if self._origins is not None and (head.from_browser or head.host not in self._hosts):
             refusal = self._judge_origin(self._origins, head, route)

@@ -1,8 +1,8 @@
-"""The HTTP server: listens, sweeps, drains.
+"""The HTTP server: listen, sweep idle connections, drain.
 
-One process may hold several (the public port and a Unix socket that other worker processes forward
-to); each has its own connections, limits and metrics. `stop` closes the listeners, lets what is in
-flight finish within the deadline, then cuts.
+A process may have several (the public port and a Unix socket for other worker processes). Each has
+its own connections, limits and metrics. `stop` closes the listeners, waits for requests in flight
+until the deadline, then closes the rest.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _MAX_SWEEP_SECONDS = 1.0  # the Date header is as old as this at most
 class Binding:
     """How a server is bound, besides the host and port of its settings."""
 
-    certificate: Certificate | None = None  # None: in clear
+    certificate: Certificate | None = None  # None: plain text
     reuse_port: bool = False  # other processes listen on the same port
     unix_path: Path | None = None  # listen at this Unix socket instead
 
@@ -56,9 +56,9 @@ class HttpServer:
         memory: RequestMemory | None = None,
         binding: Binding = _IN_CLEAR,
     ) -> None:
-        """`origins`: which web pages may send requests; None: nobody looks where they come from.
+        """`origins`: which web pages may send requests; None: all.
 
-        `memory`: what all requests of the process may take; None: as much as they like.
+        `memory` bounds all requests of the process; None: no bound.
         """
         self._settings = settings
         self._binding = binding
@@ -100,7 +100,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on (0 for a Unix socket)."""
+        """Return the port (0 for a Unix socket)."""
         if self._server is None or self._binding.unix_path is not None:
             return 0
         return int(self._server.sockets[0].getsockname()[1])
@@ -124,26 +124,24 @@ class HttpServer:
         self._sweeper = loop.call_later(self._interval, self._sweep)
 
     def drain(self) -> None:
-        """Serve on, and close every connection after its next answer: clients then look for
-        another broker.
-        """
+        """Keep serving, and close every connection after its next answer."""
         self._state.draining = True
 
     async def stop(self, deadline: float = 10.0) -> None:
-        """Accept no more, finish what is under way within `deadline` seconds, then cut the rest."""
+        """Stop accepting, finish requests in flight within `deadline` seconds, close the rest."""
         if self._server is None:
             return
         self._server.close()
         self.drain()
         state = self._state
-        state.drained.clear()  # connections may have come since the last one went
+        state.drained.clear()  # connections may have been opened since
         for connection in list(state.connections):
             connection.drain()
         try:
             async with asyncio.timeout(deadline):
                 if state.connections:
                     await state.drained.wait()
-                while state.running:  # handlers whose client has gone still finish what they began
+                while state.running:  # handlers whose client has gone still finish
                     await asyncio.wait(state.running)
         except TimeoutError:
             log.warning(

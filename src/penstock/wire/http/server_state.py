@@ -1,4 +1,4 @@
-"""What the connections of one server have in common: settings, routes, metrics, and each other."""
+"""State that all connections of one server share: settings, routes, metrics."""
 
 import asyncio
 import math
@@ -18,7 +18,7 @@ from penstock.wire.request_memory import RequestMemory
 
 
 class Limits(NamedTuple):
-    """The time limits in seconds; one that is off (0 in the configuration) is infinite."""
+    """Time limits in seconds; a limit that is off (0 in the configuration) is infinite."""
 
     header: float
     body: float
@@ -58,23 +58,23 @@ class ServerState:
     ) -> None:
         self.settings = settings
         self.limits = Limits.of(settings)
-        self.executor = executor  # for what would keep the loop busy: compression
+        self.executor = executor  # for compression, which would block the loop
         self.memory = memory
         self.encoder = Encoder()
         self.cache = HeadCache(self._route)
         self._router = router
         self._screen = Screen(origins, memory, settings.max_body, executor)
-        # bytes of a body that is certainly neither compressed nor too large to be copied
+        # a body below this size is neither compressed nor too large to copy
         self.simple_below = min(JOINED_BYTES, settings.compress_from or JOINED_BYTES)
         self.connections: set[OpenConnection] = set()
         self.running: set[asyncio.Future[Any]] = set()  # handlers, also those without a client
-        self.draining = False  # no further request is served after the one under way
-        self.drained = asyncio.Event()  # draining, and the last connection has gone
+        self.draining = False  # close each connection after the request in flight
+        self.drained = asyncio.Event()  # set when the last connection has closed
         self.now = 0.0  # the loop's time as of the last sweep
         self.requests = metrics.counter(
             "penstock_http_requests_total", "HTTP responses", "method", "route", "status"
         )
-        # added to directly: a call per request would cost more than the counting
+        # updated in place: a call per request would cost more than the counting
         self.counts = self.requests.values
         self.refused = metrics.counter(
             "penstock_http_refused_total",

@@ -1,9 +1,8 @@
-"""Files of a directory over HTTP, for the Console.
+"""Serve the files of a directory over HTTP, for the Console.
 
-Files are small in number and read often, so their bytes (and the gzip of those that are text) stay
-in memory, keyed by modification time and size: a changed file is seen at the next request. Browsers
-keep them and ask again with `If-None-Match`; an unchanged file costs them a 304. A path can name
-files below the directory only, links included.
+The bytes of a file, and their gzip for text, stay in memory, keyed by modification time and size. A
+changed file is served at the next request. Browsers revalidate with `If-None-Match`; an unchanged
+file is a 304. A path can only name files below the directory, links included.
 """
 
 import mimetypes
@@ -60,7 +59,7 @@ class StaticFiles:
                 if path.is_relative_to(self._directory) and path.is_file():
                     return path
             except OSError:
-                pass  # a name the file system cannot hold is a file that is not there
+                pass  # a name that the file system cannot have does not exist
         raise NotFound(f"No file {name!r}")
 
     def _load(self, path: Path) -> _File:
@@ -84,7 +83,7 @@ class StaticFiles:
         headers: Headers = (
             ("ETag", f'"{stamp[0]:x}-{stamp[1]:x}"'),
             ("Last-Modified", formatdate(stamp[0] // 1_000_000_000, usegmt=True)),
-            ("Cache-Control", "no-cache"),  # keep it, but ask whether it still holds
+            ("Cache-Control", "no-cache"),  # cache it, but revalidate
             ("Vary", "Accept-Encoding"),
             ("X-Content-Type-Options", "nosniff"),
             *self._headers,
@@ -103,19 +102,17 @@ def _unchanged(request: Request, file: _File) -> bool:
     try:
         return file.stamp[0] // 1_000_000_000 <= int(parsedate_to_datetime(since).timestamp())
     except (TypeError, ValueError, OverflowError):
-        return False  # a date that cannot be read is to be ignored
+        return False  # an invalid date is ignored
 
 
 def static_routes(
     prefix: str, directory: Path, *, headers: Headers = (), role: Role | None = None
 ) -> list[Route]:
-    """Routes for everything below `directory`, at `prefix/` (and `prefix` leads there), with these
-    headers on every file.
-    """
+    """Return routes for everything below `directory` at `prefix/`, with these headers."""
     files = StaticFiles(directory, headers)
 
     def index(_: Request) -> Response:
-        # Relative, so that it also leads there below a path of a reverse proxy.
+        # Relative, so that it works below a path of a reverse proxy.
         return Response(308, b"", "", (("Location", f"{prefix.rpartition('/')[2]}/"),))
 
     def below(request: Request) -> Response:

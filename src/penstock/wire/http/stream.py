@@ -1,4 +1,4 @@
-"""An answer of unknown length: one task runs the handler, which writes piece by piece."""
+"""An answer of unknown length: a task runs the handler, which writes piece by piece."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,15 +15,15 @@ class OutgoingStream:
     def __init__(self, output: Output, *, chunked: bool, live: bool) -> None:
         self._output = output
         self._chunked = chunked  # False for HTTP/1.0: the connection's end is the body's
-        self.live = live  # it never ends by itself
+        self.live = live  # endless
         self.task: asyncio.Task[None]  # set by `start`
-        self._over = False  # the client has gone: nothing is written any more
+        self._over = False  # the client has gone
         self._readable: asyncio.Future[None] | None = None  # the handler waits for the client
-        # bytes since the loop last ran: a client that reads as fast as we write must not keep it
+        # bytes since the loop last ran: a fast client must not block the loop
         self._unbroken = 0
 
     def start(self, run: Callable[[Stream], Awaitable[None]] | None) -> "asyncio.Task[None]":
-        """Have `run` write the body; None: there is none to write (HEAD)."""
+        """Run `run`, which writes the body; None: there is no body (HEAD)."""
         self.task = asyncio.get_running_loop().create_task(self._run(run))
         return self.task
 
@@ -61,13 +61,13 @@ class OutgoingStream:
             raise ConnectionResetError("the client has gone")
 
     def resume(self) -> None:
-        """The client reads again."""
+        """Continue: the client reads again."""
         if self._readable is not None and not self._readable.done():
             self._readable.set_result(None)
         self._readable = None
 
     def cancel(self) -> None:
-        """The client has gone."""
+        """Stop: the client has gone."""
         self._over = True
         self.task.cancel()
         self.resume()

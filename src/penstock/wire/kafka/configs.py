@@ -13,15 +13,16 @@ from penstock.config.schema import TopicsSettings as Settings
 from penstock.errors import InvalidRequest
 from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.store import LOCAL, PLACEMENTS, SHARED, AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
-from penstock.wire.kafka.node import NODE_ID
+from penstock.wire.kafka.node import Node
 
 POLICY = "cleanup.policy"
+PLACEMENT = "penstock.placement"  # local or shared, of a topic that is created
 TOPIC, BROKER = 2, 4  # types of resources
 TOPIC_SOURCE, STATIC_SOURCE = 1, 4  # where a value comes from: the topic, or the broker's settings
 # A topic's own, by the field of `Limits` that has it.
@@ -51,9 +52,10 @@ def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
     }
 
 
-def own_configs(topic: Topic) -> dict[str, str]:
+def own_configs(topic: AnyLog) -> dict[str, str]:
     """What a topic has for itself."""
     limits, own = topic.limits, {POLICY: topic.policy or DELETE}
+    own[PLACEMENT] = SHARED if isinstance(topic, SharedLog) else LOCAL
     if limits.retention_age is not None:
         own["retention.ms"] = str(round(limits.retention_age * 1000) or -1)
     if limits.retention_bytes is not None:
@@ -70,6 +72,9 @@ def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None
         if name == POLICY:
             if value not in (DELETE, COMPACT, None):
                 raise InvalidConfig(f"{POLICY} is {DELETE} or {COMPACT}, not {value}")
+        elif name == PLACEMENT:
+            if value not in PLACEMENTS:
+                raise InvalidConfig(f"{PLACEMENT} is {' or '.join(PLACEMENTS)}, not {value}")
         elif name in LIMITS:
             _parse_limit(settings, name, value)
         elif name not in same:
@@ -113,7 +118,8 @@ async def set_configs(topics: TopicStore, name: str, configs: Mapping[str, str |
 
 
 class ConfigRequests:
-    def __init__(self, topics: TopicStore, access: Access) -> None:
+    def __init__(self, topics: TopicStore, access: Access, node: Node) -> None:
+        self._node = node
         self._topics = topics
         self._access = access
 
@@ -133,9 +139,9 @@ class ConfigRequests:
 
     def _describe(self, asked: Any) -> list[dict[str, Any]]:
         configs, own = broker_configs(self._topics.settings), dict[str, str]()
-        if asked.resource_type != BROKER or asked.resource_name not in ("", str(NODE_ID)):
+        if asked.resource_type != BROKER or asked.resource_name not in ("", str(self._node.id)):
             own = own_configs(self._require_topic(asked))
-            configs = {POLICY: (DELETE, STRING), **configs}
+            configs = {POLICY: (DELETE, STRING), PLACEMENT: (LOCAL, STRING), **configs}
         return [
             {
                 "name": name,
@@ -147,7 +153,7 @@ class ConfigRequests:
             for name, (value, kind) in configs.items()
         ]
 
-    def _require_topic(self, asked: Any) -> Topic:
+    def _require_topic(self, asked: Any) -> AnyLog:
         if asked.resource_type != TOPIC:
             raise InvalidRequest(f"resources of type {asked.resource_type} have no configuration")
         return self._topics.partition(asked.resource_name, 0)

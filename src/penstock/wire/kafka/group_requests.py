@@ -2,13 +2,16 @@
 (`penstock.topics.groups`, where those of our own protocols are too).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import Forbidden, NotFound, PenstockError
+from penstock.errors import Forbidden, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
 from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
 from penstock.topics.groups import Groups
+from penstock.topics.shared.groups import NotCoordinator
+from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
@@ -24,6 +27,8 @@ OFFSET_METADATA_TOO_LARGE = 12
 def group_code(error: BaseException) -> int:
     if isinstance(error, MemberRefused):
         return Code[error.refusal.name]
+    if isinstance(error, NotCoordinator):
+        return Code.NOT_COORDINATOR
     if isinstance(error, Forbidden):
         return Code.GROUP_AUTHORIZATION_FAILED
     return code_of(error)
@@ -36,12 +41,35 @@ class GroupRequests:
         self._access = access
         self._node = node
 
-    def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """It is here, for every group."""
+    async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        """It is the broker that a row in the database names, while that broker lives."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
             text = "transactions are not supported"
             return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
-        return self._node.describe(connection)
+        coordinator, _ = await self._coordinator(request.body.key)
+        return self._node.describe_one(connection, coordinator)
+
+    async def _coordinator(self, group: str) -> tuple[int, int | None]:
+        """The node that coordinates a group, and its epoch. A group that has committed on topics of
+        this broker belongs here, and so does every group while nothing else can be known.
+        """
+        nodes, shared = self._node.nodes, self._groups.shared
+        if nodes is None or shared is None or not self._topics.has_shared:
+            return self._node.id, None
+        own = nodes.own
+        suggested = own if group in self._groups.names() else nodes.suggest(group)
+        try:
+            return await shared.coordinator(group, suggested, nodes.alive)
+        except Unavailable:
+            return own, None
+
+    async def _check_coordinator(self, group: str) -> int | None:
+        """The epoch with which this broker coordinates the group, which is refused otherwise."""
+        coordinator, epoch = await self._coordinator(group)
+        if coordinator != self._node.id:
+            self._groups.assigned.drop(group)
+            raise NotCoordinator(f"broker {coordinator} coordinates group {group!r}")
+        return epoch
 
     # Members
 
@@ -62,6 +90,7 @@ class GroupRequests:
         )
         try:
             self._check(connection, body.group_id)
+            await self._check_coordinator(body.group_id)
             joined = await self._groups.assigned.join(body.group_id, joining)
         except PenstockError as error:
             member = error.member if isinstance(error, MemberRefused) else ""
@@ -128,8 +157,11 @@ class GroupRequests:
     async def offset_commit(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
         refused, changed = Code.NONE, False
+        epoch: int | None = None
+        shared: list[tuple[SharedLog, int, str]] = []
         try:
             self._check(connection, body.group_id)
+            epoch = await self._check_coordinator(body.group_id)
             if self._groups.is_leased(body.group_id):
                 raise MemberRefused(Refusal.INCONSISTENT_GROUP_PROTOCOL)
             who = Membership(
@@ -146,67 +178,96 @@ class GroupRequests:
             for one in topic.partitions:
                 code: int = refused
                 if not refused:
-                    code = self._commit(body.group_id, topic.name, one)
-                    changed = changed or not code
+                    before = len(shared)
+                    code = self._commit(body.group_id, topic.name, one, shared)
+                    changed = changed or (not code and len(shared) == before)
                 partitions.append({"partition_index": one.partition_index, "error_code": code})
             topics.append({"name": topic.name, "partitions": partitions})
-        if changed:
+        if changed or shared:
             try:
-                await self._groups.flush()
+                if changed:
+                    await self._groups.flush()
+                if shared and self._groups.shared is not None:
+                    coordinator = None if epoch is None else (self._node.id, epoch)
+                    done = await self._groups.shared.commit(body.group_id, shared, coordinator)
+                    for topic in topics:
+                        for answer in topic["partitions"]:
+                            label = partition_label(topic["name"], answer["partition_index"])
+                            if label not in done and self._topics.is_shared(label):
+                                answer["error_code"] = Code.OFFSET_OUT_OF_RANGE
             except PenstockError as error:
                 for topic in topics:
                     for answer in topic["partitions"]:
-                        answer["error_code"] = answer["error_code"] or code_of(error)
+                        answer["error_code"] = answer["error_code"] or group_code(error)
         return {"topics": topics}
 
-    def _commit(self, group: str, topic: str, one: Any) -> int:
+    def _commit(
+        self, group: str, topic: str, one: Any, shared: list[tuple[SharedLog, int, str]]
+    ) -> int:
+        """Set an offset of a local topic; that of a shared one is added to `shared`."""
         note = one.committed_metadata or ""
         if len(note.encode()) > MAX_NOTE:
             return OFFSET_METADATA_TOO_LARGE
         try:
             log = self._topics.partition(topic, one.partition_index)
+            if isinstance(log, SharedLog):
+                shared.append((log, one.committed_offset, note))
+                return Code.NONE
             self._groups.set_committed(group, log.name, one.committed_offset, note)
         except PenstockError as error:
             return code_of(error)
         return Code.NONE
 
-    def offset_fetch(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+    async def offset_fetch(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
         try:
             self._access.require(connection, Role.READ_ONLY)
         except Forbidden:
             return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
+        shared: dict[str, tuple[int, str]] = {}
+        if self._groups.shared is not None and self._topics.has_shared:
+            try:
+                rows = await self._groups.shared.positions(body.group_id)
+            except PenstockError as error:
+                return {"error_code": group_code(error)}
+            shared = {one.topic: (one.committed, one.note) for one in rows}
         if body.topics is None:
             asked: dict[str, list[int]] = {}
-            for cursor in self._groups.positions():
-                if cursor.group == body.group_id:
-                    topic, number = split_label(cursor.topic)
-                    asked.setdefault(topic, []).append(number)
+            local = [one.topic for one in self._groups.positions() if one.group == body.group_id]
+            for label in (*local, *shared):
+                topic, number = split_label(label)
+                asked.setdefault(topic, []).append(number)
         else:
             asked = {topic.name: list(topic.partition_indexes) for topic in body.topics}
         return {
             "topics": [
                 {
                     "name": topic,
-                    "partitions": [self._committed(body.group_id, topic, one) for one in numbers],
+                    "partitions": [
+                        self._committed(body.group_id, topic, one, shared) for one in numbers
+                    ],
                 }
                 for topic, numbers in asked.items()
             ]
         }
 
-    def _committed(self, group: str, topic: str, number: int) -> dict[str, Any]:
-        found = self._groups.committed_offset(group, partition_label(topic, number))
+    def _committed(
+        self, group: str, topic: str, number: int, shared: Mapping[str, tuple[int, str]]
+    ) -> dict[str, Any]:
+        label = partition_label(topic, number)
+        local = self._groups.committed_offset(group, label)
+        offset, note = shared.get(label, (-1, ""))
         return {
             "partition_index": number,
-            "committed_offset": -1 if found is None else found.offset,
-            "metadata": "" if found is None else found.note,
+            "committed_offset": offset if local is None else local.offset,
+            "metadata": note if local is None else local.note,
         }
 
     async def offset_delete(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
         try:
             self._access.require(connection, Role.ADMIN)
-            if body.group_id not in self._groups.names():
+            if body.group_id not in await self._groups.all_names():
                 return {"error_code": Code.GROUP_ID_NOT_FOUND}
             if self._groups.assigned.has_members(body.group_id):
                 return {"error_code": Code.NON_EMPTY_GROUP}
@@ -226,13 +287,13 @@ class GroupRequests:
 
     # Lists
 
-    def list_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+    async def list_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         try:
             self._access.require(connection, Role.READ_ONLY)
         except Forbidden:
             return {"error_code": Code.CLUSTER_AUTHORIZATION_FAILED}
         wanted = getattr(request.body, "states_filter", ())
-        names = sorted({*self._groups.names(), *self._groups.assigned.names()})
+        names = sorted({*await self._groups.all_names(), *self._groups.assigned.names()})
         described = (self._describe(name) for name in names)
         return {"groups": [one for one in described if not wanted or one["group_state"] in wanted]}
 

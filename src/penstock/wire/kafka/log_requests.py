@@ -16,7 +16,8 @@ from penstock.io.fs import Bytes
 from penstock.log.tier.cache import NotCached
 from penstock.protocol.kafka_batch import split_batches
 from penstock.protocol.roles import Role
-from penstock.topics.store import TopicStore
+from penstock.topics.shared.log import MAX_LOADS, NotLoaded, SharedLog
+from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.framed import Slot
 from penstock.wire.kafka.access import Access
@@ -68,7 +69,7 @@ class PartitionAppend:
 
     __slots__ = ("_answer", "_produced", "_topic")
 
-    def __init__(self, produced: Produced, answer: dict[str, Any], topic: Topic) -> None:
+    def __init__(self, produced: Produced, answer: dict[str, Any], topic: AnyLog) -> None:
         self._produced = produced
         self._answer = answer
         self._topic = topic
@@ -122,7 +123,7 @@ class LogRequests:
         produced.end()
 
     def _append(
-        self, topic: Topic, records: Bytes | None, produced: Produced, answer: dict[str, Any]
+        self, topic: AnyLog, records: Bytes | None, produced: Produced, answer: dict[str, Any]
     ) -> None:
         batches = split_batches(records or b"")
         if len(batches) != 1:
@@ -171,7 +172,7 @@ class LogRequests:
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
             topic = self._topics.partition(name, asked.partition_index)
             offset, time = await _find(topic, asked.timestamp)
-            epoch = LEADER_EPOCH if offset >= 0 else -1
+            epoch = leader_epoch(self._topics, topic) if offset >= 0 else -1
             return {"offset": offset, "timestamp": time, "leader_epoch": epoch}
 
         return {"topics": await self._each_partition(connection, request, of_partition)}
@@ -179,11 +180,16 @@ class LogRequests:
     async def offset_for_leader_epoch(
         self, connection: KafkaConnection, request: KafkaRequest
     ) -> Values:
-        """There was never another leader: all that was written is there."""
+        """A local topic had never another leader: all that was written is there. A shared one has a
+        new epoch after a failover of the database, and ends before that where the new one began.
+        """
 
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
             topic = self._topics.partition(name, asked.partition)
-            return {"leader_epoch": asked.leader_epoch, "end_offset": topic.next_offset}
+            end = topic.next_offset
+            if isinstance(topic, SharedLog):
+                end = await topic.end_of_timeline(asked.leader_epoch)
+            return {"leader_epoch": asked.leader_epoch, "end_offset": end}
 
         return {"topics": await self._each_partition(connection, request, of_partition)}
 
@@ -210,8 +216,17 @@ class LogRequests:
         return topics
 
 
-async def _find(topic: Topic, timestamp: int) -> tuple[int, int]:
+def leader_epoch(topics: TopicStore, topic: AnyLog) -> int:
+    """Of a shared topic: the timeline of the database."""
+    if topics.shared is not None and isinstance(topic, SharedLog):
+        return topics.shared.timeline
+    return LEADER_EPOCH
+
+
+async def _find(topic: AnyLog, timestamp: int) -> tuple[int, int]:
     """The first offset at or after this time, and its time; both milliseconds."""
+    if isinstance(topic, SharedLog):
+        await topic.refresh_if_possible()
     if timestamp == LATEST:
         return topic.next_offset, -1
     if timestamp == EARLIEST:
@@ -236,7 +251,7 @@ class Fetch:
         self._check = check
         self._topics = topics
         self._found: list[dict[str, Any]] = []
-        self._sources: dict[str, Topic] = {}  # that it waits for, by label
+        self._sources: dict[str, AnyLog] = {}  # that it waits for, by label
 
     def answer(self) -> Values:
         return {"responses": self._found}
@@ -302,8 +317,15 @@ class Fetch:
         return self.answer()
 
     async def _read_through(self) -> bool:
-        try:
-            return self.read()
-        except NotCached:
-            source = next(iter(self._sources.values()))
-            return await source.read_through(self.read)
+        for _ in range(MAX_LOADS):
+            try:
+                return self.read()
+            except NotLoaded as missing:
+                await missing.load()
+            except NotCached:
+                local = next(one for one in self._sources.values() if isinstance(one, Topic))
+                try:
+                    return await local.read_through(self.read)
+                except NotLoaded as missing:
+                    await missing.load()
+        return True

@@ -1,27 +1,60 @@
-"""The one node of the cluster that Kafka's clients see: this broker."""
+"""The nodes that Kafka's clients see: this broker, and the others on the same database."""
 
+import socket
 from typing import Any
 
 from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import ConfigError
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.nodes import BEFORE_FIRST, SharedNodes
+from penstock.topics.store import AnyLog
 from penstock.wire.kafka.connection import KafkaConnection
 
-NODE_ID = 1
 CLUSTER_ID = "penstock"
 
 
 class Node:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, nodes: SharedNodes | None) -> None:
         self._advertised = _parse(settings.advertised) if settings.advertised else None
+        self.nodes = nodes  # None: there is no database that others could be on
+
+    @property
+    def id(self) -> int:
+        return self.nodes.own if self.nodes is not None else BEFORE_FIRST
+
+    def reachable_at(self, host: str, port: int) -> tuple[str, int]:
+        """Where other brokers send clients to, when this one listens there."""
+        if self._advertised is not None:
+            return self._advertised
+        return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
 
     def address(self, connection: KafkaConnection) -> tuple[str, int]:
         """Where the client is to connect to: what is configured, or where it has connected."""
         return self._advertised or connection.local_address
 
     def describe(self, connection: KafkaConnection) -> dict[str, Any]:
-        """As the answers about the cluster have it."""
-        host, port = self.address(connection)
-        return {"node_id": NODE_ID, "broker_id": NODE_ID, "host": host, "port": port}
+        """This broker, as the answers about the cluster have it."""
+        return _described(self.id, *self.address(connection))
+
+    def describe_all(self, connection: KafkaConnection) -> list[dict[str, Any]]:
+        """All brokers that live."""
+        others = self.nodes.others if self.nodes is not None else []
+        return [self.describe(connection), *(_described(*node) for node in others)]
+
+    def describe_one(self, connection: KafkaConnection, node_id: int) -> dict[str, Any]:
+        """The broker with this number, or this one if it is not known (any more)."""
+        every = self.describe_all(connection)
+        return next((one for one in every if one["node_id"] == node_id), every[0])
+
+    def leader(self, topic: AnyLog) -> int:
+        """This broker for the logs that it owns; shared ones are spread over all."""
+        if self.nodes is None or not isinstance(topic, SharedLog):
+            return self.id
+        return self.nodes.suggest(topic.name)
+
+
+def _described(node_id: int, host: str, port: int) -> dict[str, Any]:
+    return {"node_id": node_id, "broker_id": node_id, "host": host, "port": port}
 
 
 def _parse(text: str) -> tuple[str, int]:

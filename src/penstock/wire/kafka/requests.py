@@ -38,7 +38,8 @@ class KafkaRequests:
         metrics: Metrics,
         verifier: Verifier | None,
     ) -> None:
-        node = Node(settings)
+        shared = topics.shared
+        self.node = node = Node(settings, shared.nodes if shared is not None else None)
         self.access = Access(verifier)
         self.max_frame = settings.max_frame
         self.first_frame = settings.max_frame if verifier is None else MAX_FIRST_FRAME
@@ -46,7 +47,7 @@ class KafkaRequests:
             self,
             LogRequests(topics, self.access),
             TopicRequests(settings, topics, self.access, node),
-            ConfigRequests(topics, self.access),
+            ConfigRequests(topics, self.access, node),
             GroupRequests(topics, groups, self.access, node),
             SaslRequests(self.access, settings.max_frame),
         ]

@@ -37,6 +37,14 @@ class KafkaServer(FramedServer):
             memory=memory,
         )
         self._requests = KafkaRequests(settings, topics, groups, metrics, verifier)
+        self._nodes = topics.shared.nodes if topics.shared is not None else None
+
+    async def start(self) -> None:
+        await super().start()
+        if self._nodes is not None:
+            await self._nodes.start(
+                *self._requests.node.reachable_at(self._settings.host, self.port)
+            )
 
     def connect(self) -> KafkaConnection:
         return KafkaConnection(self, self._requests)

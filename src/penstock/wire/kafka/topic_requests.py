@@ -11,15 +11,14 @@ from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.roles import Role
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
-from penstock.wire.kafka.configs import InvalidConfig, check_configs, set_configs
+from penstock.wire.kafka.configs import PLACEMENT, InvalidConfig, check_configs, set_configs
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
-from penstock.wire.kafka.log_requests import LEADER_EPOCH
-from penstock.wire.kafka.node import CLUSTER_ID, NODE_ID, Node
+from penstock.wire.kafka.log_requests import LEADER_EPOCH, leader_epoch
+from penstock.wire.kafka.node import CLUSTER_ID, Node
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -101,28 +100,31 @@ class TopicRequests:
             partitions = [] if code else self._partitions(name)
             described.append({"error_code": code, "name": name, "partitions": partitions})
         return {
-            "brokers": [self._node.describe(connection)],
+            "brokers": self._node.describe_all(connection),
             "cluster_id": CLUSTER_ID,
-            "controller_id": NODE_ID,
+            "controller_id": self._node.id,
             "topics": described,
         }
 
     def _partitions(self, name: str) -> list[dict[str, Any]]:
         partitions = []
         for number in range(self._topics.partitions(name)):
+            epoch = LEADER_EPOCH
             try:
-                self._topics.partition(name, number)
-                code, leader = Code.NONE, NODE_ID
+                topic = self._topics.partition(name, number)
+                code, leader = Code.NONE, self._node.leader(topic)
+                epoch = leader_epoch(self._topics, topic)
             except NotFound:  # it could not be opened
                 code, leader = Code.LEADER_NOT_AVAILABLE, -1
+            replica = self._node.id if leader < 0 else leader
             partitions.append(
                 {
                     "error_code": code,
                     "partition_index": number,
                     "leader_id": leader,
-                    "leader_epoch": LEADER_EPOCH,
-                    "replica_nodes": [NODE_ID],
-                    "isr_nodes": [NODE_ID],
+                    "leader_epoch": epoch,
+                    "replica_nodes": [replica],
+                    "isr_nodes": [replica],
                 }
             )
         return partitions
@@ -130,8 +132,8 @@ class TopicRequests:
     def describe_cluster(self, connection: KafkaConnection, _: KafkaRequest) -> Values:
         return {
             "cluster_id": CLUSTER_ID,
-            "controller_id": NODE_ID,
-            "brokers": [self._node.describe(connection)],
+            "controller_id": self._node.id,
+            "brokers": self._node.describe_all(connection),
             "endpoint_type": 1,
         }
 
@@ -156,7 +158,7 @@ class TopicRequests:
             described.append({"name": name, "partitions": partitions})
         return {"results": [{"log_dir": "topics", "topics": described}]}
 
-    def _find(self, name: str, number: int) -> Topic | None:
+    def _find(self, name: str, number: int) -> AnyLog | None:
         try:
             return self._topics.partition(name, number)
         except NotFound:
@@ -180,7 +182,12 @@ class TopicRequests:
             if self._topics.partitions(name):
                 raise _Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
             if not request.body.validate_only:
-                await self._topics.create(name, form=BATCHES.name, partitions=count)
+                await self._topics.create(
+                    name,
+                    form=BATCHES.name,
+                    partitions=count,
+                    placement=configs.get(PLACEMENT),
+                )
                 await set_configs(self._topics, name, configs)
             return {"num_partitions": count, "replication_factor": 1, "configs": []}
 

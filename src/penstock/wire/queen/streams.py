@@ -16,7 +16,7 @@ from penstock.queues.streams import Cycle, CycleAck
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit
-from penstock.wire.http.api.pushes import PushAnswer, PushItem, items_of, push_answers
+from penstock.wire.http.api.pushes import PushAnswer, PushItem, push_answers, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, failure_response, json_response
 from penstock.wire.http.routes import route
@@ -160,7 +160,7 @@ class StreamsApi:
         body = read_cycle(request.body)
         operations = body.state_ops or []
         self._limit.check(len(operations) + len(body.push_items or ()))
-        items = items_of(body.push_items or (), request.subject)
+        items = received(body.push_items or (), request.subject)
         if items:
             await self._buffer.wait_until_drained(items)
         done = await self._streams.commit(

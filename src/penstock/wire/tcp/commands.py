@@ -45,8 +45,10 @@ from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
 from penstock.topics.groups import Groups, Range
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Appended, Promise, Topic
+from penstock.topics.shared.groups import SharedLease
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.store import AnyLog, TopicStore
+from penstock.topics.topic import Appended, Promise
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import Pieces, Slot
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
@@ -185,7 +187,7 @@ class Commands:
     def _produce_few(
         self,
         connection: Connection,
-        topic: Topic,
+        topic: AnyLog,
         data: bytes | bytearray,
         at: int,
         end: int,
@@ -218,7 +220,7 @@ class Commands:
     def _append(
         self,
         slot: "Produced",
-        topic: Topic,
+        topic: AnyLog,
         enqueue: Callable[[T, Promise], None],
         payloads: T,
     ) -> None:
@@ -279,7 +281,7 @@ class Commands:
         self,
         connection: Connection,
         name: str,
-        append: "Callable[[Topic], asyncio.Future[Appended]]",
+        append: "Callable[[AnyLog], asyncio.Future[Appended]]",
         encode: Callable[[Appended], Bytes],
     ) -> None:
         """The first record of a topic makes the topic; the requests behind this one wait for it."""
@@ -318,14 +320,16 @@ class Commands:
         return self._wait_and_fetch(topic, start, most, extras, min(wait_ms / 1000, MAX_WAIT))
 
     async def _wait_and_fetch(
-        self, topic: Topic, start: int, most: int, extras: int, wait: float
+        self, topic: AnyLog, start: int, most: int, extras: int, wait: float
     ) -> Pieces:
         await topic.wait_for(start, wait)
         return await topic.read_through(lambda: _fetched(topic, start, most, extras))
 
-    def next_offset(self, _: Connection, body: Body) -> Pieces:
+    async def next_offset(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.find(body.name())
         body.end()
+        if isinstance(topic, SharedLog):
+            await topic.refresh_if_possible()
         packed = U64.pack(topic.next_offset if topic is not None else 0)
         return [frames.answer(Command.NEXT_OFFSET, packed)]
 
@@ -340,9 +344,11 @@ class Commands:
 
         return topic.read_or_wait(search)
 
-    def topic_info(self, _: Connection, body: Body) -> Pieces:
+    async def topic_info(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         body.end()
+        if isinstance(topic, SharedLog):
+            await topic.refresh_if_possible()
         fixed = INFO_ANSWER.pack(
             bytes.fromhex(topic.incarnation),
             topic.first_offset,
@@ -406,19 +412,21 @@ class Commands:
         return [frames.answer(Command.GROUP_LEASE, packed)]
 
     async def group_complete(self, _: Connection, body: Body) -> Pieces:
-        committed = await self._groups.complete(self._lease_id(body))
+        topic, lease_id = self._lease_id(body)
+        committed = await self._groups.complete(lease_id, topic)
         return [frames.answer(Command.GROUP_COMPLETE, U64.pack(committed))]
 
-    def group_renew(self, _: Connection, body: Body) -> Pieces:
-        lease = self._groups.renew(self._lease_id(body))
+    async def group_renew(self, _: Connection, body: Body) -> Pieces:
+        lease = await self._groups.renew_on(*self._lease_id(body))
         return [frames.answer(Command.GROUP_RENEW, U32.pack(_remaining_ms(lease)))]
 
-    def _lease_id(self, body: Body) -> str:
-        self._topics.require(body.name())
+    def _lease_id(self, body: Body) -> tuple[str, str]:
+        """The topic, and the lease's id."""
+        topic = self._topics.require(body.name())
         body.name("group")
         lease_id = body.bytes(16, "lease").hex()
         body.end()
-        return lease_id
+        return topic.name, lease_id
 
     async def group_commit(self, _: Connection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
@@ -427,19 +435,19 @@ class Commands:
         await self._groups.commit(group, topic.name, offset)
         return [frames.answer(Command.GROUP_COMMIT)]
 
-    def group_fetch(self, _: Connection, body: Body) -> Pieces:
+    async def group_fetch(self, _: Connection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
         body.end()
-        committed = self._groups.committed(group, topic.name)
+        committed, lag = await self._groups.resume(group, topic.name)
         position = topic.first_offset if committed is None else committed
-        packed = FETCHED_ANSWER.pack(position, self._groups.lag(group, topic.name))
+        packed = FETCHED_ANSWER.pack(position, lag)
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
-    def group_leave(self, _: Connection, body: Body) -> Pieces:
+    async def group_leave(self, _: Connection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         group, member = body.name("group"), body.name("member")
         body.end()
-        packed = U32.pack(self._groups.leave(group, topic.name, member))
+        packed = U32.pack(await self._groups.leave_on(group, topic.name, member))
         return [frames.answer(Command.GROUP_LEAVE, packed)]
 
     # Exactly-once sinks
@@ -460,7 +468,7 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _remaining_ms(lease: Range) -> int:
+def _remaining_ms(lease: Range | SharedLease) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 
@@ -491,14 +499,14 @@ def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: i
     return most if same.all() else int(same.all(axis=1).argmin())
 
 
-def _consumed(topic: Topic, start: int, most: int) -> Pieces:
+def _consumed(topic: AnyLog, start: int, most: int) -> Pieces:
     batch = topic.read(start, most, CONSUME_BYTES)
     if not batch.count:
         return [frames.consumed([], [])]
     return [frames.consumed_log(batch.buffer, batch.offsets, batch.starts, batch.ends)]
 
 
-def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
+def _fetched(topic: AnyLog, start: int, most: int, extras: int) -> Pieces:
     most, columns = min(most, FETCH_BYTES), b""
     if topic.format.keyed and extras & frames.FORMAT:
         records = topic.raw(start, most, strict=True)
@@ -527,7 +535,9 @@ def _fetched(topic: Topic, start: int, most: int, extras: int) -> Pieces:
     return _fetch_answer(topic, (first, following, len(offsets)), columns, raw)
 
 
-def _fetch_answer(topic: Topic, bounds: tuple[int, int, int], columns: bytes, raw: Bytes) -> Pieces:
+def _fetch_answer(
+    topic: AnyLog, bounds: tuple[int, int, int], columns: bytes, raw: Bytes
+) -> Pieces:
     first, following, count = bounds
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)

@@ -17,7 +17,7 @@ from penstock.errors import TooLarge
 from penstock.protocol import frames
 from penstock.protocol.frames import REQUEST, Command
 from penstock.protocol.status import TcpStatus, is_expected, status_of, tcp_details
-from penstock.topics.topic import Topic
+from penstock.topics.store import AnyLog
 from penstock.wire import framed
 from penstock.wire.framed import FramedConnection, Pieces, Slot
 
@@ -71,7 +71,7 @@ class Connection(FramedConnection):
         self._commands = commands
         # Grows to the configured limit when we know who it is.
         self.max_frame = commands.first_frame
-        self._appended_to: list[Topic] = []  # by what is being read, not committed yet
+        self._appended_to: list[AnyLog] = []  # by what is being read, not committed yet
 
     def frame_size(self, data: bytes | bytearray) -> int:
         length: int = REQUEST.unpack_from(data)[1]
@@ -80,7 +80,7 @@ class Connection(FramedConnection):
     def failure(self, error: BaseException) -> bytes:
         return failure(error)
 
-    def append(self, slot: Slot, topic: Topic) -> Slot:
+    def append(self, slot: Slot, topic: AnyLog) -> Slot:
         """As `promise`; the topic is committed at the end of the read."""
         if topic not in self._appended_to:
             self._appended_to.append(topic)

@@ -23,8 +23,8 @@ from penstock.errors import InvalidRequest, NotFound, Unauthorized
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.status import NOT_JSON, details_of, is_expected
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Appended, Topic
+from penstock.topics.store import AnyLog, TopicStore
+from penstock.topics.topic import Appended
 from penstock.wire.auth import Identity, Role
 from penstock.wire.feed import FeedChunk, Feeds, Subscription
 from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY, RequestMemory
@@ -247,7 +247,7 @@ class Session(WSListener):
                 label = partition_label(request.topic, request.partition)
                 watch = self._watches.pop(label, None)
                 if watch is None:
-                    raise NotFound(f"Topic '{label}' is not subscribed to.")
+                    raise NotFound(f"AnyLog '{label}' is not subscribed to.")
                 if watch.subscription is not None:
                     watch.subscription.close()
                 self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
@@ -278,7 +278,7 @@ class Session(WSListener):
         label = partition_label(request.topic, request.partition)
         topic = self._server.topics.get(label)
         if topic is None:
-            raise NotFound(f"Topic '{label}' not found for subscription.")
+            raise NotFound(f"AnyLog '{label}' not found for subscription.")
         position = start_position(topic, request.start_offset)
         old = self._watches.pop(label, None)
         if old is not None and old.subscription is not None:
@@ -351,7 +351,7 @@ class Session(WSListener):
     def topic_gone(self, watch: _Watch) -> None:
         if self._watches.get(watch.name) is watch:
             del self._watches[watch.name]
-            error = NotFound(f"Topic '{watch.name}' was deleted.")
+            error = NotFound(f"AnyLog '{watch.name}' was deleted.")
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:
@@ -393,7 +393,7 @@ class Session(WSListener):
             self._transport.disconnect(graceful=False)
 
 
-def start_position(topic: Topic, start: int | str) -> int:
+def start_position(topic: AnyLog, start: int | str) -> int:
     if start == "latest":
         return topic.next_offset
     if start == "earliest":

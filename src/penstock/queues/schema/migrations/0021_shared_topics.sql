@@ -7,6 +7,7 @@ CREATE TABLE shared_logs (  -- a partition of a shared topic
   partition   int NOT NULL,
   incarnation uuid NOT NULL,           -- the same for all partitions of a topic
   policy      text NOT NULL DEFAULT 'delete',
+  limits      text NOT NULL DEFAULT '{}',  -- of this topic: retention and the largest record, as JSON
   next_offset bigint NOT NULL DEFAULT 0,
   newest      bigint NOT NULL DEFAULT 0,  -- the latest timestamp of its records, milliseconds since 1970
   timeline    int NOT NULL,            -- of the server, at the last append

@@ -130,7 +130,7 @@ class PipelinesApi:
     @route("PUT", "/topics/{topic}/archived")
     async def archived(self, topic: str, body: Archived) -> Archived:
         """Set the archived offset: from now on, retention deletes only records before it."""
-        await self._topics.require(topic).mark_archived(body.offset)
+        await self._topics.local(topic).mark_archived(body.offset)
         return body
 
     @route(
@@ -149,7 +149,7 @@ class PipelinesApi:
     @route("POST", "/topics/{topic}/roll", audit=Audited("topic.roll"))
     async def roll(self, topic: str) -> Rolled:
         """Seal the active segment; only sealed segments can be archived, deleted or compacted."""
-        log = self._topics.require(topic)
+        log = self._topics.local(topic)
         await log.seal()
         return Rolled(topic, log.segments[-1].base)
 

@@ -6,7 +6,7 @@ through the buffer, which stands in front of the database.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import msgspec
 from msgspec import UNSET
@@ -17,7 +17,6 @@ from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
 from penstock.queues.types import MAX_DELAY_SECONDS, Item, PushOutcome
-from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
@@ -27,7 +26,7 @@ NULL = msgspec.Raw(b"null")
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
-ENCODES_ITSELF = {"queued", "duplicate"}  # `Pushed` with these statuses is the answer as it is
+ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is
 # Left as text and checked with those of the whole request (`headers.checked`).
 HeadersText = Annotated[
     msgspec.Raw | msgspec.UnsetType,
@@ -37,16 +36,33 @@ HeadersText = Annotated[
 ]
 
 
-class PushItem(msgspec.Struct, rename="camel", gc=False):
-    queue: str
+BROKERS_OWN = ("producer", "fresh", "key_id", "due")  # fields that no request may set
+if TYPE_CHECKING:
+    Partition = str
+else:
+    Partition = str | None  # `received` puts the default in place of null
+
+
+def _json_name(field: str) -> str:
+    """camelCase; `_` before a name hides it from the API's description."""
+    first, *others = field.split("_")
+    return "_" * (field in BROKERS_OWN) + first + "".join(map(str.capitalize, others))
+
+
+class PushItem(Item, rename=_json_name, gc=False):
+    """An item as a request carries it: the body decodes straight into the engine's struct, and
+    `received` finishes it. The fields of the broker take nothing but null from a body.
+    """
+
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
-    partition: str | None = None
-    transaction_id: str | None = None
-    trace_id: str | None = None
-    headers: HeadersText = UNSET
+    partition: Partition = DEFAULT_PARTITION
+    headers: HeadersText = UNSET  # type: ignore[assignment]
+    producer: None = None
+    fresh: None = None  # type: ignore[assignment]
+    key_id: None = None
+    due: None = None
     delay: float | None = None
     deliver_at: str | None = None
-    ordering: Literal["partition", "none"] | None = None  # of the queue, if this push creates it
 
 
 class PushBody(msgspec.Struct, rename="camel"):
@@ -62,6 +78,7 @@ class PushBody(msgspec.Struct, rename="camel"):
         "traceId": "TraceId must be a string",
         "delay": "delay must be a number of seconds",
         "deliverAt": "deliverAt must be an ISO 8601 time",
+        "ordering": "ordering must be partition or none",
     }
 
 
@@ -76,19 +93,6 @@ class StrictPushBody(PushBody, forbid_unknown_fields=True):
 
 
 read_push = body_decoder(PushBody, strict=StrictPushBody)
-
-
-class Scheduled(msgspec.Struct, gc=False):
-    """An item that waits for its time."""
-
-    index: int
-    status: str
-    message_id: None
-    transaction_id: str
-    partition_id: str | msgspec.UnsetType
-    trace_id: str | msgspec.UnsetType | None
-    queue: str = msgspec.field(name="queueName")
-    deliver_at: str = msgspec.field(name="deliverAt")
 
 
 class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
@@ -136,40 +140,37 @@ class PushesApi:
         self._limit.check_body(request.body)
         body = read_push(request.body)
         if len(body.items) <= SLICE:
-            items = items_of(body.items, request.subject)
+            items = received(body.items, request.subject)
         else:
             self._limit.check(len(body.items))
             items = []
             async for part in slices(body.items):
-                items += items_of(part, request.subject)
+                items += received(part, request.subject)
         if body.buffer_ms is None and body.buffer_max is None:
             return push_answer(items, await self._buffer.push(items))
         return await push_later(self._buffer, body, items)
 
 
-def items_of(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
-    """`producer` is who the token says, whatever the body says."""
-    result = [
-        Item(
-            item.queue,
-            bytes(item.payload),
-            DEFAULT_PARTITION if item.partition is None else item.partition,
-            item.transaction_id,
-            item.trace_id,
-            producer,
-            due=None
-            if item.delay is None and item.deliver_at is None
-            else due_of(item.delay, item.deliver_at),
-            unordered=item.ordering == "none",
-        )
-        for item in items
-    ]
-    given = [(place, item.headers) for place, item in enumerate(items) if item.headers is not UNSET]
-    if given:
-        texts = headers.checked([bytes(text) for _, text in given])
-        for (place, _), text in zip(given, texts, strict=True):
-            result[place].headers = text
-    return result
+def received(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
+    """The items of a request, finished in place. `producer` is who the token says."""
+    if producer is not None:
+        for item in items:
+            item.producer = producer  # type: ignore[assignment]
+    with_headers: list[PushItem] = []
+    for item in items:
+        if item.partition is None:
+            item.partition = DEFAULT_PARTITION
+        if item.delay is not None or item.deliver_at is not None:
+            item.due = due_of(item.delay, item.deliver_at)  # type: ignore[assignment]
+        if item.headers is UNSET:
+            item.headers = None  # type: ignore[assignment]
+        else:
+            with_headers.append(item)
+    if with_headers:
+        texts = headers.checked([bytes(item.headers or b"") for item in with_headers])
+        for item, text in zip(with_headers, texts, strict=True):
+            item.headers = text  # type: ignore[assignment]
+    return cast("list[Item]", items)
 
 
 def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
@@ -210,23 +211,12 @@ def push_answer(items: Sequence[Item], results: Sequence[PushOutcome]) -> Respon
 
 def push_answers(
     items: Sequence[Item], results: Sequence[PushOutcome]
-) -> list[PushOutcome | Scheduled | NotQueued]:
+) -> list[PushOutcome | NotQueued]:
     """What each item gets."""
     return [_answer(item, result) for item, result in zip(items, results, strict=True)]
 
 
-def _answer(item: Item, result: PushOutcome) -> PushOutcome | Scheduled | NotQueued:
-    if result.status == "scheduled" and isinstance(result.deliver_at, datetime):
-        return Scheduled(
-            result.index,
-            result.status,
-            None,
-            result.transaction_id,
-            result.partition_id,
-            result.trace_id,
-            item.queue,
-            microseconds(result.deliver_at),
-        )
+def _answer(item: Item, result: PushOutcome) -> PushOutcome | NotQueued:
     if result.status in ENCODES_ITSELF:
         return result
     full = result.status == "full"

@@ -9,7 +9,7 @@ from penstock.protocol.sink_claims import Batch, Claim, Claimed, Commit, Row, Ta
 from penstock.queues.admin.sinks import Sinks
 from penstock.queues.types import Item
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.pushes import PushItem, items_of
+from penstock.wire.http.api.pushes import PushItem, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
@@ -57,7 +57,7 @@ class SinksApi:
         self._limit.check(len(body.items))
         items: list[Item] = []
         async for part in slices(body.items):
-            items += items_of(part, request.subject)
+            items += received(part, request.subject)
         await self._buffer.wait_until_drained(items)
         place = Commit(body.target, body.app, body.batch, body.task)
         rows = await self._sinks.push(place, body.row, items, last=body.last)

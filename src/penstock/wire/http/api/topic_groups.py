@@ -10,8 +10,8 @@ from penstock.contract.operation import Audited
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import GroupDetails, Groups, Range
-from penstock.topics.store import TopicStore
-from penstock.topics.topic import Topic
+from penstock.topics.shared.groups import SharedLease
+from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.routes import route
@@ -101,15 +101,15 @@ class TopicGroupsApi:
         self._groups = groups
 
     @route("GET", "/topics/{topic}/groups")
-    def everything(self, topic: str) -> list[GroupWithAge]:
+    async def everything(self, topic: str) -> list[GroupWithAge]:
         """List the consumer groups of a topic."""
-        return group_details(self._groups, self._topics.require(topic))
+        return await group_details(self._groups, self._topics.require(topic))
 
     @route("GET", GROUP)
-    def one(self, topic: str, group: str) -> GroupDetails:
+    async def one(self, topic: str, group: str) -> GroupDetails:
         """Committed offset, lag and leases of a group."""
         self._topics.require(topic)
-        for details in self._groups.details(group):
+        for details in await self._groups.all_details(group):
             if details.topic == topic:
                 return details
         raise NotFound(f"group {group!r} does not exist on topic {topic!r}")
@@ -126,7 +126,7 @@ class TopicGroupsApi:
         """Set a group's committed offset."""
         self._topics.require(topic)
         await self._groups.commit(group, topic, body.offset)
-        return self._committed(group, topic, body.offset)
+        return await self._committed(group, topic, body.offset)
 
     @route(
         "POST",
@@ -147,7 +147,7 @@ class TopicGroupsApi:
             target = log.first_offset if body.to == "beginning" else log.next_offset
         else:
             target = min(body.offset or 0, log.next_offset)
-        now = self.one(topic, group)
+        now = await self.one(topic, group)
         if not body.dry_run:
             await self._groups.commit(group, topic, target)
         return ResetTo(
@@ -173,7 +173,7 @@ class TopicGroupsApi:
     async def complete(self, topic: str, group: str, body: LeaseId) -> Committed:
         """Complete a leased range of records."""
         self._topics.require(topic)
-        return self._committed(group, topic, await self._groups.complete(body.lease))
+        return await self._committed(group, topic, await self._groups.complete(body.lease, topic))
 
     @route("GET", "/api/v1/analytics/topic-groups")
     async def minutes(self, args: TimesQuery) -> list[GroupMinute]:
@@ -193,24 +193,26 @@ class TopicGroupsApi:
         ]
 
     @route("POST", f"{GROUP}/renew")
-    def renew(self, topic: str, body: LeaseId) -> Leased:
+    async def renew(self, topic: str, body: LeaseId) -> Leased:
         """Renew the lease on a range of records."""
         self._topics.require(topic)
-        return _leased(self._groups.renew(body.lease))
+        return _leased(await self._groups.renew_on(topic, body.lease))
 
-    def _committed(self, group: str, topic: str, offset: int) -> Committed:
-        return Committed(group, topic, offset, self._groups.lag(group, topic))
+    async def _committed(self, group: str, topic: str, offset: int) -> Committed:
+        _, lag = await self._groups.resume(group, topic)
+        return Committed(group, topic, offset, lag)
 
 
-def _leased(lease: Range) -> Leased:
+def _leased(lease: Range | SharedLease) -> Leased:
     seconds = round(max(0.0, lease.expires - time.monotonic()), 3)
     return Leased(lease.lease_id, lease.start, lease.end, seconds)
 
 
-def group_details(groups: Groups, topic: Topic) -> list[GroupWithAge]:
-    every = (details for name in groups.names(topic.name) for details in groups.details(name))
+async def group_details(groups: Groups, topic: AnyLog) -> list[GroupWithAge]:
+    names = await groups.all_names(topic.name)
     return [
         of(GroupWithAge, details, lag_seconds=topic.age_at(details.committed))
-        for details in every
+        for name in names
+        for details in await groups.all_details(name)
         if details.topic == topic.name
     ]

@@ -16,9 +16,9 @@ from penstock.protocol.records import Message, RecordFields, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.scrub import ScrubStatus
-from penstock.topics.store import TopicStore
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.store import LOCAL, SHARED, AnyLog, TopicStore
 from penstock.topics.tier.tier import Tier, TierStatus
-from penstock.topics.topic import Topic
 from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds, messages_of
 from penstock.wire.http.answers import of
@@ -44,6 +44,7 @@ class PartitionQuery(Struct, frozen=True, kw_only=True):
 class CreateQuery(Struct, frozen=True):
     format: str | None = None  # aiq or kafka
     partitions: Annotated[int, Meta(ge=1)] = 1
+    placement: str | None = None  # local or shared
 
 
 class ConsumeQuery(PartitionQuery, frozen=True):
@@ -141,6 +142,7 @@ class TopicDetails(Struct):
     local_bytes: int
     tier_offset: int | None
     tier_bytes: int
+    placement: str  # local or shared
     producers: int  # that are known by their sequence numbers
     archived_offset: int | None
     policy: str
@@ -190,7 +192,7 @@ class TopicsApi:
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
         return TopicPage(*page_of(rows, args))
 
-    def _row(self, topic: Topic) -> TopicRow:
+    def _row(self, topic: AnyLog) -> TopicRow:
         lags = [self._groups.lag(group, topic.name) for group in self._groups.names(topic.name)]
         return of(
             TopicRow,
@@ -206,8 +208,10 @@ class TopicsApi:
 
     @route("POST", "/topics/{topic}", status=201, audit=Audited("topic.create"))
     async def create(self, topic: str, args: CreateQuery) -> Created:
-        """Create a topic. Its format is that of the settings unless it is given."""
-        await self._topics.create(topic, form=args.format, partitions=args.partitions)
+        """Create a topic. Its format and placement are those of the settings unless given."""
+        await self._topics.create(
+            topic, form=args.format, partitions=args.partitions, placement=args.placement
+        )
         return Created(topic)
 
     @route("DELETE", "/topics/{topic}", role=Role.ADMIN, audit=Audited("topic.delete"))
@@ -247,9 +251,11 @@ class TopicsApi:
         return self._topics.tier
 
     @route("GET", "/topics/{topic}")
-    def details(self, topic: str) -> TopicDetails:
+    async def details(self, topic: str) -> TopicDetails:
         """A topic with its offsets, size and segments."""
         log = self._topics.require(topic)
+        if isinstance(log, SharedLog):
+            await log.measure()
         self._rates.look()
         settings = self._topics.settings
         return of(
@@ -257,6 +263,7 @@ class TopicsApi:
             log,
             topic=topic,
             bytes=log.size_bytes,
+            placement=SHARED if isinstance(log, SharedLog) else LOCAL,
             tier_offset=log.tier.end if log.tier is not None else None,
             tier_bytes=log.tier.size if log.tier is not None else 0,
             segments=[
@@ -269,7 +276,7 @@ class TopicsApi:
                 )
                 for segment in log.segments
             ],
-            groups=group_details(self._groups, log),
+            groups=await group_details(self._groups, log),
             rate=self._rates.rate(topic),
             history=self._rates.line(topic),
             retention=Retention(settings.retention_bytes, settings.retention_age),
@@ -298,7 +305,7 @@ class TopicsApi:
         await self._topics.create(name)
         return await self._append(self._topics.partition(name, partition), content, many)
 
-    async def _append(self, topic: Topic, content: "Content", many: bool) -> Response:
+    async def _append(self, topic: AnyLog, content: "Content", many: bool) -> Response:
         if isinstance(content, tuple):
             appended = await topic.append_records(content)
         else:
@@ -332,14 +339,16 @@ class TopicsApi:
 
         return topic.read_or_wait(read)
 
-    def _find(self, name: str, partition: int) -> Topic | None:
+    def _find(self, name: str, partition: int) -> AnyLog | None:
         """The log of a partition; None when there is no such topic."""
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @route("GET", "/topics/{topic}/next_offset")
-    def next_offset(self, topic: str, args: PartitionQuery) -> NextOffset:
+    async def next_offset(self, topic: str, args: PartitionQuery) -> NextOffset:
         """The offset that the next record will get."""
         log = self._find(topic, args.partition)
+        if isinstance(log, SharedLog):
+            await log.refresh_if_possible()
         return NextOffset(topic, log.next_offset if log is not None else 0)
 
     @route("GET", "/topics/{topic}/offset")
@@ -355,7 +364,7 @@ class TopicsApi:
         existed = self._find(topic, args.partition) is not None
         start = _start(args, request.header("last-event-id"), existed=existed)
 
-        async def begin() -> tuple[Topic, int]:
+        async def begin() -> tuple[AnyLog, int]:
             log = await self._topics.wait_for(label)
             return log, await log.read_through(lambda: start(log))
 
@@ -363,7 +372,7 @@ class TopicsApi:
             return stream_response(self._feeds, begin)
         begun = await begin()  # what fails here has a status
 
-        async def continue_there() -> tuple[Topic, int]:
+        async def continue_there() -> tuple[AnyLog, int]:
             return begun
 
         return stream_response(self._feeds, continue_there)
@@ -408,7 +417,7 @@ def _content(request: Request) -> tuple[Content, bool]:
 
 def _start(
     query: StreamQuery, last_event_id: str | None, *, existed: bool
-) -> Callable[[Topic], int]:
+) -> Callable[[AnyLog], int]:
     """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its first
     address. All records of a topic that did not exist are new.
     """

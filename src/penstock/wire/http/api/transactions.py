@@ -12,7 +12,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.pushes import PushItem, due_of, items_of
+from penstock.wire.http.api.pushes import PushItem, due_of, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
@@ -117,7 +117,7 @@ class TransactionsApi:
 def _operations(index: int, operation: Operation, producer: str | None) -> list[Any]:
     if operation.type == "push":
         if operation.items is not None:
-            return items_of(operation.items, producer)
+            return received(operation.items, producer)
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
         payload = next(

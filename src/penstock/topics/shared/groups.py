@@ -1,0 +1,201 @@
+"""Groups on shared topics: committed offsets and leases are in PostgreSQL, so that every broker
+serves every group.
+
+A group of Kafka's clients has a coordinator, which knows its members. A row says which broker that
+is; it moves when that broker is not there any more. Members are not stored: they join again. Each
+move has a new epoch, and a commit of members names it, so that a broker that was frozen and is back
+cannot commit for members that work elsewhere.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from penstock.database import Database
+from penstock.errors import Conflict, InvalidOffset, NotFound
+from penstock.protocol.ids import uuid7
+from penstock.protocol.names import check_name, partition_label
+from penstock.topics.shared.log import SharedLog
+
+POSITIONS = """
+  SELECT o.group_name, l.topic, l.partition, o.committed, o.note
+    FROM shared_offsets o JOIN shared_logs l ON l.id = o.log_id
+   WHERE ($1::text IS NULL OR o.group_name = $1) AND ($2::bigint IS NULL OR o.log_id = $2)
+   ORDER BY 1, 2, 3"""
+HELD = """
+  SELECT lease_id, member, first_offset, end_offset,
+         extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
+    FROM shared_leases
+   WHERE group_name = $1 AND log_id = $2
+     AND expires_at > clock_timestamp() AND expires_at < 'infinity'
+   ORDER BY first_offset"""
+RENEW = """
+  UPDATE shared_leases SET expires_at = clock_timestamp() + make_interval(secs => $2)
+   WHERE lease_id = $1 AND expires_at < 'infinity' AND expires_at > '-infinity'
+  RETURNING first_offset, end_offset, group_name, member"""
+LEAVE = """
+  UPDATE shared_leases SET expires_at = '-infinity'
+   WHERE group_name = $1 AND log_id = $2 AND member = $3 AND expires_at < 'infinity'
+     AND expires_at > '-infinity'
+  RETURNING lease_id"""
+DELETE = """
+  WITH leases AS (
+    DELETE FROM shared_leases WHERE group_name = $1 AND ($2::bigint IS NULL OR log_id = $2))
+  DELETE FROM shared_offsets WHERE group_name = $1 AND ($2::bigint IS NULL OR log_id = $2)
+  RETURNING log_id"""
+
+
+class NotCoordinator(Conflict):
+    """Another broker coordinates this group by now."""
+
+
+class SharedLease(NamedTuple):
+    lease_id: str
+    start: int
+    end: int
+    expires: float  # on the monotonic clock
+    group: str
+    topic: str
+    member: str
+
+
+class SharedPosition(NamedTuple):
+    group: str
+    topic: str  # the label of the partition
+    committed: int
+    note: str
+
+
+class SharedGroups:
+    def __init__(self, database: Database, lease_time: float) -> None:
+        self._database = database
+        self._lease_time = lease_time
+
+    # Leases
+
+    async def lease(self, group: str, log: SharedLog, member: str, most: int) -> SharedLease | None:
+        """A piece of the log for this member alone; None when there is nothing to hand out now."""
+        check_name(group, "group")
+        lease = uuid7()
+        [row] = await self._database.fetch(
+            "SELECT * FROM shared_lease($1, $2, $3, $4, $5, $6)",
+            *(group, log.log_id, member, max(1, most), self._lease_time, lease),
+        )
+        if row["first_offset"] is None:
+            return None
+        expires = time.monotonic() + self._lease_time
+        piece = (row["first_offset"], row["end_offset"])
+        return SharedLease(lease.hex, *piece, expires, group, log.name, member)
+
+    async def lease_within(
+        self, seconds: float, group: str, log: SharedLog, member: str, most: int
+    ) -> SharedLease | None:
+        """The same, but wait so long for something to hand out."""
+        deadline = time.monotonic() + seconds
+        while (lease := await self.lease(group, log, member, most)) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            await log.wait_for(log.next_offset, min(1.0, left))
+        return lease
+
+    async def complete(self, lease_id: str) -> int:
+        """The range is processed; the committed offset after it. Conflict: the lease was lost."""
+        [row] = await self._database.fetch("SELECT shared_complete($1) AS done", _uuid(lease_id))
+        if row["done"] is None:
+            raise _lost(lease_id)
+        done: int = row["done"]
+        return done
+
+    async def renew(self, lease_id: str) -> SharedLease:
+        """Another full lease time for a member that is still at work."""
+        rows = await self._database.read(RENEW, _uuid(lease_id), self._lease_time)
+        if not rows:
+            raise _lost(lease_id)
+        [row] = rows
+        expires = time.monotonic() + self._lease_time
+        piece = (row["first_offset"], row["end_offset"])
+        return SharedLease(lease_id, *piece, expires, row["group_name"], "", row["member"])
+
+    async def leave(self, group: str, log: SharedLog, member: str) -> int:
+        """Give back all that this member holds; how many ranges that were."""
+        return len(await self._database.read(LEAVE, group, log.log_id, member))
+
+    async def held(self, group: str, log: SharedLog) -> list[Any]:
+        """Rows of the ranges that members hold."""
+        return await self._database.browse(HELD, group, log.log_id)
+
+    # Committed offsets
+
+    async def commit(
+        self,
+        group: str,
+        positions: Sequence[tuple[SharedLog, int, str]],
+        coordinator: tuple[int, int] | None = None,
+    ) -> set[str]:
+        """Set where the group resumes on these logs, with a note each; the labels of those for
+        which that was done. `coordinator`: for members of it, the node and its epoch.
+        """
+        check_name(group, "group")
+        node, epoch = coordinator or (None, None)
+        [row] = await self._database.read(
+            "SELECT shared_commit($1, $2, $3, $4, $5, $6) AS done",
+            group,
+            [log.log_id for log, _, _ in positions],
+            [offset for _, offset, _ in positions],
+            [note for _, _, note in positions],
+            *(node, epoch),
+        )
+        if row["done"] is None:
+            raise NotCoordinator(f"another broker coordinates group {group!r}")
+        return {log.name for log, _, _ in positions if log.log_id in row["done"]}
+
+    async def commit_one(self, group: str, log: SharedLog, offset: int) -> None:
+        if not await self.commit(group, [(log, offset, "")]):
+            await log.refresh()
+            raise InvalidOffset(f"offset {offset} lies outside 0 to {log.next_offset}")
+
+    async def positions(
+        self, group: str | None = None, log: SharedLog | None = None
+    ) -> list[SharedPosition]:
+        """Where groups are: all of them, or one, or those on one log."""
+        rows = await self._database.browse(POSITIONS, group, log.log_id if log else None)
+        return [
+            SharedPosition(
+                row["group_name"],
+                partition_label(row["topic"], row["partition"]),
+                row["committed"],
+                row["note"],
+            )
+            for row in rows
+        ]
+
+    async def delete(self, group: str, log: SharedLog | None = None) -> None:
+        """Forget the group, altogether or on one log."""
+        if not await self._database.read(DELETE, group, log.log_id if log else None):
+            raise NotFound(f"group {group!r} does not exist")
+
+    # Coordinators
+
+    async def coordinator(
+        self, group: str, suggested: int, alive: Sequence[int]
+    ) -> tuple[int, int]:
+        """The node that coordinates the group, and its epoch; `suggested` if none of `alive`."""
+        [row] = await self._database.read(
+            "SELECT * FROM shared_coordinate($1, $2, $3)", group, suggested, alive
+        )
+        return row["node_id"], row["epoch"]
+
+
+def _uuid(lease_id: str) -> UUID:
+    try:
+        return UUID(lease_id)
+    except ValueError:
+        raise _lost(lease_id) from None
+
+
+def _lost(lease_id: str) -> Conflict:
+    return Conflict(
+        f"lease {lease_id} is no longer held: it ran out and was taken back, or was completed"
+    )

@@ -1,0 +1,85 @@
+"""The live brokers on a database as Kafka's clients see them: a number and an address each.
+
+Every broker that listens for Kafka's clients says that it is there every `BEAT_SECONDS`, and learns
+who else is. One that is silent for `ALIVE_SECONDS` is left out, and its groups move. While the
+database is down, the last list stays.
+"""
+
+import asyncio
+import hashlib
+import logging
+from contextlib import suppress
+from typing import NamedTuple
+
+import asyncpg
+
+from penstock.database import Database
+from penstock.errors import Unavailable
+from penstock.io.tasks import cancelled, supervised
+from penstock.metrics import Metrics
+from penstock.protocol.ids import uuid7
+
+log = logging.getLogger("penstock.topics.shared")
+
+BEAT_SECONDS = 1.0
+ALIVE_SECONDS = 6.0
+BEFORE_FIRST = 1  # the number of a broker that has not reached the database yet
+
+
+class LiveNode(NamedTuple):
+    node_id: int
+    host: str
+    port: int
+
+
+class SharedNodes:
+    def __init__(self, database: Database, metrics: Metrics) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._member = uuid7().hex
+        self._address: tuple[str, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.own = BEFORE_FIRST
+        self.others: list[LiveNode] = []
+
+    async def start(self, host: str, port: int) -> None:
+        """Be there, under this address."""
+        self._address = host, port
+        with suppress(Unavailable, asyncpg.PostgresError):  # later, then
+            await self._beat()
+        self._task = supervised("Kafka nodes", self._keep_beating, self._metrics)
+
+    async def stop(self) -> None:
+        await cancelled(self._task)
+        self._task = None
+        with suppress(Unavailable, asyncpg.PostgresError):  # the others notice by the silence
+            await self._database.fetch(
+                "UPDATE shared_nodes SET seen_at = '-infinity' WHERE member = $1", self._member
+            )
+
+    @property
+    def alive(self) -> list[int]:
+        return [self.own, *(node.node_id for node in self.others)]
+
+    def suggest(self, key: str) -> int:
+        """The live broker for this key (rendezvous hash): few keys move when one comes or goes."""
+        return max(self.alive, key=lambda node: hashlib.blake2b(f"{node} {key}".encode()).digest())
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            try:
+                await self._beat()
+            except (Unavailable, asyncpg.PostgresError) as error:
+                log.info("this broker could not say that it is there: %s", error)
+
+    async def _beat(self) -> None:
+        assert self._address is not None
+        host, port = self._address
+        rows = await self._database.fetch(
+            "SELECT * FROM shared_node($1, $2, $3, $4)", self._member, host, port, ALIVE_SECONDS
+        )
+        self.own = next((row["node_id"] for row in rows if row["own"]), self.own)
+        self.others = [
+            LiveNode(row["node_id"], row["host"], row["port"]) for row in rows if not row["own"]
+        ]
