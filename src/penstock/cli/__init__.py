@@ -70,7 +70,7 @@ EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is n
 # Imported when a command runs, by what an extra brings.
 LIBRARIES = (
     *("adbc_driver_postgresql", "cramjam", "crc32c", "jwt", "numpy", "pandas", "pyarrow"),
-    *("pyspark", "sqlglot", "yaml"),
+    *("pyspark", "yaml"),
 )
 
 

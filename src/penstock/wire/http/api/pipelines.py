@@ -16,6 +16,24 @@ from penstock.wire.http.routes import route
 PIPELINE = "/api/v1/pipelines/{name}"
 
 
+class PipelineNode(msgspec.Struct):
+    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
+
+    kind: Literal["source", "step", "sink"]
+    name: str
+    title: str = ""
+    inputs: list[str] = []
+
+
+class PipelineBatch(msgspec.Struct):
+    """One of the last batches of a pipeline."""
+
+    batch: int
+    at: str
+    rows: int
+    ms: int
+
+
 class Report(msgspec.Struct):
     """The state that a pipeline reports."""
 
@@ -29,6 +47,10 @@ class Report(msgspec.Struct):
     position: str = ""
     lag_seconds: float | None = None
     target_seconds: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []
     error: str | None = None
     host: str = ""
     pid: int = 0
