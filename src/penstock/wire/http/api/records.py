@@ -81,7 +81,7 @@ class TopicParts(Struct):
 
 
 class RecordsApi:
-    tag = "topics"
+    tag = "internal"
 
     def __init__(self, topics: TopicStore, groups: Groups) -> None:
         self._topics = topics

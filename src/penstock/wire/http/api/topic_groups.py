@@ -175,7 +175,7 @@ class TopicGroupsApi:
         self._topics.require(topic)
         return await self._committed(group, topic, await self._groups.complete(body.lease, topic))
 
-    @route("GET", "/api/v1/analytics/topic-groups")
+    @route("GET", "/api/v1/analytics/topic-groups", tag="internal")
     async def minutes(self, args: TimesQuery) -> list[GroupMinute]:
         """Records, retries, lag and latency of topic groups per minute; used by the `rollup`
         pipeline.
