@@ -423,11 +423,14 @@ class SharedLog:
         """Set the limits of the whole topic."""
         await self._context.configure(self.topic, None, limits)
 
-    async def drop_before(self, offset: int) -> None:
-        """Delete the batches that end before this offset."""
-        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
-            pass
+    async def drop_before(self, offset: int) -> int:
+        """Delete the batches that end before this offset; how many."""
+        total = 0
+        drop = self._context.calls.drop_before
+        while dropped := await drop(self.log_id, offset, self._context.grace):
+            total += dropped
         await self.refresh()
+        return total
 
     # Ending
 
