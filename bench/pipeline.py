@@ -25,11 +25,11 @@ from penstock.buffer.events import encode
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.topic_files import MAX_ROWS, Slice, TopicFiles
 from penstock.pipeline.jobs.recover import recover
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import RECORDS_PER_TASK, TopicSourceOptions, read_options
 from penstock.pipeline.session import build
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
-from penstock.pipeline.sources.topic import RECORDS_PER_TASK, Task, TopicOptions
+from penstock.pipeline.sources.topic import Task, TopicPlan
 from penstock.queues.types import Item
 from tests.support.broker import BrokerProcess
 from tests.support.postgres import TRUST
@@ -59,7 +59,7 @@ class RowSource(DataSource):
 
 class RowReader(DataSourceReader):
     def __init__(self, options: dict[str, str], names: list[str]) -> None:
-        self._options = TopicOptions(Options(options), names)
+        self._options = TopicPlan(read_options(TopicSourceOptions, options), names)
         self._directory = options["directory"]
 
     def partitions(self) -> list[InputPartition]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ GAUGES = {
     "target_lag_seconds": "Target that lag_seconds should stay below",
     "rows_per_second": "Rows per second of the last batch",
     "batch_seconds": "Duration of the last batch",
+    "rows": "Rows that the pipeline has read since it started",
+    "batch": "Number of the last batch",
+    "state_rows": "Rows in the state of the stream: of aggregates, joins and deduplication",
+    "state_bytes": "Memory of the state of the stream",
     "report_age_seconds": "Time since the last report of the pipeline",
 }
 RUN_FIELDS = ("state", "started_at", "rows", "batch", "error", "host")
@@ -64,16 +69,13 @@ class Pipelines:
             "state",
             read=lambda: {(one["name"], str(one["state"])): 1 for one in self.all()},
         )
-        figures: dict[str, Callable[[dict[str, Any]], float | None]] = {
-            "lag": lambda one: one.get("lag"),
-            "lag_seconds": lambda one: one.get("lag_seconds"),
+        computed: dict[str, Callable[[dict[str, Any]], float | None]] = {
             "target_lag_seconds": lambda one: one.get("target_seconds"),
-            "rows_per_second": lambda one: one.get("rows_per_second"),
             "batch_seconds": lambda one: one.get("batch_ms", 0) / 1000,
             "report_age_seconds": lambda one: self._clock() - one["reported_at"],
         }
-        for name, value in figures.items():
-            read = partial(self._values, value)
+        for name in GAUGES:
+            read = partial(self._values, computed.get(name) or methodcaller("get", name))
             metrics.gauge(f"penstock_pipeline_{name}", GAUGES[name], "pipeline", read=read)
 
     def _values(self, value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str], float]:

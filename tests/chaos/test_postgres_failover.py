@@ -18,8 +18,8 @@ import pytest
 
 from penstock import Client
 from penstock.errors import PenstockError, Unavailable
-from penstock.pipeline.options import Options
-from penstock.pipeline.sources.queue import QueueOptions, QueueReader
+from penstock.pipeline.options import QueueSourceOptions, read_options
+from penstock.pipeline.sources.queue import QueuePlan, QueueReader
 from tests.chaos.test_failover_broker import drained, pusher, stored
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers
@@ -213,7 +213,9 @@ def spark_reader(pair, server: str) -> QueueReader:
         "queue": "browsed",
         "databaseTimeout": "0.1",
     }
-    return QueueReader(QueueOptions(Options(given), ["payload"], streaming=False))
+    return QueueReader(
+        QueuePlan(read_options(QueueSourceOptions, given), ["payload"], streaming=False)
+    )
 
 
 def spark_rows(reader: QueueReader, tasks: Any) -> list[str]:

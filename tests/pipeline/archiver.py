@@ -22,9 +22,9 @@ from penstock.pipeline.lake.data_files import DataFile, FileWriter
 from penstock.pipeline.lake.maintenance import Merger, Upkeep, merge
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import TopicSourceOptions, read_options
 from penstock.pipeline.source_columns import TOPIC_COLUMNS
-from penstock.pipeline.sources.topic import TopicOptions, TopicReader
+from penstock.pipeline.sources.topic import TopicPlan, TopicReader
 
 TOPIC = "orders"
 NEVER = 1 << 30  # a step that no run gets to
@@ -46,7 +46,7 @@ class LocalArchiver(Archiver):
     """Tasks of a topic in this process."""
 
     def frame(self, spark: Any, read: dict[str, str]) -> TopicReader:
-        return TopicReader(TopicOptions(Options(read), TOPIC_COLUMNS.names))
+        return TopicReader(TopicPlan(read_options(TopicSourceOptions, read), TOPIC_COLUMNS.names))
 
     def write(self, reader: Any, writer: FileWriter) -> list[DataFile]:
         return [file for task in reader.partitions() for file in writer.write(reader.read(task))]

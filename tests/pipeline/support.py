@@ -5,17 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import TopicSourceOptions, read_options
 from penstock.pipeline.runner import MAX_ATTEMPTS, WORKER_TOO_SLOW
 from penstock.pipeline.source_columns import TOPIC_COLUMNS
-from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
+from penstock.pipeline.sources.topic import TopicPlan, TopicReader, TopicStreamReader
 
 T = TypeVar("T")
 
 
-def topic_options(columns: list[str] | None = None, **options: Any) -> TopicOptions:
+def topic_options(columns: list[str] | None = None, **options: Any) -> TopicPlan:
     given = {name: str(value) for name, value in options.items()}
-    return TopicOptions(Options(given), columns or TOPIC_COLUMNS.names)
+    return TopicPlan(read_options(TopicSourceOptions, given), columns or TOPIC_COLUMNS.names)
 
 
 def rows_of(reader: Any, tasks: Any) -> list[dict[str, Any]]:

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs.rollup import RollupOptions, rollup
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QueueSourceOptions, ReachOptions
 from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources.postgres import Postgres
-from penstock.pipeline.sources.queue import QueueOptions, QueueReader
+from penstock.pipeline.sources.queue import QueuePlan, QueueReader
 from tests.support.broker import BrokerProcess
 
 ENV = {
@@ -54,7 +54,7 @@ async def test_jobs_and_the_queue_source_find_the_embedded_database_by_themselve
     monkeypatch.chdir(directory)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     reader = QueueReader(
-        QueueOptions(Options({"queue": "orders"}), QUEUE_COLUMNS.names, streaming=False)
+        QueuePlan(QueueSourceOptions(queue="orders"), QUEUE_COLUMNS.names, streaming=False)
     )
     assert (
         len(
@@ -86,7 +86,7 @@ def test_who_cannot_find_the_database_is_told_the_ways_to_it(tmp_path: Path, mon
         InvalidRequest,
         match=r"no embedded database runs in .*'database', or set DATABASE_URL: `pen",
     ):
-        Postgres(Options({}))
+        Postgres(ReachOptions())
     refused = penstock("database", "url", cwd=tmp_path)
     assert refused.returncode == 1
     assert (
@@ -98,7 +98,7 @@ def test_who_cannot_find_the_database_is_told_the_ways_to_it(tmp_path: Path, mon
     assert (
         penstock("database", "url", cwd=tmp_path).stdout == "postgresql://me:secret@db:5433/app\n"
     )
-    assert (Postgres(Options({})).url, Postgres(Options({})).schema) == (
+    assert (Postgres(ReachOptions()).url, Postgres(ReachOptions()).schema) == (
         "postgresql://me:secret@db:5433/app",
         "shop",
     )

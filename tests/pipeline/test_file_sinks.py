@@ -2,19 +2,17 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import deltalake
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.cli import app
 from penstock.cli.pipeline import Spark
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.lake.data_files import ROWS, FileWriter
-from penstock.pipeline.pipeline_file import parse
+from penstock.pipeline.pipeline_file import Sink, parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
 from penstock.pipeline.validation import check
@@ -65,7 +63,10 @@ def test_a_table_keeps_the_files_of_a_commit_whose_answer_was_lost(
     batch = pa.RecordBatch.from_pydict({"id": [1, 2]})
     table = deltalake.DeltaTable.create(str(tmp_path), batch.schema)
     stale = deltalake.DeltaTable(str(tmp_path))
-    sink, real = TableSink(str(tmp_path), "app", {}), deltalake.DeltaTable.create_write_transaction
+    sink, real = (
+        TableSink(Sink(table=str(tmp_path)), "app"),
+        deltalake.DeltaTable.create_write_transaction,
+    )
 
     def lost(*given: Any, **more: Any) -> None:
         real(*given, **more)  # and the store's second try finds the first
@@ -82,9 +83,8 @@ def test_a_table_with_partitions_is_refused_whose_columns_would_be_lost(tmp_path
     names = ["id", "day"]
     schema = pa.schema([(name, pa.string()) for name in names])
     deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=["day"])
-    batch = SimpleNamespace(schema=StructType([StructField(name, StringType()) for name in names]))
     with pytest.raises(InvalidRequest, match="is partitioned by day"):
-        TableSink(str(tmp_path), "app", {})._table(batch)
+        TableSink(Sink(table=str(tmp_path)), "app")._table(schema)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_table_with_partitions_is_refused_whose_columns_would_be_lost(tmp_path
         ("from: big", "queue: q", "the sink lake is one of topic, queue, parquet, route, table"),
         ("shop_sink:keep", "shop_sink", "sink calls: foreachBatch is module:function"),
         ("shop_sink:keep", "shop_sink:gone", "sink calls: shop_sink has no function 'gone'"),
-        ("from: big", "from: big, mode: update", "sink lake.mode is append"),
+        ("from: big", "from: big, mode: update", "sink lake.mode is append or upsert"),
         ("  lines:", "  steps:", "'steps' cannot be a sink's name"),
-        ("from: big", "from: big, partitionBy: [id]", "sink lake.partitionBy is for parquet"),
+        ('keep"', 'keep", partitionBy: [id]', "sink calls.partitionBy is for table, parquet"),
     ],
 )
 def test_what_is_wrong_with_a_sink_is_said_with_its_name(
@@ -124,7 +124,7 @@ def test_a_file_writes_to_any_format_a_table_and_a_function_each_row_once(
 
     run(0, 4)
     # A batch whose commit Spark did not hear of is run again, and adds nothing to the table.
-    commits = tmp_path / "checkpoint" / "lake" / "commits"
+    commits = tmp_path / "checkpoint" / "shared-big-append" / "commits"
     (commits / "0").unlink()
     (commits / ".0.crc").unlink(missing_ok=True)
     run(4, 6)
@@ -135,7 +135,7 @@ def test_a_file_writes_to_any_format_a_table_and_a_function_each_row_once(
         for line in file.read_text().splitlines()
     ]
     assert sorted(line["name"] for line in lines) == ["n2", "n3", "n4", "n5"]
-    assert functions.CALLS == [(0, ["n2", "n3"]), (1, ["n4", "n5"])]
+    assert functions.CALLS == [(0, ["n2", "n3"]), (0, ["n2", "n3"]), (1, ["n4", "n5"])]
     table = DeltaTable(str(tmp_path / "lake"))
     rows = table.to_pyarrow_table().sort_by("id").to_pylist()
     assert rows == [{"id": i, "amount": 60.0 * i} for i in (2, 3, 4, 5)]

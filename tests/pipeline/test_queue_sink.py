@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, MapType, StringType, StructField, StructType
 
 from penstock.errors import InvalidRequest, Unavailable
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QueueSinkOptions, read_options
 from penstock.pipeline.sinks import queue as queue_sink
 from penstock.pipeline.sinks.held_rows import Checksum
 from penstock.pipeline.sinks.queue import PushLink, QueueWriter, check_json
@@ -28,7 +28,10 @@ TEXT = StringType()
 
 def writer(columns: list[str], **options: str) -> QueueWriter:
     given = {"url": "http://127.0.0.1:1", **options}
-    return QueueWriter(Options(given), StructType([StructField(name, TEXT) for name in columns]))
+    return QueueWriter(
+        read_options(QueueSinkOptions, given),
+        StructType([StructField(name, TEXT) for name in columns]),
+    )
 
 
 def items(sink: QueueWriter, batch: pa.RecordBatch, prefix: str | None = None) -> list[dict]:
@@ -82,7 +85,7 @@ def test_a_map_of_headers_goes_with_its_row() -> None:
         [pa.array(["1", "2", "3"]), pa.array(maps, kind)], names=["payload", "headers"]
     )
     schema = StructType([StructField("payload", TEXT), StructField("headers", MapType(TEXT, TEXT))])
-    sink = QueueWriter(Options({"url": "http://x", "queue": "q"}), schema)
+    sink = QueueWriter(QueueSinkOptions(url="http://x", queue="q"), schema)
     result = items(sink, queue_sink._with_header_texts(batch))
     assert [item.get("headers") for item in result] == [{"a": "é", "b": "2"}, None, None]
     bad = pa.array([[("a b", "c")], None, None], kind)
@@ -169,7 +172,7 @@ def test_rows_that_cannot_become_messages_are_refused_before_anything_runs() -> 
             writer(columns, **options)
     with pytest.raises(InvalidRequest, match="the column partition must be a string"):
         QueueWriter(
-            Options({"url": "http://x", "queue": "q"}),
+            QueueSinkOptions(url="http://x", queue="q"),
             StructType([StructField("payload", TEXT), StructField("partition", IntegerType())]),
         )
 

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QueueSourceOptions, ReachOptions, read_options
 from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources import packed_messages as packed
 from penstock.pipeline.sources import postgres as postgres_module
 from penstock.pipeline.sources import queue as queue_source
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Postgres
-from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
+from penstock.pipeline.sources.queue import QueuePlan, QueueReader, QueueStreamReader
 from penstock.pipeline.sources.topic import DataLoss
 from penstock.pipeline.sources.uuid_texts import message_ids
 from penstock.protocol.headers import encode
@@ -33,11 +33,11 @@ from penstock.queues import Item
 from tests.queues.support import push, running
 
 
-def options(
-    url: str, queue: str = "orders", *, streaming: bool = True, **more: Any
-) -> QueueOptions:
+def options(url: str, queue: str = "orders", *, streaming: bool = True, **more: Any) -> QueuePlan:
     given = {"database": url, "queue": queue, **{name: str(value) for name, value in more.items()}}
-    return QueueOptions(Options(given), QUEUE_COLUMNS.names, streaming=streaming)
+    return QueuePlan(
+        read_options(QueueSourceOptions, given), QUEUE_COLUMNS.names, streaming=streaming
+    )
 
 
 def rows_of(reader: Any, tasks: Any) -> list[dict[str, Any]]:
@@ -284,8 +284,8 @@ def test_blocks_are_packed_whatever_is_in_them_and_large_payloads_come_as_rows(
         load(database_url, *items)
 
     def read(*columns: str) -> list[dict[str, Any]]:
-        given = QueueOptions(
-            Options({"database": database_url, "queue": "orders"}),
+        given = QueuePlan(
+            QueueSourceOptions(database=database_url, queue="orders"),
             columns or QUEUE_COLUMNS.names,
             streaming=False,
         )
@@ -324,7 +324,7 @@ async def _execute(url: str, text: str) -> list[Any]:
 
 
 async def test_a_connection_lost_between_two_questions_is_made_anew(database_url: str) -> None:
-    postgres = Postgres(Options({"database": database_url}))
+    postgres = Postgres(ReachOptions(database=database_url))
     ((first,),) = postgres.rows("SELECT pg_backend_pid()")
     assert postgres.rows("SELECT pg_backend_pid()") == [(first,)]
 
@@ -351,8 +351,8 @@ def test_encrypted_messages_are_an_error_or_have_no_payload(database_url: str) -
     reader = QueueReader(options(database_url, streaming=False, encrypted="null"))
     rows = rows_of(reader, reader.partitions())
     assert [(row["payload"], row["headers"]) for row in rows] == [("1", None), (None, None)]
-    given = Options({"database": database_url, "queue": "orders"})
-    reader = QueueReader(QueueOptions(given, ["headers"], streaming=False))
+    given = QueueSourceOptions(database=database_url, queue="orders")
+    reader = QueueReader(QueuePlan(given, ["headers"], streaming=False))
     with pytest.raises(InvalidRequest, match="holds encrypted messages"):
         rows_of(reader, reader.partitions())
 
@@ -386,7 +386,7 @@ async def test_the_position_shows_as_a_group_with_its_lag(database_url: str) -> 
         await push(queues, "orders", *range(3), partition="b")
         stream = await asyncio.to_thread(lambda: Stream(QueueStreamReader(options(database_url))))
         await asyncio.to_thread(stream.batch)
-        mirror = Mirror(Postgres(Options({"database": database_url})), "orders", "spark")
+        mirror = Mirror(Postgres(ReachOptions(database=database_url)), "orders", "spark")
         await asyncio.to_thread(mirror.show, int(stream.at["xid"]))
         assert await queues.groups.lag("orders", "spark") == 0
         await push(queues, "orders", 8, 9, partition="b")

@@ -34,7 +34,7 @@ from penstock.pipeline.jobs.rollup import (
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
 from penstock.pipeline.jobs.svg_chart import Panel, Series
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import ReachOptions
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames
 from penstock.protocol.latency import ERROR, LAST, Latencies, bucket_of, seconds_of
@@ -418,7 +418,7 @@ def test_a_rollup_finds_every_queue_and_topic_and_refuses_unknown_ones(
     rolled: Rolled, spark: Any
 ) -> None:
     database, tcp = rolled.server.database_url, rolled.tcp
-    postgres = Postgres(Options({"database": database}))
+    postgres = Postgres(ReachOptions(database=database))
     named = _catalog(postgres, [rolled.ledger.queue])
     assert _catalog(postgres, []).queues.items() >= named.queues.items()
     assert rolled.topic in _topic_names(tcp, None, [])
@@ -501,7 +501,7 @@ def test_charts_fill_their_window_and_coinciding_lines_stay_visible() -> None:
 def test_bytes_are_the_same_however_the_stored_messages_are_shared_out(server, monkeypatch) -> None:
     ledger = Ledger(server.url)
     ledger.push(60)
-    postgres = Postgres(Options({"database": server.database_url}))
+    postgres = Postgres(ReachOptions(database=server.database_url))
     known = _catalog(postgres, [ledger.queue])
     end = datetime.now(UTC) + timedelta(minutes=1)
     since = end - timedelta(minutes=10)
@@ -521,7 +521,7 @@ def test_bytes_are_the_same_however_the_stored_messages_are_shared_out(server, m
 
 
 def test_a_run_goes_on_where_the_last_one_of_its_kind_ended(server) -> None:
-    postgres = Postgres(Options({"database": server.database_url}))
+    postgres = Postgres(ReachOptions(database=server.database_url))
     tag = uuid.uuid4().hex[:8]
     ((now,),) = postgres.rows("SELECT date_trunc('minute', clock_timestamp())")
 

@@ -17,7 +17,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
 from penstock.pipeline.pipeline_file import parse
-from penstock.pipeline.query_builder import verify
+from penstock.pipeline.query_builder import build
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
@@ -95,7 +95,7 @@ def test_a_query_that_ends_first_does_not_make_the_pipeline_report_without_a_pau
     counted: list[int] = []
     module.hold = hold  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "slow_sink", module)
-    second = "foreachBatch: slow_sink:hold, from: good"
+    second = "foreachBatch: slow_sink:hold, from: orders"
     reports: list[Report] = []
     file = two_sinks(server, tcp, tmp_path, "availableNow", second)
     Runner(file, "local[2]", [reports.append]).run(spark)
@@ -181,7 +181,7 @@ checkpoint: ./checkpoints/sums
 broker: 127.0.0.1:1
 url: http://127.0.0.1:1
 """)
-    verify(spark, file)
+    build(spark, file)
     texts = [record.getMessage() for record in caplog.records if "DECIMAL" in record.getMessage()]
     assert len(texts) == bool(warned)
     assert not warned or texts[0].startswith(warned)

@@ -18,7 +18,7 @@ from penstock import pipeline
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.log import producers
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import TopicSinkOptions, read_options
 from penstock.pipeline.sinks import topic as topic_sink
 from penstock.pipeline.sinks.identity import Writer
 from penstock.pipeline.sinks.topic import Cutter, TopicWriter, _Appender, sequence
@@ -115,14 +115,16 @@ def test_rows_that_cannot_become_records_are_refused_before_anything_runs(
 ) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields])
     with pytest.raises(InvalidRequest, match=text):
-        TopicWriter(Options({"broker": "x:1", **options}), schema, streaming=True)
+        TopicWriter(
+            read_options(TopicSinkOptions, {"broker": "x:1", **options}), schema, streaming=True
+        )
 
 
 def test_a_sink_without_an_app_id_says_that_it_writes_at_least_once(capsys) -> None:
     schema = StructType([StructField("payload", StringType())])
-    TopicWriter(Options({"broker": "x:1", "topic": "t"}), schema, streaming=True)
+    TopicWriter(TopicSinkOptions(broker="x:1", topic="t"), schema, streaming=True)
     assert "at least once" in capsys.readouterr().err
-    TopicWriter(Options({"broker": "x:1", "topic": "t", "appId": "a"}), schema, streaming=True)
+    TopicWriter(TopicSinkOptions(broker="x:1", topic="t", app_id="a"), schema, streaming=True)
     assert capsys.readouterr().err == ""
 
 

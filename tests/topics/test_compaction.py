@@ -33,7 +33,7 @@ from penstock.log.layout import DATA, parse_sealed, sealed_name
 from penstock.log.producers import Producer
 from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.sources.topic_catalog import Topics as TopicSource
 from penstock.protocol.record_batch import Batch
 from penstock.topics.groups import Groups
@@ -514,7 +514,7 @@ async def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None
 
         def ranges() -> list[list[int]]:
             """As tasks of a Spark batch read: most of them find nothing."""
-            source = TopicSource(Options({"broker": served.address, "topic": "t"}))
+            source = TopicSource(TopicSourceOptions(broker=served.address, topics=["t"]))
             cuts = [(start, min(start + 4, 31)) for start in range(0, 31, 4)]
             pieces = [list(source.read("t", topic.incarnation, *cut)) for cut in cuts]
             source.close()

@@ -130,34 +130,32 @@ def init(file: Path = Path("pipeline.yaml"), /, *, name: str = "big-orders") -> 
 def validate(
     file: File, /, *, offline: bool = False, no_spark: bool = False, token: Token = ""
 ) -> None:
-    """Check a pipeline file: columns, views, schemas, functions and topics, and then with Spark,
-    which reports what a run would report. Without Java, only the quick check runs.
+    """Check a pipeline file: options, functions, topics and queues, and then with Spark, which
+    reports what a run would report of SQL, columns and types. Without Java, only the first runs.
 
     Example: `penstock pipeline validate orders.yaml`
 
     :param offline: Do not contact the broker or the database.
-    :param no_spark: Only the quick check: names of columns, views, options and topics.
+    :param no_spark: Only the quick check: the file, options, functions, topics and queues.
     """
     with reporting():
         from penstock.pipeline.session import find_java
-        from penstock.pipeline.validation import check, resolve_routes
+        from penstock.pipeline.validation import check
 
-        pipeline = load_file(file, token)
-        columns = check(pipeline, ask_broker=not offline)
+        columns: list[str] = []
+        pipeline = check(load_file(file, token), ask_broker=not offline)
         # To plan a batch is to ask the broker for it.
         by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
         if by_spark:
-            from penstock.pipeline.query_builder import verify
+            from penstock.pipeline.query_builder import build
 
-            if not offline:
-                pipeline = resolve_routes(pipeline)
-            columns = verify(Spark(master="local[1]").session("validate")(), pipeline)
+            columns = build(Spark(master="local[1]").session("validate")(), pipeline).columns
     print(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
         asked = no_spark or (offline and find_java())
         why = "as asked for" if asked else "Java 17 or newer was not found"
         say(
-            f"checked without Spark ({why}): types, functions and what streams can do were not "
+            f"checked without Spark ({why}): SQL, columns, types and what streams can do were not "
             "looked at"
         )
 
@@ -185,7 +183,7 @@ def run_file(
 
         pipeline = load_file(file, token)
         if not no_check:
-            check(pipeline)
+            pipeline = check(pipeline)
         heartbeat = Heartbeat(pipeline.url, pipeline.name, pipeline.token)
         runner = Runner(pipeline, spark.master, [ShowReports(), heartbeat])
         stop_by_signal(runner.stop, "batch")

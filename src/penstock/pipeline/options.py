@@ -1,5 +1,8 @@
-"""Options of sources and sinks: read once, checked at once, with errors that name the option and
-what it may be.
+"""Options of sources and sinks: each is declared once, with its names, its form and its default.
+
+Data frames and pipeline files give options as texts. `read_options` makes one frozen struct of
+them, and checks them there; errors name the option and what it may be. A field is the option of the
+same name in camel case, and of the other names that its declaration lists.
 """
 
 import difflib
@@ -7,170 +10,56 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
 
 from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
 from penstock.protocol.times import utc_time
 
-BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts (option brokerTimeout)
+BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts
+DATABASE_PATIENCE_SECONDS = 60.0
+MAX_TRIGGER_DELAY_SECONDS = 900.0
+# For transactions that are open when a read is planned; pushes take milliseconds.
+TRANSACTION_WAIT_SECONDS = 1.0
+RECORDS_PER_TASK = 500_000
+QUEUE_TASKS = 4
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
 UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-MOMENT = "milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z"
-T = TypeVar("T")
-D = TypeVar("D")
 Positions = int | dict[str, int]  # one for all topics, or per topic
-
-# How to reach a broker and its database: the same for every source and sink, so that a program
-# keeps them in one place.
-REACH = {"broker", "url", "database", "databaseSchema", "token", "ca"}
-REACH |= {"brokerTimeout", "databaseTimeout"}
-# What Spark adds of its own, beside names that begin with two underscores; the second line is of a
+# Options that Spark adds, beside names that begin with two underscores; the second line is of a
 # table USING penstock.
 SPARKS = {"path", "paths", "checkpointLocation", "queryName"}
 SPARKS |= {"provider", "owner", "location", "external", "is_managed_location"}
-SOURCE = REACH | {"group", "failOnDataLoss", "minPartitions", "maxTriggerDelay"}
-SOURCE |= {"startingOffsets", "startingTimestamp", "endingTimestamp"}
-SOURCE |= {"maxOffsetsPerTrigger", "minOffsetsPerTrigger"}
-TOPIC_SOURCE = SOURCE | {"topic", "topics", "subscribe", "topicPattern", "subscribePattern"}
-TOPIC_SOURCE |= {
-    "directory",
-    "tier",
-    "archive",
-    "firstPartition",
-    "maxBytesPerTrigger",
-    "maxRecordsPerPartition",
-}
-TOPIC_SOURCE |= {"endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"}
-QUEUE_SOURCE = SOURCE | {"queue", "assign", "readDatabase", "encrypted"}
-QUEUE_SOURCE |= {"fromXid", "toXid", "waitForTransactions"}
-TOPIC_SINK = REACH | {"topic", "appId", "orderBy", "batchId"}
-QUEUE_SINK = REACH | {"queue", "appId", "orderBy", "batchId", "payloadFormat"}
+Read = TypeVar("Read", bound="ReachOptions")
 
 
-class Options:
-    """A view of the options Spark hands over: all strings, names without regard to case."""
+@dataclass(frozen=True)
+class Form:
+    """How an option's text becomes its value. A ValueError of `parse` means it is not `wanted`."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
+    parse: Callable[[str], Any]
+    wanted: str
 
-    def text(self, *names: str, default: str | None = None) -> str | None:
-        """The first of the names that is given."""
-        for name in names:
-            if (value := self._given.get(name.lower())) is not None:
-                return value
-        return default
 
-    def refuse_others(self, allowed: set[str], what: str) -> None:
-        """A misspelt option is an error that names the nearest, not a setting without effect."""
-        names = {name.lower(): name for name in allowed}
-        passed = {name.lower() for name in SPARKS}
-        for name in self._given:
-            if name in names or name in passed or name.startswith(("__", "option.")):
-                continue
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {names[near[0]]!r}? It" if near else "it"
-            raise InvalidRequest(
-                f"{what} has no option {name!r}; {hint} has {', '.join(sorted(allowed))}"
-            )
+def _whole(least: int) -> Form:
+    def parse(value: str) -> int:
+        if not value.strip().lstrip("-").isdecimal() or int(value) < least:
+            raise ValueError
+        return int(value)
 
-    def require(self, name: str, why: str) -> str:
-        """The option's text; InvalidRequest says `why` it is needed when it is missing."""
-        value = self.text(name)
-        if not value:
-            raise InvalidRequest(f"the option {name!r} is missing: {why}")
-        return value
+    return Form(parse, f"a whole number from {least} on")
 
-    def token(self) -> str | None:
-        """For brokers that ask for one. Read on the driver, not in an executor's environment."""
-        return self.text("token") or os.environ.get("PENSTOCK_TOKEN") or None
 
-    def ca(self) -> str | None:
-        """The certificates of the CA to believe with `tls://` and `https://`: the option `ca` names
-        a file on the driver, or holds its text. It is the text that goes to executors."""
-        return ca_text(self.text("ca"))
+def _one_of(*values: str) -> Form:
+    return Form(lambda value: values[values.index(value)], " or ".join(values))
 
-    def _parsed(self, name: str, default: D, parse: Callable[[str], T], wanted: str) -> T | D:
-        """What `parse` makes of the option; a ValueError means that it is not what is `wanted`."""
-        value = self.text(name)
-        try:
-            return default if value is None else parse(value)
-        except ValueError:
-            raise InvalidRequest(f"the option {name!r} is {wanted}, not {value!r}") from None
 
-    def whole(self, name: str, default: D, least: int = 1) -> int | D:
-        """A whole number that is not below `least`."""
-
-        def parse(value: str) -> int:
-            if not value.strip().lstrip("-").isdecimal() or int(value) < least:
-                raise ValueError
-            return int(value)
-
-        return self._parsed(name, default, parse, f"a whole number from {least} on")
-
-    def seconds(self, name: str, default: float) -> float:
-        return self._parsed(name, default, float, "a number of seconds")
-
-    def duration(self, name: str, default: float) -> float:
-        """Seconds, given with a unit as Spark takes them: 500ms, 30s, 15m, 2h."""
-
-        def parse(value: str) -> float:
-            if (match := DURATION.fullmatch(value.strip().lower())) is None:
-                raise ValueError
-            return float(match[1]) * UNIT_SECONDS[match[2]]
-
-        return self._parsed(name, default, parse, "a time with its unit such as 30s or 15m")
-
-    def flag(self, name: str, default: bool) -> bool:
-
-        def parse(value: str) -> bool:
-            return bool(("false", "true").index(value.lower()))
-
-        return self._parsed(name, default, parse, "true or false")
-
-    def names(self, name: str) -> list[str]:
-        """A list separated by commas."""
-        return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
-
-    def positions(self, name: str, default: int) -> Positions:
-        """earliest, latest, or JSON: an offset (-2 earliest, -1 latest) per topic."""
-
-        def parse(value: str) -> Positions:
-            if value.lower() in ("earliest", "latest"):
-                return EARLIEST if value.lower() == "earliest" else LATEST
-            offsets: dict[str, int] = _json_object(value)
-            if not all(type(at) is int and at >= EARLIEST for at in offsets.values()):
-                raise ValueError
-            return offsets
-
-        wanted = 'earliest, latest or JSON such as {"orders": 42}'
-        return self._parsed(name, default, parse, wanted)
-
-    def moment(self, name: str) -> int | None:
-        """Milliseconds since 1970, given as such or as an ISO time (UTC when it names no zone)."""
-        return self._parsed(name, None, _milliseconds, MOMENT)
-
-    def moments(self, name: str) -> dict[str, int] | None:
-        """JSON with a moment per topic. Kafka's form, which has a moment per partition of a topic,
-        is taken too: a topic here is what a partition is there, and has the number 0."""
-
-        def parse(value: str) -> dict[str, int]:
-            if not (given := _json_object(value)):
-                raise ValueError
-            moments = {}
-            for topic, at in given.items():
-                if isinstance(at, dict) and set(at) != {"0"}:
-                    raise InvalidRequest(
-                        f"the option {name!r} names partitions of topic {topic!r}: a topic has "
-                        'one, "0"'
-                    )
-                one = Options({name: str(at["0"] if isinstance(at, dict) else at)})
-                moments[topic] = one._parsed(name, 0, _milliseconds, MOMENT)
-            return moments
-
-        wanted = 'JSON such as {"orders": "2026-01-31T12:00:00Z"}'
-        return self._parsed(name, None, parse, wanted)
+def _duration(value: str) -> float:
+    if (match := DURATION.fullmatch(value.strip().lower())) is None:
+        raise ValueError
+    return float(match[1]) * UNIT_SECONDS[match[2]]
 
 
 def _json_object(value: str) -> dict[str, Any]:
@@ -180,7 +69,301 @@ def _json_object(value: str) -> dict[str, Any]:
     return decoded
 
 
-def _milliseconds(value: str) -> int:
+def _positions(value: str) -> Positions:
+    if value.lower() in ("earliest", "latest"):
+        return EARLIEST if value.lower() == "earliest" else LATEST
+    offsets: dict[str, int] = _json_object(value)
+    if not all(type(at) is int and at >= EARLIEST for at in offsets.values()):
+        raise ValueError
+    return offsets
+
+
+def _moment(value: str) -> int:
+    """Milliseconds since 1970, given as such or as an ISO time (UTC when it names no zone)."""
     if value.lstrip("-").isdecimal():
         return int(value)
     return round(utc_time(value).timestamp() * 1000)
+
+
+def _moments(value: str) -> dict[str, int]:
+    """A moment per topic. In Kafka's form a topic has a moment per partition; here a label such as
+    orders/3 names a partition, and "0" is the topic's first."""
+    if not (given := _json_object(value)):
+        raise ValueError
+    moments = {}
+    for topic, at in given.items():
+        parts = at if isinstance(at, dict) else {"0": at}
+        for number, moment in parts.items():
+            label = topic if number == "0" else f"{topic}/{int(number)}"
+            moments[label] = _moment(str(moment))
+    return moments
+
+
+def _assigned(value: str) -> tuple[str, list[str]]:
+    ((queue, names),) = _json_object(value).items()
+    if not queue or not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError
+    return queue, names
+
+
+def _expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise InvalidRequest(
+            f"the option 'topicPattern' is not a regular expression: {error}"
+        ) from None
+    return value
+
+
+TEXT = Form(str, "a text")
+EXPRESSION = Form(_expression, "a regular expression")
+NAMES = Form(
+    lambda value: [part.strip() for part in value.split(",") if part.strip()],
+    "names separated by commas",
+)
+COUNT, NUMBER = _whole(1), _whole(0)
+SECONDS = Form(float, "a number of seconds")
+INTERVAL = Form(_duration, "a time with its unit such as 30s or 15m")
+FLAG = Form(lambda value: bool(("false", "true").index(value.lower())), "true or false")
+POSITIONS = Form(_positions, 'earliest, latest or JSON such as {"orders": 42}')
+MOMENT = Form(_moment, "milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z")
+MOMENTS = Form(_moments, 'JSON such as {"orders": "2026-01-31T12:00:00Z"}')
+ASSIGNED = Form(_assigned, 'a queue and some of its partitions, such as {"orders": ["eu", "us"]}')
+
+
+def option(form: Form, default: Any, *names: str) -> Any:
+    """Declare an option: its form, its default, and its names if it has others than its field's."""
+    about = {"form": form, "names": names}
+    if default is list:
+        return field(default_factory=list, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.title() for part in rest)
+
+
+def option_names(kind: type["ReachOptions"]) -> dict[str, str]:
+    """The names of all options of a source or sink, each with its field."""
+    return {
+        name: one.name
+        for one in fields(kind)
+        for name in one.metadata["names"] or [_camel(one.name)]
+    }
+
+
+def read_options(kind: type[Read], given: Mapping[str, Any]) -> Read:
+    """The options of a source or sink as its struct; InvalidRequest says what is wrong. Names
+    are the same in any case. Runs on the driver: what is read from its environment goes to
+    executors in the struct."""
+    names = option_names(kind)
+    spelled = {name.lower(): name for name in names}
+    passed = {name.lower() for name in SPARKS}
+    forms = {one.name: one.metadata["form"] for one in fields(kind)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if (name := spelled.get(key.lower())) is None:
+            if key.lower() not in passed and not key.startswith(("__", "option.")):
+                near = difflib.get_close_matches(key.lower(), spelled, 1)
+                hint = f"did you mean {spelled[near[0]]!r}? It" if near else "it"
+                raise InvalidRequest(
+                    f"{kind.title} has no option {key!r}; {hint} has {', '.join(sorted(names))}"
+                )
+            continue
+        form, text = forms[names[name]], as_text(value)
+        try:
+            parsed = form.parse(text)
+        except (ValueError, AttributeError):
+            raise InvalidRequest(f"the option {name!r} is {form.wanted}, not {text!r}") from None
+        if text or form is not TEXT:  # an empty text is as good as none
+            earlier = values.get(names[name])
+            both = isinstance(earlier, list) and isinstance(parsed, list)
+            values[names[name]] = earlier + parsed if both else parsed
+    values["token"] = default_token(values.get("token"))
+    values["ca"] = ca_text(values.get("ca"))
+    return kind(**values)
+
+
+def default_token(token: str | None) -> str | None:
+    """The token that is given, or else that of the environment."""
+    return token or os.environ.get("PENSTOCK_TOKEN") or None
+
+
+def as_text(value: Any) -> str:
+    """An option's value as Spark takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them."""
+    return {name: as_text(value) for name, value in options.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReachOptions:
+    """How to reach a broker and its database: the same for every source and sink, so that a program
+    keeps them in one place."""
+
+    title: ClassVar[str] = "a connection"
+
+    broker: str | None = option(TEXT, None)
+    url: str | None = option(TEXT, None)
+    database: str = option(TEXT, "")
+    database_schema: str = option(TEXT, "")
+    token: str | None = option(TEXT, None)
+    ca: str | None = option(TEXT, None)  # a file on the driver, or its text
+    broker_timeout: float = option(SECONDS, BROKER_PATIENCE_SECONDS)
+    database_timeout: float = option(SECONDS, DATABASE_PATIENCE_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(ReachOptions):
+    group: str | None = option(TEXT, None)
+    fail_on_data_loss: bool = option(FLAG, True)
+    starting_offsets: Positions = option(POSITIONS, EARLIEST)
+    starting_timestamp: int | None = option(MOMENT, None)
+    ending_timestamp: int | None = option(MOMENT, None)
+    max_offsets_per_trigger: int | None = option(COUNT, None)
+    min_offsets_per_trigger: int = option(COUNT, 0)
+    max_trigger_delay: float = option(INTERVAL, MAX_TRIGGER_DELAY_SECONDS)
+
+    def __post_init__(self) -> None:
+        most, least = self.max_offsets_per_trigger, self.min_offsets_per_trigger
+        if most is not None and most < least:
+            raise InvalidRequest(
+                f"the option 'minOffsetsPerTrigger' ({least}) is above "
+                f"'maxOffsetsPerTrigger' ({most})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSourceOptions(SourceOptions):
+    title = "a topic source"
+
+    topics: list[str] = option(NAMES, list, "topic", "topics", "subscribe")
+    pattern: str | None = option(EXPRESSION, None, "topicPattern", "subscribePattern")
+    directory: str | None = option(TEXT, None)
+    tier: str | None = option(TEXT, None)
+    archive: str | None = option(TEXT, None)
+    first_partition: bool = option(FLAG, False)
+    ending_offsets: Positions = option(POSITIONS, LATEST)
+    starting_offsets_by_timestamp: dict[str, int] | None = option(MOMENTS, None)
+    ending_offsets_by_timestamp: dict[str, int] | None = option(MOMENTS, None)
+    max_bytes_per_trigger: int | None = option(COUNT, None)
+    min_partitions: int = option(COUNT, 1)
+    max_records_per_partition: int = option(COUNT, RECORDS_PER_TASK)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.topics) == bool(self.pattern):
+            raise InvalidRequest(
+                "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
+            )
+        if not self.broker and not self.directory:
+            raise InvalidRequest(
+                "give the option 'broker' (host:port), or 'directory' for topics on this "
+                "host's disk"
+            )
+        for way in ("starting", "ending"):
+            if (
+                getattr(self, f"{way}_timestamp") is not None
+                and getattr(self, f"{way}_offsets_by_timestamp") is not None
+            ):
+                raise InvalidRequest(
+                    f"give the option '{way}Timestamp' or '{way}OffsetsByTimestamp', not both"
+                )
+
+    def refuse_end(self) -> None:
+        """Of a stream, which has none."""
+        times = (self.ending_timestamp, self.ending_offsets_by_timestamp)
+        if self.ending_offsets != LATEST or any(time is not None for time in times):
+            raise InvalidRequest(
+                "a stream has no end: options that begin with 'ending' are for batch reads"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSourceOptions(SourceOptions):
+    title = "a queue source"
+
+    queue: str = option(TEXT, "")
+    assign: tuple[str, list[str]] | None = option(ASSIGNED, None)
+    read_database: str = option(TEXT, "")
+    encrypted: str = option(_one_of("fail", "null"), "fail")
+    from_xid: int = option(NUMBER, 0)
+    to_xid: int | None = option(COUNT, None)
+    wait_for_transactions: float = option(SECONDS, TRANSACTION_WAIT_SECONDS)
+    min_partitions: int = option(COUNT, QUEUE_TASKS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.name:
+            raise InvalidRequest("the option 'queue' is missing: the queue's name")
+        if self.queue not in ("", self.name):
+            raise InvalidRequest("the options 'queue' and 'assign' name different queues")
+        if self.starting_offsets not in (EARLIEST, LATEST):
+            raise InvalidRequest(
+                "for a queue the option 'startingOffsets' is earliest or latest; use "
+                "startingTimestamp"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.assign[0] if self.assign else self.queue
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions(ReachOptions):
+    app_id: str | None = option(TEXT, None)
+    order_by: list[str] = option(NAMES, list)
+    batch_id: int | None = option(NUMBER, None)  # for `foreachBatch` over Spark Connect
+
+    @property
+    def target(self) -> str:
+        """The topic or queue; "" if rows name their own."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """Where the broker is written to; InvalidRequest if that is not given."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSinkOptions(SinkOptions):
+    title = "a topic sink"
+
+    topic: str = option(TEXT, "")
+
+    @property
+    def target(self) -> str:
+        return self.topic
+
+    @property
+    def address(self) -> str:
+        if not self.broker:
+            raise InvalidRequest("the option 'broker' is missing: the broker's address, host:port")
+        return self.broker
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSinkOptions(SinkOptions):
+    title = "a queue sink"
+
+    queue: str = option(TEXT, "")
+    payload_format: str = option(_one_of("json", "text"), "json")
+
+    @property
+    def target(self) -> str:
+        return self.queue
+
+    @property
+    def address(self) -> str:
+        if not self.url:
+            raise InvalidRequest(
+                "the option 'url' is missing: the broker's HTTP address, such as "
+                "http://127.0.0.1:6632"
+            )
+        return self.url

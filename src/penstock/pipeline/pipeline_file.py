@@ -31,7 +31,16 @@ from typing import Any
 import msgspec
 import yaml
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidRequest
+from penstock.pipeline.options import (
+    QueueSinkOptions,
+    QueueSourceOptions,
+    ReachOptions,
+    SinkOptions,
+    TopicSinkOptions,
+    TopicSourceOptions,
+    read_options,
+)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAIN = "main"  # the sink of a pipeline that has one
@@ -43,8 +52,9 @@ class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     queue: str | None = None
 
 
-SOURCES = ("topic", "topicPattern", "queue", "parquet")
-SINKS = ("topic", "queue", "parquet", "route", "table", "format", "foreachBatch")
+STATIC = ("table", "parquet", "jdbc")  # sources that are tables, beside the stream
+SOURCES = ("topic", "topicPattern", "queue", *STATIC)
+SINKS = ("topic", "queue", "parquet", "route", "table", "postgres", "format", "foreachBatch")
 
 
 def _kinds(struct: msgspec.Struct, kinds: Sequence[str]) -> list[str]:
@@ -57,11 +67,14 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     topic: str | None = None
     topicPattern: str | None = None  # noqa: N815
     queue: str | None = None
-    parquet: str | None = None  # a directory, such as an archive
+    parquet: str | None = None  # a directory
+    table: str | None = None  # the directory or s3:// URL of a Delta table
+    jdbc: str | None = None  # a JDBC URL; `options` name the table or the query
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
     deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
+    refresh: int = 1  # of a table: read it again every so many batches; 0: once per run
     options: dict[str, Any] = {}
 
     @property
@@ -69,10 +82,20 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return _kinds(self, SOURCES)[0]
 
     @property
+    def static(self) -> bool:
+        """Whether it is a table, which a stream is joined with."""
+        return self.kind in STATIC
+
+    @property
     def default_name(self) -> str:
         """The view's name when none is given."""
         name = self.topic or self.queue or "source"
         return name if NAME.fullmatch(name) else "source"
+
+    @property
+    def title(self) -> str:
+        """What it reads, in words."""
+        return f"{self.kind} {getattr(self, self.kind)}"
 
 
 class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -91,13 +114,16 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     parquet: str | None = None
     route: str | None = None  # an export route: what goes to its source topic or queue, it delivers
     table: str | None = None  # the directory or s3:// URL of a Delta table
+    postgres: str | None = None  # a table in PostgreSQL; `options` have its `database`
     format: str | None = None  # any that Spark has a writer for, with its options
     foreachBatch: str | None = None  # module:function, called with a frame and its number # noqa: N815
     view: str | None = msgspec.field(default=None, name="from")  # whose rows; the last by default
     partitionBy: list[str] = []  # noqa: N815
     orderBy: list[str] = []  # noqa: N815
-    # of a stream's aggregates: append (when a window is over), or update (whenever they change)
+    # append; update: of a stream's aggregates, whenever they change; upsert: by `key`
     mode: str = "append"
+    key: list[str] = []  # of an upsert: the columns that identify a row
+    delete: str | None = None  # of an upsert: the SQL condition of rows that delete their key
     options: dict[str, Any] = {}
 
     @property
@@ -108,6 +134,16 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def messages(self) -> bool:
         """Whether rows become records or messages, each exactly once."""
         return self.kind in ("topic", "queue", "route")
+
+    @property
+    def output_mode(self) -> str:
+        """Which rows of an aggregate a stream gives it: final ones, or all that changed."""
+        return "append" if self.mode == "append" else "update"
+
+    @property
+    def title(self) -> str:
+        """Where it writes, in words."""
+        return f"{self.kind} {getattr(self, self.kind)}"
 
 
 class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -146,6 +182,16 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether it runs from a checkpoint, as opposed to reading all every time."""
         return self.trigger != "batch"
 
+    def view_before(self, step: Step) -> str:
+        """The view whose rows a Python step gets: of the step before it, or of the last source."""
+        number = self.steps.index(step)
+        return self.steps[number - 1].name if number else next(reversed(self.views))
+
+    @property
+    def static(self) -> dict[str, Source]:
+        """The sources that are tables beside the stream."""
+        return {name: source for name, source in self.views.items() if source.static}
+
 
 def load(path: Path) -> Pipeline:
     """Read a pipeline file; ConfigError names the file, the key and what was expected."""
@@ -181,7 +227,8 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
         yield "give a `source`, or `sources` by name"
     for name, source in pipeline.views.items():
         if len(_kinds(source, SOURCES)) != 1:
-            yield f"source {name} reads one of topic, topicPattern, queue or parquet"
+            yield f"source {name} reads one of {', '.join(SOURCES[:-1])} or {SOURCES[-1]}"
+            continue
         if source.format not in ("raw", "json"):
             yield f"source {name}: format is raw or json, not {source.format!r}"
         if (source.format == "json") != bool(source.schema):
@@ -196,8 +243,14 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
             yield f"source {name}: watermark is one column and an interval, such as {example}"
         if source.watermark and not pipeline.streaming:
             yield f"source {name}: a watermark is for streams"
-        if source.parquet and pipeline.streaming:
-            yield f"source {name}: Parquet is read with `trigger: batch`"
+        if source.static and (source.format != "raw" or source.watermark):
+            yield f"source {name}: format and watermark are for topics and queues"
+        if source.refresh < 0 or (source.refresh != 1 and not source.static):
+            yield f"source {name}: refresh is a number of batches, for {', '.join(STATIC)}"
+        kind, given = source_kind(pipeline, source)
+        yield from _option_mistakes(f"source {name}", kind, given, streaming=pipeline.streaming)
+    if pipeline.streaming and len(pipeline.static) == len(pipeline.views):
+        yield "a stream reads a topic or a queue: read tables alone with `trigger: batch`"
     names = [*pipeline.views, *(step.name for step in pipeline.steps)]
     for name in names:
         if not NAME.fullmatch(name):
@@ -214,6 +267,9 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
         yield "give a `sink`, or `sinks` by name"
     for name, sink in pipeline.outputs.items():
         yield from _sink_mistakes(name, sink, names, pipeline.streaming)
+        if len(_kinds(sink, SINKS)) == 1:
+            kind, given = sink_kind(pipeline, sink, pipeline.name)
+            yield from _option_mistakes(sink_place(name), kind, given)
     trigger = pipeline.trigger
     if trigger not in ("availableNow", "batch") and not INTERVAL.fullmatch(trigger):
         yield (
@@ -225,21 +281,27 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
 
 def _sink_mistakes(name: str, sink: Sink, views: list[str], streaming: bool) -> Iterator[str]:
     where = sink_place(name)
-    if not NAME.fullmatch(name) or name in ("steps", "dead"):
+    if not NAME.fullmatch(name) or name in ("steps", "dead", "shared", "static"):
         yield f"{name!r} cannot be a sink's name: letters, digits and underscores"
     if len(_kinds(sink, SINKS)) != 1:
         yield f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}"
+        return
     if sink.view is not None and sink.view not in views:
         yield f"{where}: `from` names {sink.view!r}; there are {', '.join(views)}"
     if sink.foreachBatch and ":" not in sink.foreachBatch:
         yield f"{where}: foreachBatch is module:function, not {sink.foreachBatch!r}"
-    updates = sink.messages or bool(sink.foreachBatch)
-    if sink.mode not in ("append", "update") or (sink.mode == "update" and not updates):
-        yield f"{where}.mode is append, or for a topic, a queue or foreachBatch update"
+    modes = ["append", *(["update"] if sink.messages or sink.foreachBatch else [])]
+    modes += ["upsert"] if sink.kind in ("table", "postgres") else []
+    if sink.mode not in modes:
+        yield f"{where}.mode is {' or '.join(modes)} for {sink.kind}, not {sink.mode!r}"
     if sink.mode == "update" and not streaming:
         yield f"{where}.mode: update is for streams"
-    if sink.partitionBy and sink.kind not in ("parquet", "format"):
-        yield f"{where}.partitionBy is for parquet and format"
+    if (sink.mode == "upsert") != bool(sink.key) or (sink.delete and not sink.key):
+        yield f"{where}: `mode: upsert` and `key` belong together, and `delete` to them"
+    if sink.orderBy and not (sink.messages or sink.key):
+        yield f"{where}.orderBy is for topics, queues and upserts"
+    if sink.partitionBy and sink.kind not in ("parquet", "format", "table"):
+        yield f"{where}.partitionBy is for table, parquet and format"
 
 
 def sink_place(name: str) -> str:
@@ -247,23 +309,48 @@ def sink_place(name: str) -> str:
     return "sink" if name == MAIN else f"sink {name}"
 
 
-def source_options(pipeline: Pipeline, source: Source) -> dict[str, Any]:
-    """The options of Spark's reader for a source."""
+def source_kind(
+    pipeline: Pipeline, source: Source
+) -> tuple[type[ReachOptions] | None, dict[str, Any]]:
+    """The struct and the values of a source's options; None for what Spark itself reads."""
+    if source.static:
+        return None, source.options
     given = {"group": pipeline.name, **source.options}
     if pipeline.token:
         given.setdefault("token", pipeline.token)
     if source.queue:
         # else that of this machine's broker
         database = {"database": pipeline.database} if pipeline.database else {}
-        return {"queue": source.queue, **database, **given}
+        return QueueSourceOptions, {"queue": source.queue, **database, **given}
     if "directory" not in given:
         given.setdefault("broker", pipeline.broker)
-    return {source.kind: getattr(source, source.kind), **given}
+    return TopicSourceOptions, {source.kind: getattr(source, source.kind), **given}
 
 
-def texts(options: dict[str, Any]) -> dict[str, str]:
-    """Options as Spark takes them."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-    }
+def sink_kind(
+    pipeline: Pipeline, sink: Sink, app: str
+) -> tuple[type[SinkOptions] | None, dict[str, Any]]:
+    """The struct and the values of a sink's options; None for what Spark itself writes."""
+    if not (sink.topic or sink.queue):
+        return None, sink.options
+    options = {"appId": app, "url": pipeline.url, "broker": pipeline.broker}
+    if pipeline.token:
+        options["token"] = pipeline.token
+    options |= sink.options
+    if sink.orderBy:
+        options["orderBy"] = ",".join(sink.orderBy)
+    if sink.queue:
+        return QueueSinkOptions, {**options, "queue": sink.queue}
+    return TopicSinkOptions, {**options, "topic": sink.topic}
+
+
+def _option_mistakes(
+    where: str, kind: type[ReachOptions] | None, given: dict[str, Any], *, streaming: bool = False
+) -> Iterator[str]:
+    """By the code that reads them on Spark's side."""
+    try:
+        options = read_options(kind, given) if kind is not None else None
+        if streaming and isinstance(options, TopicSourceOptions):
+            options.refuse_end()
+    except InvalidRequest as error:
+        yield f"{where}: {error}"

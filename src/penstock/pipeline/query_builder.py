@@ -1,39 +1,53 @@
-"""From a pipeline's description to Spark frames and queries. Everything a pipeline file can say is
-turned into code here.
+"""From a pipeline's description to Spark's frames and queries. A run and its validation go the same
+way: `build` makes everything that is before the first batch, and refuses what cannot run.
+
+Usually a sink is a query of its own. Where several sinks hang on one step, and where a stream is
+joined with tables that are read again, one query computes a batch up to there (its `cut`), and the
+rest is done with that batch, kept in memory: the steps behind it, and each sink in turn. A sink
+still recognises its batch when it comes again, so each writes exactly once.
 """
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
 
 from penstock.errors import ConfigError
-from penstock.pipeline.failure import step_failed
+from penstock.pipeline.failure import PipelineFailed, cause, step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
-from penstock.pipeline.options import Options
-from penstock.pipeline.pipeline_file import Pipeline, Sink, Source, source_options, texts
+from penstock.pipeline.options import QueueSinkOptions, TopicSinkOptions, read_options, texts
+from penstock.pipeline.pipeline_file import (
+    Pipeline,
+    Sink,
+    Source,
+    sink_kind,
+    sink_place,
+    source_kind,
+)
 from penstock.pipeline.source_columns import CORRUPT, META
 from penstock.pipeline.spark_plan import (
+    inputs_of,
+    is_unordered,
     refuse_unrepeatable,
     refuse_unsupported,
+    stateful_nodes,
     warn_of_float_sums,
 )
-from penstock.pipeline.validation import UNORDERED, load_function, naming, refuse_twice
+from penstock.pipeline.step_history import CheckpointFiles, ancestors
+from penstock.pipeline.validation import load_function, naming
 
-# Of a plan as Spark prints it.
-NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
 DEAD = "dead"  # before the source's name, in the name of an output
+SHARED = "shared"  # before the view's name, in the name of a query that several sinks share
 BATCH_FORMATS = {"jdbc"}  # of Spark's, those without a streaming writer
-# Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
-GATHERS = re.compile(
-    "Aggregate|Distinct|Deduplicate|Join|Repartition|Rebalance|GlobalLimit|Window$|Sort$|Intersect|Except"
-    "|FlatMapGroups|MapGroups|TransformWithState"
+UNORDERED = (
+    "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed "
+    "order: name the columns that order them in sink.orderBy, so that each is written exactly once"
 )
+ReadSource = Callable[[str, Source], Any]
+WriteBatch = Callable[[Any, int], None]
 
 
 @dataclass
@@ -47,12 +61,9 @@ class Frames:
         return self.views[sink.view or next(reversed(self.views))]
 
 
-def frames(
-    spark: Any, pipeline: Pipeline, read: Callable[[str, Source], Any] | None = None
-) -> Frames:
+def frames(spark: Any, pipeline: Pipeline, read: ReadSource | None = None) -> Frames:
     """All frames, each registered as a view. `read` makes those of sources."""
     made = Frames()
-    frame = None
     for name, source in pipeline.views.items():
         frame = read(name, source) if read else read_source(spark, pipeline, source)
         if not source.schema:
@@ -64,11 +75,26 @@ def frames(
                 frame = frame.where("_corrupt IS NULL")
         frame.createOrReplaceTempView(name)
         made.views[name] = frame
+    add_steps(spark, pipeline, made)
+    return made
+
+
+def add_steps(
+    spark: Any, pipeline: Pipeline, made: Frames, only: Sequence[str] | None = None
+) -> None:
+    """Make the frames of the steps, or of some of them, each registered as a view."""
     for step in pipeline.steps:
+        if only is not None and step.name not in only:
+            continue
         where = f"step {step.name}"
-        make = spark.sql if step.sql else load_function(step.python or "", where)
         try:
-            frame = make(step.sql or frame)
+            if step.sql:
+                frame = spark.sql(step.sql)
+            else:
+                function = load_function(step.python or "", where)
+                frame = function(made.views[pipeline.view_before(step)])
+        except ConfigError:
+            raise
         # whatever a user's function raises, or Spark finds wrong with the SQL
         except Exception as error:
             raise step_failed(step.name, error) from error
@@ -78,7 +104,6 @@ def frames(
             )
         frame.createOrReplaceTempView(step.name)
         made.views[step.name] = frame
-    return made
 
 
 def counted(frame: Any) -> tuple[Any, Any]:
@@ -87,25 +112,12 @@ def counted(frame: Any) -> tuple[Any, Any]:
     return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
 
 
-def verify(spark: Any, pipeline: Pipeline) -> list[str]:
-    """All that a run does before its first batch, without a batch: ConfigError says what Spark, or
-    a sink, refuses. Returns the columns the first sink gets."""
-    made = frames(spark, pipeline)
-    for output in outputs(pipeline, made):
-        sink = output.sink
-        if sink.route:  # nobody was asked what it reads
-            sink = msgspec.structs.replace(sink, route=None, topic=sink.route)
-        writer(pipeline, output.frame, sink, output.app, pipeline.checkpoint)
-        if pipeline.streaming:
-            refuse_unsupported(output.frame, sink.mode)
-        if sink.messages:
-            _verify_sink(pipeline, output.frame, sink)
-    return list(made.of(next(iter(pipeline.outputs.values()))).columns)
-
-
 @dataclass(frozen=True)
 class Output:
-    name: str  # of the sink, or of the dead letters' source
+    """A sink, or the dead letters of a source, with the rows it gets."""
+
+    name: str
+    view: str  # "" for dead letters
     frame: Any
     sink: Sink
     app: str
@@ -121,26 +133,265 @@ class Output:
         """The name of its directory in the pipeline's checkpoint."""
         return self.name.replace(":", "-")
 
+    @property
+    def own_writer(self) -> bool:
+        """Whether Spark's streaming writer is used, as opposed to a write for each batch. Spark 4.3
+        lets no Python sink take updates. A task knows its batch either way."""
+        sink = self.sink
+        if sink.messages:
+            return sink.mode == "append"
+        return sink.kind in ("parquet", "format") and sink.format not in BATCH_FORMATS
 
-def outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
+    @property
+    def repeats(self) -> bool:
+        """Whether a batch that is written again adds nothing, or that is the sink's own affair."""
+        return self.sink.kind not in ("parquet", "format")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One of a pipeline's streams, and the outputs that it writes."""
+
+    name: str  # of its directory in the checkpoint
+    pipeline: Pipeline
+    outputs: list[Output]
+    cut: str | None = None  # the view up to which the stream itself computes
+    frame: Any = None  # of the cut
+    behind: list[str] = field(default_factory=list)  # the steps that are done with each batch
+    tables: dict[str, "Table"] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return ", ".join(output.title for output in self.outputs)
+
+    def writer(self, checkpoint: str) -> Any:
+        """The stream's writer, all set: `start` runs it."""
+        p, (first, *_) = self.pipeline, self.outputs
+        mode = first.sink.output_mode
+        if self.cut is not None:
+            configured = self.frame.writeStream.foreachBatch(self._write_all).outputMode(mode)
+        elif first.own_writer:
+            kind, options, rows = _format(p, first, first.frame)
+            configured = rows.writeStream.format(kind).outputMode(mode).options(**texts(options))
+            if first.sink.partitionBy:
+                configured = configured.partitionBy(*first.sink.partitionBy)
+        else:
+            if not hasattr(first.frame, "_jdf"):
+                raise ConfigError(
+                    f"{first.title}: {first.sink.kind} with `mode: {first.sink.mode}` does not "
+                    "work over Spark Connect, which does not tell a sink its batch"
+                )
+            configured = first.frame.writeStream.foreachBatch(batch_writer(p, first))
+            configured = configured.outputMode(mode)
+        configured = configured.queryName(first.app).option("checkpointLocation", checkpoint)
+        if p.trigger == "availableNow":
+            return configured.trigger(availableNow=True)
+        return configured.trigger(processingTime=p.trigger)
+
+    def _write_all(self, batch: Any, number: int) -> None:
+        """Make the views behind the cut of one batch, and write it to all sinks."""
+        session, batch = batch.sparkSession, batch.persist()
+        try:
+            made = Frames()
+            for name, table in self.tables.items():
+                made.views[name] = table.at(session, number)
+            made.views[self.cut or ""] = batch
+            for name, frame in made.views.items():
+                frame.createOrReplaceTempView(name)
+            add_steps(session, self.pipeline, made, self.behind)
+            for output in self.outputs:
+                try:
+                    batch_writer(self.pipeline, output)(made.views[output.view], number)
+                except Exception as error:  # whatever a sink raises
+                    raise PipelineFailed(f"{output.title}: {cause(error)}") from error
+        finally:
+            batch.unpersist()
+
+
+class Table:
+    """A table beside the stream, read again every so many batches."""
+
+    def __init__(self, pipeline: Pipeline, source: Source) -> None:
+        self._pipeline, self._source = pipeline, source
+        self._frame: Any = None
+        self._read = 0  # the batch for which it was read
+
+    def at(self, session: Any, number: int) -> Any:
+        every = self._source.refresh
+        if self._frame is None or (every and number - self._read >= every):
+            self._frame, self._read = read_source(session, self._pipeline, self._source), number
+        return self._frame
+
+
+@dataclass(frozen=True)
+class Built:
+    """A pipeline up to its first batch."""
+
+    frames: Frames
+    outputs: list[Output]
+    queries: list[Query]  # of a stream
+    inputs: dict[str, list[str]]  # the views that each step reads
+
+    @property
+    def columns(self) -> list[str]:
+        """What the first sink gets."""
+        return list(self.outputs[0].frame.columns)
+
+
+def build(spark: Any, pipeline: Pipeline) -> Built:
+    """All that a run does before its first batch; ConfigError says what Spark or a sink refuses."""
+    made = frames(spark, pipeline)
+    outputs = _outputs(pipeline, made)
+    for output in outputs:
+        verify_output(pipeline, output)
+    inputs = inputs_of(spark, pipeline)
+    sharing = Sharing(spark, pipeline, made, inputs)
+    queries = _queries(outputs, sharing) if pipeline.streaming else []
+    for query in queries:
+        query.writer(pipeline.checkpoint or "")
+    return Built(made, outputs, queries, inputs)
+
+
+def _outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
     """The sinks in their order, then the dead letters."""
-    places = [(name, made.of(sink), sink) for name, sink in pipeline.outputs.items()]
+    last = next(reversed(made.views))
+    places = [
+        (name, sink.view or last, made.of(sink), sink) for name, sink in pipeline.outputs.items()
+    ]
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None
-        places.append((f"{DEAD}:{name}", letters, Sink(topic=target.topic, queue=target.queue)))
-    return [Output(name, frame, sink, pipeline.app_id(name)) for name, frame, sink in places]
+        sink = Sink(topic=target.topic, queue=target.queue)
+        places.append((f"{DEAD}:{name}", "", letters, sink))
+    return [Output(*place, pipeline.app_id(place[0])) for place in places]
 
 
-def _verify_sink(pipeline: Pipeline, frame: Any, sink: Sink) -> None:
-    """By the very code that will write."""
+@dataclass(frozen=True)
+class Sharing:
+    """Which outputs can be written from the batches of one stream."""
+
+    spark: Any
+    pipeline: Pipeline
+    frames: Frames
+    inputs: dict[str, list[str]]  # the views that each step reads
+
+    def groups(self, outputs: list[Output]) -> list[Query]:
+        """The queries of those that share a step, the largest groups first, and of those that need
+        tables read again."""
+        queries: list[Query] = []
+        if not hasattr(self.spark, "_jvm"):
+            return queries
+        streams = [name for name in self.frames.views if name not in self.pipeline.static]
+        state = {name: stateful_nodes(frame) for name, frame in self.frames.views.items()}
+        while True:
+            best: tuple[str, list[Output]] = ("", [])
+            for cut in reversed(streams):
+                for mode in ("append", "update"):
+                    joined = [
+                        one
+                        for one in outputs
+                        if one.sink.output_mode == mode and self._follows(one, cut, state)
+                    ]
+                    if len(joined) > len(best[1]) and self._worthwhile(joined, cut):
+                        best = cut, joined
+            if not best[1]:
+                return queries
+            queries.append(self._query(*best))
+            outputs = [one for one in outputs if one not in best[1]]
+
+    def refreshed(self, view: str, cut: str | None = None) -> set[str]:
+        """The tables behind the cut that are read again while the stream runs."""
+        tables = self.pipeline.static
+        return {
+            name
+            for name in ancestors(view, self.inputs, cut)
+            if name in tables and tables[name].refresh
+        }
+
+    def _follows(self, output: Output, cut: str, state: dict[str, int]) -> bool:
+        """Whether the cut's batches, and tables, are all that the output's rows are made of."""
+        if not output.view or not output.repeats or self.refreshed(cut):
+            return False
+        reached = ancestors(output.view, self.inputs, cut)
+        sources = reached - self.inputs.keys() - self.pipeline.static.keys() - {cut}
+        return cut in reached and not sources and state[cut] == state[output.view]
+
+    def _worthwhile(self, outputs: list[Output], cut: str) -> bool:
+        if any(self.refreshed(output.view, cut) for output in outputs):
+            return True
+        if len(outputs) < 2 or cut not in self.inputs:
+            return False
+        # A sink that has a checkpoint of its own goes on with it.
+        files = CheckpointFiles(self.spark, (self.pipeline.checkpoint or "").rstrip("/"))
+        return not any(files.exists(output.checkpoint) for output in outputs)
+
+    def _query(self, cut: str, outputs: list[Output]) -> Query:
+        views = set().union(*(ancestors(one.view, self.inputs, cut) for one in outputs))
+        shared = f"{SHARED}-{cut}-{outputs[0].sink.output_mode}"
+        tables = {name: one for name, one in self.pipeline.static.items() if name in views}
+        return Query(
+            *(shared if len(outputs) > 1 else outputs[0].checkpoint, self.pipeline, outputs, cut),
+            frame=self.frames.views[cut],
+            behind=[step for step in self.inputs if step in views and step != cut],
+            tables={name: Table(self.pipeline, source) for name, source in tables.items()},
+        )
+
+
+def _queries(outputs: list[Output], sharing: Sharing) -> list[Query]:
+    """A query for each output that shares none, in the order of the outputs."""
+    queries = {output.name: query for query in sharing.groups(outputs) for output in query.outputs}
+    for output in outputs:
+        if output.name in queries:
+            continue
+        if output.view and (again := sharing.refreshed(output.view)):
+            raise ConfigError(
+                f"source {', '.join(sorted(again))} is read again while the stream runs, which "
+                f"{output.title} does not allow: a step behind the join keeps state, or the sink "
+                "is parquet or format, or this is Spark Connect. Set `refresh: 0` to read the "
+                "table once per run"
+            )
+        queries[output.name] = Query(output.checkpoint, sharing.pipeline, [output])
+    return list({id(query): query for one in outputs if (query := queries[one.name])}.values())
+
+
+def verify_output(pipeline: Pipeline, output: Output) -> None:
+    """What would fail, or be written differently the next time, by the code that will write."""
+    frame, sink = output.frame, output.sink
+    place = sink_place(output.name)
+    lower = {name.lower() for name in frame.columns}
+    for wanted, names in (
+        ("orderBy", sink.orderBy),
+        ("partitionBy", sink.partitionBy),
+        ("key", sink.key),
+    ):
+        for column in names:
+            if column.lower() not in lower:
+                raise ConfigError(
+                    f"{place}.{wanted} names {column!r}; the rows have {', '.join(frame.columns)}"
+                )
+    if sink.messages:
+        _verify_messages(pipeline, output, place)
+    if pipeline.streaming:
+        refuse_unsupported(frame, sink.output_mode)
+
+
+def _verify_messages(pipeline: Pipeline, output: Output, place: str) -> None:
+    frame, sink = output.frame, output.sink
+    refuse_unrepeatable(frame)
+    warn_of_float_sums(frame)
+    _, options, rows = _format(pipeline, output, frame)
+    if not sink.orderBy and "transactionId" not in rows.columns and is_unordered(rows):
+        raise ConfigError(UNORDERED)
     from penstock.pipeline.sinks.queue import QueueWriter
     from penstock.pipeline.sinks.topic import TopicWriter
 
-    kind = QueueWriter if sink.queue else TopicWriter
-    options = Options(texts(_sink_options(pipeline, sink, pipeline.app_id())))
-    with naming("sink"):
-        kind(options, as_messages(frame, sink).schema, streaming=pipeline.streaming)
+    with naming(place):
+        if sink.queue:
+            queue = read_options(QueueSinkOptions, options)
+            QueueWriter(queue, rows.schema, streaming=pipeline.streaming)
+        else:
+            topic = read_options(TopicSinkOptions, options)
+            TopicWriter(topic, rows.schema, streaming=pipeline.streaming)
 
 
 def _late(frame: Any, source: Source, name: str) -> Any:
@@ -153,10 +404,18 @@ def _late(frame: Any, source: Source, name: str) -> Any:
 
 
 def read_source(spark: Any, pipeline: Pipeline, source: Source) -> Any:
-    if source.parquet:
-        return spark.read.options(**texts(source.options)).parquet(source.parquet)
+    """The frame of a source: a stream's, or a table's."""
+    if source.table:
+        from penstock.pipeline.lake.delta_frames import delta_frame
+
+        return delta_frame(spark, source.table, texts(source.options))
+    if source.static:
+        reader = spark.read.format(source.kind).options(**texts(source.options))
+        if source.jdbc:
+            return reader.option("url", source.jdbc).load()
+        return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
-    return reader.format("penstock").options(**texts(source_options(pipeline, source))).load()
+    return reader.format("penstock").options(**texts(source_kind(pipeline, source)[1])).load()
 
 
 def as_messages(frame: Any, sink: Sink) -> Any:
@@ -167,6 +426,15 @@ def as_messages(frame: Any, sink: Sink) -> Any:
     names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
     kept = dict.fromkeys(name for name in names if name in frame.columns)
     return frame.select(*kept, f.to_json(f.struct(*_own_columns(frame.columns))).alias("payload"))
+
+
+def refuse_twice(names: list[str]) -> None:
+    """Two columns of one name would be a JSON object with a key twice: readers see either."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"sink: two columns are named {name!r}: give one of them another name with AS"
+            )
 
 
 def _own_columns(names: list[str]) -> list[Any]:
@@ -181,112 +449,33 @@ def _own_columns(names: list[str]) -> list[Any]:
     ]
 
 
-def _sink_options(pipeline: Pipeline, sink: Sink, app: str) -> dict[str, Any]:
-    options = {"appId": app}
-    if pipeline.token:
-        options["token"] = pipeline.token
-    options |= sink.options
-    if sink.orderBy:
-        options["orderBy"] = ",".join(sink.orderBy)
-    if sink.queue:
-        return {**options, "queue": sink.queue, "url": pipeline.url}
-    return {**options, "topic": sink.topic, "broker": pipeline.broker}
-
-
-def writer(pipeline: Pipeline, frame: Any, sink: Sink, app: str, checkpoint: str | None) -> Any:
-    """A stream's or a batch's writer, all set but not yet running: `start` or `save` runs it."""
-    options: dict[str, Any] = dict(sink.options)
-    kind = sink.format or "parquet"
+def _format(pipeline: Pipeline, output: Output, frame: Any) -> tuple[str, dict[str, Any], Any]:
+    """Spark's name of a sink's format, its options, and the rows as it takes them."""
+    sink = output.sink
     if sink.messages:
-        frame = as_messages(frame, sink)
-        options = _sink_options(pipeline, sink, app)
-        refuse_unrepeatable(frame)
-        warn_of_float_sums(frame)
-        _refuse_unordered(frame, sink)
-        kind = "penstock"
-    elif sink.parquet:
-        options = {"path": sink.parquet, **options}
-    by_batch = _by_batch(sink, kind, options, app)
-    if not pipeline.streaming:
-        if by_batch is not None:
-            return BatchCall(frame, by_batch)
-        configured = frame.write.format(kind).mode("append").options(**texts(options))
-    elif by_batch is not None:
-        if sink.messages and not hasattr(frame, "_jdf"):
-            raise ConfigError(
-                "sink.mode: update does not work over Spark Connect, which does not tell a sink "
-                "its batch"
-            )
-        configured = frame.writeStream.foreachBatch(by_batch).outputMode(sink.mode)
-    else:
-        configured = frame.writeStream.format(kind).outputMode("append").options(**texts(options))
-    if sink.partitionBy and by_batch is None:
-        configured = configured.partitionBy(*sink.partitionBy)
-    if pipeline.streaming:
-        at = pipeline.trigger
-        trigger = {"availableNow": True} if at == "availableNow" else {"processingTime": at}
-        configured = configured.queryName(app).option("checkpointLocation", checkpoint)
-        configured = configured.trigger(**trigger)
-    return configured
+        return "penstock", sink_kind(pipeline, sink, output.app)[1], as_messages(frame, sink)
+    options = {"path": sink.parquet, **sink.options} if sink.parquet else sink.options
+    return sink.format or "parquet", options, frame
 
 
-@dataclass(frozen=True)
-class BatchCall:
-    """A writer of a batch whose sink is a function."""
-
-    frame: Any
-    function: Callable[[Any, int], None]
-
-    def save(self) -> None:
-        self.function(self.frame, 0)
-
-
-def _by_batch(
-    sink: Sink, kind: str, options: dict[str, Any], app: str
-) -> Callable[[Any, int], None] | None:
-    """What writes a batch, for sinks without a streaming writer; None for the others."""
+def batch_writer(pipeline: Pipeline, output: Output) -> WriteBatch:
+    """What writes one batch, given its rows and its number."""
+    sink = output.sink
     if sink.foreachBatch:
-        return load_function(sink.foreachBatch, "sink")
+        function: WriteBatch = load_function(sink.foreachBatch, sink_place(output.name))
+        return function
     if sink.table:
         from penstock.pipeline.sinks.table import TableSink
 
-        return TableSink(sink.table, app, options)
-    # Spark 4.3 lets no Python sink take updates, so each batch is a write of its own. A task knows
-    # which batch it belongs to all the same, and one that is run again is recognised.
-    if kind not in BATCH_FORMATS and sink.mode != "update":
-        return None
+        return TableSink(sink, output.app)
+    if sink.postgres:
+        from penstock.pipeline.sinks.postgres import PostgresSink
+
+        return PostgresSink(sink, output.app)
 
     def append(batch: Any, _number: int) -> None:
-        batch.write.format(kind).mode("append").options(**texts(options)).save()
+        kind, options, rows = _format(pipeline, output, batch)
+        configured = rows.write.format(kind).mode("append").options(**texts(options))
+        (configured.partitionBy(*sink.partitionBy) if sink.partitionBy else configured).save()
 
     return append
-
-
-def _refuse_unordered(frame: Any, sink: Sink) -> None:
-    """After a shuffle rows come in any order: run again, others would have the same numbers."""
-    if sink.orderBy or "transactionId" in frame.columns:
-        return
-    if hasattr(frame, "_jdf"):
-        # A frame made by spark.sql() does not say that it is a stream until something is made of it
-        execution = frame.select("*")._jdf.queryExecution()
-        modes = frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode
-        unordered = shuffles(execution.explainString(modes.fromString("simple")))
-    else:  # Spark Connect
-        unordered = gathers(frame._explain_string(extended=True))
-    if unordered:
-        raise ConfigError(UNORDERED)
-
-
-def shuffles(plan: str) -> bool:
-    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table.
-    A table that is broadcast to be joined with leaves the other side's rows where they are."""
-    return any(
-        (name.endswith("Exchange") and "BroadcastExchange" not in name + rest)
-        or name.endswith("Aggregate")
-        for name, rest in NODE.findall(plan)
-    )
-
-
-def gathers(plan: str) -> bool:
-    """The same of a logical plan, where a join may be one that would not shuffle."""
-    return any(GATHERS.search(name) for name, _ in NODE.findall(plan))

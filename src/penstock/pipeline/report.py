@@ -20,6 +20,7 @@ from penstock.pipeline.progress import rate_of, rows_of
 log = logging.getLogger("penstock.pipeline")
 
 HEARTBEAT_SECONDS = 2.0
+MAX_BATCHES = 20  # that a report has
 
 
 @dataclass
@@ -37,7 +38,11 @@ class Report:
     target_seconds: float | None = None  # what the age should not exceed
     position: str = ""  # of each source, in words
     progress: float | None = None  # of a run that ends by itself: 0 to 1, as far as it is known
+    state_rows: int = 0  # of the stream's state
+    state_bytes: int = 0
     error: str | None = None
+    graph: list[dict[str, Any]] = field(default_factory=list)  # sources, steps and sinks
+    batches: list[dict[str, Any]] = field(default_factory=list)  # the last ones, the newest first
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     started_at: float = field(default_factory=time.time)
@@ -49,6 +54,11 @@ class Report:
         self.batch, self.rows = int(progress["batchId"]), self.rows + rows
         self.rows_per_second = rate_of(progress)
         self.batch_ms = int(progress["durationMs"].get("triggerExecution", 0))
+        state = progress["stateOperators"]
+        self.state_rows = sum(int(one["numRowsTotal"]) for one in state)
+        self.state_bytes = sum(int(one["memoryUsedBytes"]) for one in state)
+        batch = {"batch": self.batch, "at": str(progress["timestamp"]), "rows": rows}
+        self.batches = [{**batch, "ms": self.batch_ms}, *self.batches][:MAX_BATCHES]
         return rows
 
     def fields(self) -> dict[str, Any]:

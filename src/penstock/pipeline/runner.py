@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import uuid
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import Pipeline
 from penstock.pipeline.progress import in_words, lag_of, rows_of
-from penstock.pipeline.query_builder import Output
+from penstock.pipeline.query_builder import Built, Output, Query
 from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
@@ -55,11 +56,11 @@ class Runner:
         self._report()
         try:
             with repeating(self._report, HEARTBEAT_SECONDS):  # a JVM takes its time to start
-                session, outputs = self._prepare(spark)
+                session, built = self._prepare(spark)
             if self.pipeline.streaming:
-                self._keep_running(session, outputs)
+                self._keep_running(session, built.queries)
             else:
-                self._run_batch(outputs)
+                self._run_batch(built.outputs)
         except BaseException as error:
             self.report.error = cause(error)
             self._report("failed")
@@ -69,16 +70,17 @@ class Runner:
         self._report("finished")
         return self.report
 
-    def _prepare(self, spark: Any) -> tuple[Any, list[Output]]:
-        """The session, and what is to be written by it."""
+    def _prepare(self, spark: Any) -> tuple[Any, Built]:
+        """The session, and all that is before the first batch."""
         self.pipeline = resolve_routes(self.pipeline)
         settings = {name: str(value) for name, value in self.pipeline.spark.items()}
         session = spark or build_session(self.pipeline.name, self.report.master, settings)
         activate(session)
-        outputs = query_builder.outputs(self.pipeline, query_builder.frames(session, self.pipeline))
+        built = query_builder.build(session, self.pipeline)
+        self.report.graph = graph_of(self.pipeline, built)
         if self.pipeline.streaming:
-            record_steps(session, self.pipeline)
-        return session, outputs
+            record_steps(session, self.pipeline, built.frames.views, built.inputs)
+        return session, built
 
     def _run_batch(self, outputs: list[Output]) -> None:
         self._report("running")
@@ -87,17 +89,15 @@ class Runner:
         # Each run writes what it read, unless the file's author says by an appId that they are one
         # and the same.
         run = "" if p.appId else f":{uuid.uuid4().hex}"
-        main, *others = outputs
+        main, *others = (replace(output, app=output.app + run) for output in outputs)
         with repeating(partial(self._count_tasks, main.frame), POLL_SECONDS):
             for output in others:
                 try:
-                    query_builder.writer(
-                        p, output.frame, output.sink, output.app + run, None
-                    ).save()
+                    query_builder.batch_writer(p, output)(output.frame, 0)
                 except Exception as error:  # whatever a sink raises
                     raise PipelineFailed(f"{output.title}: {cause(error)}") from error
             counted, observed = query_builder.counted(main.frame)
-            query_builder.writer(p, counted, main.sink, main.app + run, None).save()
+            query_builder.batch_writer(p, main)(counted, 0)
         self.report.rows = observed.get["rows"]
         self.report.rows_per_second = self.report.rows / max(time.monotonic() - began, 1e-3)
         self.report.progress = 1.0
@@ -113,11 +113,11 @@ class Runner:
                 self.report.progress = done / tasks
         self._report()
 
-    def _keep_running(self, session: Any, outputs: list[Output]) -> None:
+    def _keep_running(self, session: Any, queries: list[Query]) -> None:
         """Resume from the checkpoint when no Python worker started within Spark's fixed 10 s."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                return self._run_streams(session, outputs)
+                return self._run_streams(session, queries)
             except Exception as error:
                 last = attempt == MAX_ATTEMPTS or self._stop.is_set()
                 if last or WORKER_TOO_SLOW not in f"{error} {error.__cause__}":
@@ -125,14 +125,10 @@ class Runner:
                 log.warning("a Python worker did not start in time; resuming from the checkpoint")
         return None
 
-    def _run_streams(self, session: Any, outputs: list[Output]) -> None:
-        p = self.pipeline
-        assert p.checkpoint is not None
-        root = p.checkpoint.rstrip("/")  # a directory, or a URL of storage that the cluster shares
-        writers = [
-            query_builder.writer(p, one.frame, one.sink, one.app, f"{root}/{one.checkpoint}")
-            for one in outputs
-        ]
+    def _run_streams(self, session: Any, planned: list[Query]) -> None:
+        # a directory, or a URL of storage that the cluster shares
+        root = (self.pipeline.checkpoint or "").rstrip("/")
+        writers = [query.writer(f"{root}/{query.name}") for query in planned]
         queries: list[Any] = []
         try:
             session.streams.resetTerminated()
@@ -150,10 +146,11 @@ class Runner:
                     break
                 self._take_progress(queries)
             self._take_progress(queries)
-            for query, output in zip(queries, outputs, strict=True):
+            for query, plan in zip(queries, planned, strict=True):
                 if (failure := query.exception()) is not None:
-                    where = "" if "://" in root else failed_batch(Path(root) / output.checkpoint)
-                    who = f"{output.title}: " if len(outputs) > 1 else ""
+                    where = "" if "://" in root else failed_batch(Path(root) / plan.name)
+                    # a query of several sinks says itself which one failed
+                    who = f"{plan.title}: " if len(planned) > 1 and not plan.cut else ""
                     place = f" ({where})" if where else ""
                     raise PipelineFailed(f"{who}{cause(failure)}{place}") from failure
         finally:
@@ -184,6 +181,23 @@ class Runner:
         self.report.state = state or self.report.state
         if notify(self._listeners, self.report):
             self._stop.set()
+
+
+def graph_of(pipeline: Pipeline, built: Built) -> list[dict[str, Any]]:
+    """Sources, steps and sinks, each with the names of those it reads from."""
+    nodes = [
+        {"kind": "source", "name": name, "title": source.title, "inputs": []}
+        for name, source in pipeline.views.items()
+    ]
+    nodes += [
+        {"kind": "step", "name": name, "title": "", "inputs": list(dict.fromkeys(inputs))}
+        for name, inputs in built.inputs.items()
+    ]
+    for output in built.outputs:
+        view = output.view or output.name.partition(":")[2]
+        node = {"kind": "sink", "name": output.name, "title": output.sink.title, "inputs": [view]}
+        nodes.append(node)
+    return nodes
 
 
 def failed_batch(checkpoint: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 
 from penstock.errors import ConfigError
+from penstock.pipeline.pipeline_file import Pipeline
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -29,6 +30,66 @@ STATEFUL = re.compile(
 # what hides the difference.
 MERGED = re.compile("(try_)?(sum|avg)|mean|std.*|var.*|covar.*|corr|skewness|kurtosis|regr_.*")
 ROUNDED = {"round", "bround", "floor", "ceil"}
+
+
+# Of a plan as Spark prints it.
+NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
+# Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
+GATHERS = re.compile(
+    "Aggregate|Distinct|Deduplicate|Join|Repartition|Rebalance|GlobalLimit|Window$|Sort$|Intersect|Except"
+    "|FlatMapGroups|MapGroups|TransformWithState"
+)
+
+
+def inputs_of(spark: Any, pipeline: Pipeline) -> dict[str, list[str]]:
+    """The views that each step reads, once for each place where it does."""
+    inputs: dict[str, list[str]] = {}
+    names = {name.lower(): name for name in pipeline.views}
+    for step in pipeline.steps:
+        if step.sql and hasattr(spark, "_jvm"):
+            parser = spark._jsparkSession.sessionState().sqlParser()
+            tables = (name.lower() for name in _relations(parser.parsePlan(step.sql)))
+            inputs[step.name] = [names[name] for name in tables if name in names]
+        elif step.sql:  # Spark Connect has no parser to ask
+            inputs[step.name] = list(names.values())
+        else:
+            inputs[step.name] = [pipeline.view_before(step)]
+        names[step.name.lower()] = step.name
+    return inputs
+
+
+def _relations(plan: Any) -> Iterator[str]:
+    """The names of tables in a plan that is only parsed."""
+    if plan.nodeName() == "UnresolvedRelation":
+        yield str(plan.tableName())
+    inner = _each(plan.innerChildren())  # subqueries, and what WITH defines
+    for child in [*_each(plan.children()), *inner]:
+        yield from _relations(child)
+
+
+def is_unordered(frame: Any) -> bool:
+    """Whether rows come in any order: run again, others would have the same numbers."""
+    if not hasattr(frame, "_jdf"):
+        return gathers(frame._explain_string(extended=True))
+    # A frame made by spark.sql() does not say that it is a stream until something is made of it
+    execution = frame.select("*")._jdf.queryExecution()
+    modes = frame.sparkSession._jvm.org.apache.spark.sql.execution.ExplainMode
+    return shuffles(execution.explainString(modes.fromString("simple")))
+
+
+def shuffles(plan: str) -> bool:
+    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table.
+    A table that is broadcast to be joined with leaves the other side's rows where they are."""
+    return any(
+        (name.endswith("Exchange") and "BroadcastExchange" not in name + rest)
+        or name.endswith("Aggregate")
+        for name, rest in NODE.findall(plan)
+    )
+
+
+def gathers(plan: str) -> bool:
+    """The same of a logical plan, where a join may be one that would not shuffle."""
+    return any(GATHERS.search(name) for name, _ in NODE.findall(plan))
 
 
 def warn_of_float_sums(frame: Any) -> None:
@@ -86,9 +147,14 @@ def refuse_unsupported(frame: Any, mode: str) -> None:
             analyzed(frame), modes.Update() if mode == "update" else modes.Append()
         )
     except AnalysisException as error:
-        raise ConfigError(
-            f"Spark does not run this as a stream: {str(error).partition(';')[0]}"
-        ) from None
+        reason = str(error).partition(";")[0]
+        hint = ""
+        if "watermark" in reason:
+            hint = (
+                ". Give the source a watermark, such as {at: 10 minutes}, and group by "
+                "window(at, '1 minute'), or give the sink `mode: update`"
+            )
+        raise ConfigError(f"Spark does not run this as a stream: {reason}{hint}") from None
 
 
 def stateful_nodes(frame: Any) -> int:

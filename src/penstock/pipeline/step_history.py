@@ -8,8 +8,8 @@ at the state's columns: a count that became a sum goes on from the old count. So
 state is made of (those that keep it, and all they read from) must stay what they were once a batch
 was committed. Steps after them, and pipelines without state, may change; that is recorded.
 
-Texts are kept, not their hashes, and compared in their parsed form: layout and comments do not
-count, and another version of the parser reads both sides alike. Of a Python step its function's own
+Texts are kept, not their hashes, and compared word by word: layout, comments and the case of words
+do not count. Of a Python step its function's own
 source counts, not what it calls.
 """
 
@@ -17,30 +17,38 @@ import ast
 import inspect
 import json
 import logging
+import re
 import textwrap
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.pipeline.pipeline_file import Pipeline, Step
 from penstock.pipeline.spark_plan import stateful_nodes
-from penstock.pipeline.validation import load_function, parse_schema, parse_sql
+from penstock.pipeline.validation import load_function
 
 log = logging.getLogger("penstock.pipeline")
 
+# Of SQL: what is quoted, comments and white space, words, and single signs.
+TOKEN = re.compile(
+    r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\s+|\w+|.""", re.DOTALL
+)
 
-def record_steps(spark: Any, pipeline: Pipeline) -> None:
-    """Refuse steps that did not make the checkpoint's state; record them. Needs the views."""
+
+def record_steps(
+    spark: Any, pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]
+) -> None:
+    """Refuse steps that did not make the checkpoint's state; record them. `made` are the frames of
+    the views, `inputs` the views that each step reads."""
     if not hasattr(spark, "_jvm"):
         log.info(
             "over Spark Connect steps are not compared: the checkpoint's files are the server's"
         )
         return
-    files = _Files(spark, (pipeline.checkpoint or "").rstrip("/"))
-    now = _describe(spark, pipeline)
+    files = CheckpointFiles(spark, (pipeline.checkpoint or "").rstrip("/"))
+    now = _describe(pipeline, made, inputs)
     number, before = files.last()
     if before is not None and files.committed():
         differences = changes(before, now)
@@ -57,14 +65,17 @@ def record_steps(spark: Any, pipeline: Pipeline) -> None:
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
-def _describe(spark: Any, pipeline: Pipeline) -> dict[str, Any]:
+def _describe(
+    pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]
+) -> dict[str, Any]:
     steps = {step.name: {"sql": step.sql} if step.sql else _python(step) for step in pipeline.steps}
     sources = {name: {"schema": source.schema} for name, source in pipeline.views.items()}
     return {
         "name": pipeline.name,
         "steps": steps,
         "sources": sources,
-        "state": sorted(_state(spark, pipeline)),
+        "state": sorted(_state(pipeline, made, inputs)),
+        "outputs": sorted(pipeline.outputs),
     }
 
 
@@ -78,46 +89,35 @@ def _python(step: Step) -> dict[str, str]:
     return {"python": step.python or "", "source": source}
 
 
-def _state(spark: Any, pipeline: Pipeline) -> set[str]:
-    """The steps and sources that the sink's state is made of."""
-    inputs: dict[str, list[str]] = {}
-    before = next(reversed(pipeline.views))
-    views = [*pipeline.views, *(step.name for step in pipeline.steps)]
-    names = {name.lower(): name for name in views}
-    for step in pipeline.steps:
-        inputs[step.name] = [before] if step.python else _tables(step.sql or "", names)
-        before = step.name
-    counts = {name: stateful_nodes(spark.table(name)) for name in names.values()}
+def _state(pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]) -> set[str]:
+    """The steps and sources that the state of any sink's query is made of."""
+    counts = {name: stateful_nodes(frame) for name, frame in made.items()}
+    last = next(reversed(made))
     stateful: set[str] = set()
-    for name in _reached(before, inputs):
-        if name in inputs and counts[name] > sum(counts[one] for one in inputs[name]):
-            stateful |= _reached(name, inputs)
+    for view in {sink.view or last for sink in pipeline.outputs.values()}:
+        for name in ancestors(view, inputs):
+            if name in inputs and counts[name] > sum(counts[one] for one in inputs[name]):
+                stateful |= ancestors(name, inputs)
     return stateful
 
 
-def _tables(sql: str, names: dict[str, str]) -> list[str]:
-    """The views a query reads, each as often as it does; all if it cannot be parsed here."""
-    try:
-        tables = [table.name.lower() for table in parse_sql(sql).find_all(exp.Table)]
-    except SqlglotError:
-        return list(names.values())
-    return [names[table] for table in tables if table in names]
-
-
-def _reached(name: str, inputs: dict[str, list[str]]) -> set[str]:
-    reached, rest = set(), [name]
+def ancestors(view: str, inputs: dict[str, list[str]], stop: str | None = None) -> set[str]:
+    """A view and all that it is made of, but nothing behind `stop`."""
+    reached: set[str] = set()
+    rest = [view]
     while rest:
         one = rest.pop()
         if one not in reached:
             reached.add(one)
-            rest += inputs.get(one, [])
+            rest += inputs.get(one, []) if one != stop else []
     return reached
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is not as it was among all that state is made of."""
     differences = []
-    for name in sorted({*before["state"], *now["state"]}):
+    known = "outputs" in before  # else only the state of the last view was recorded
+    for name in sorted({*before["state"], *(now["state"] if known else ())}):
         old, new = before["steps"].get(name), now["steps"].get(name)
         if name in before["sources"] and name in now["sources"]:
             differences += _retyped(name, before["sources"][name], now["sources"][name])
@@ -126,7 +126,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         elif not _same(old, new):
             differences.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
     # another step reads from them, or none any more
-    if not differences and before["state"] != now["state"]:
+    if not differences and known and before["state"] != now["state"]:
         differences.append(
             f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
         )
@@ -140,12 +140,17 @@ def _listed(names: list[str]) -> str:
 def _retyped(name: str, *sources: dict[str, Any]) -> list[str]:
     """Columns whose type changed. One that came or went does not matter, or fails its readers."""
     schemas = (source["schema"] for source in sources)
-    before, now = (parse_schema(name, ddl) if ddl else {} for ddl in schemas)
+    before, now = (_types(ddl) for ddl in schemas)
     return [
         f"column {column} of source {name} was {before[column]} and is {kind}"
         for column, kind in now.items()
         if column in before and before[column] != kind
     ]
+
+
+def _types(ddl: str | None) -> dict[str, str]:
+    columns: Any = StructType.fromDDL(ddl) if ddl else StructType()
+    return {column.name: column.dataType.simpleString().upper() for column in columns}
 
 
 def _same(old: dict[str, str], new: dict[str, str]) -> bool:
@@ -159,10 +164,8 @@ def _parsed(step: dict[str, str]) -> tuple[str, ...]:
 
 
 def _parsed_sql(sql: str) -> str:
-    try:
-        return str(parse_sql(sql).sql(dialect="spark", comments=False))
-    except SqlglotError:
-        return " ".join(sql.split())
+    words = (word for word in TOKEN.findall(sql) if word.strip() and word[:2] not in ("--", "/*"))
+    return " ".join(word if word[0] in "'\"`" else word.lower() for word in words)
 
 
 def _parsed_python(source: str) -> str:
@@ -177,7 +180,7 @@ def _shown(step: dict[str, str]) -> str:
     return f"{text[:200]!r}"
 
 
-class _Files:
+class CheckpointFiles:
     """The checkpoint's directory, wherever Spark keeps it."""
 
     def __init__(self, spark: Any, root: str) -> None:
@@ -194,8 +197,13 @@ class _Files:
         entries = self._fs.listStatus(path) if self._fs.exists(path) else []
         return [entry.getPath().getName() for entry in entries]
 
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._path(name)))
+
     def committed(self) -> bool:
-        return any(name.isdigit() for name in self._names("main/commits"))
+        return any(
+            name.isdigit() for query in self._names("") for name in self._names(f"{query}/commits")
+        )
 
     def last(self) -> tuple[int, dict[str, Any] | None]:
         names = [name.removesuffix(".json") for name in self._names("steps")]

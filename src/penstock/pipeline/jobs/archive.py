@@ -45,9 +45,14 @@ from penstock.pipeline.lake.maintenance import (
 )
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import (
+    BROKER_PATIENCE_SECONDS,
+    QueueSourceOptions,
+    TopicSourceOptions,
+    read_options,
+)
 from penstock.pipeline.session import activate
-from penstock.pipeline.sources.queue import QueueOptions
+from penstock.pipeline.sources.queue import QueuePlan
 from penstock.pipeline.sources.topic import REMEDY, DataLoss
 from penstock.pipeline.sources.topic_catalog import Topics
 
@@ -190,7 +195,9 @@ class Archiver:
         rows = typed.applied(frame)
         if self.payloads.outcome_minutes is not None:
             columns.append(outcomes.FIELD)
-            source = QueueOptions(Options(self.origin.options()), [], streaming=False)
+            source = QueuePlan(
+                read_options(QueueSourceOptions, self.origin.options()), [], streaming=False
+            )
             span = int(step.read["fromXid"]), int(step.read["toXid"])
             rows = outcomes.with_outcomes(spark, rows, source, *span)
         snapshot = self.table.add_columns(snapshot, columns)
@@ -263,7 +270,7 @@ def topic_steps(
 ) -> Iterator[Step]:
     """Ranges of offsets, from where the table ends to where the topic ends now."""
     name = given["topic"]
-    with closing(Topics(Options(given))) as topics:
+    with closing(Topics(read_options(TopicSourceOptions, given))) as topics:
         state = topics.state(name)
     if snapshot is not None and snapshot.identity != state.incarnation:
         raise DataLoss(
@@ -295,7 +302,7 @@ def queue_steps(
     given: dict[str, str], snapshot: Snapshot | None, minutes: float | None = None
 ) -> Iterator[Step]:
     """What was committed since the table's horizon; with `minutes` only what is so old."""
-    options = QueueOptions(Options(given), [], streaming=False)
+    options = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
     state = options.committed_state()
     identity = queue_identity(state.installation, state.id)
     if snapshot is not None and snapshot.identity != identity:

@@ -21,10 +21,10 @@ from penstock.errors import Unavailable
 from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import Archiver
 from penstock.pipeline.lake.table import Superseded
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import QueueSourceOptions, TopicSourceOptions, read_options
 from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report, notify, repeating
 from penstock.pipeline.session import activate
-from penstock.pipeline.sources.queue import QueueOptions
+from penstock.pipeline.sources.queue import QueuePlan
 from penstock.pipeline.sources.topic_catalog import Topics
 
 log = logging.getLogger("penstock.pipeline")
@@ -128,11 +128,11 @@ class ArchiveWatch:
         origin = self._archiver.origin
         snapshot = self._archiver.table.open()
         position = snapshot.position if snapshot is not None else None
-        options = Options({**origin.options(), **SHORT_PATIENCE})
+        given = {**origin.options(), **SHORT_PATIENCE}
         if not origin.topic:
-            queue = QueueOptions(options, [], streaming=False)
+            queue = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
             return queue.count(queue.state(), position or 0)
-        with closing(Topics(options)) as topics:
+        with closing(Topics(read_options(TopicSourceOptions, given))) as topics:
             state = topics.state(origin.topic)
         return state.next - (state.first if position is None else position)
 

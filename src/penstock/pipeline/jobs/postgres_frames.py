@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import NotFound
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import ReachOptions
 from penstock.pipeline.source_columns import ddl
 from penstock.pipeline.sources.postgres import Postgres, failure
 
@@ -19,7 +19,7 @@ ROWS_PER_STATEMENT = 5000
 
 def database_at(url: str | None) -> Postgres:
     """The queues' database at this URL, or that of the broker on this machine."""
-    return Postgres(Options({"database": url or ""}))
+    return Postgres(ReachOptions(database=url or ""))
 
 
 def queue_ids(postgres: Postgres, names: Sequence[str]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs import Say, quiet
 from penstock.pipeline.jobs.archive import read_archive
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, default_token
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS, append_once
 from penstock.pipeline.sinks.queue import PushLink
@@ -121,7 +121,7 @@ def replay(spark: Any, options: ReplayOptions, say: Say = quiet) -> Replayed:
 def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
     """How far the replay of this id goes and in what ranges: as now, or as when it was first begun.
     The broker that is written to keeps it."""
-    token, ca = Options({"token": options.token or ""}).token(), ca_text(None)
+    token, ca = default_token(options.token), ca_text(None)
     keeper: TopicLink | PushLink
     if options.to_topic:
         keeper = TopicLink(str(options.broker), BROKER_PATIENCE_SECONDS, token, ca)

@@ -30,7 +30,7 @@ from penstock.pipeline.jobs import Say, postgres_frames, quiet
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.postgres_frames import ROWS_PER_STATEMENT, queue_ids
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import TopicSourceOptions, read_options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.sources.topic_catalog import Topics
@@ -194,7 +194,8 @@ def _topic_groups(
 
 
 def _topic_names(broker: str, token: str | None, topics: Sequence[str]) -> list[str]:
-    options = Options({"broker": broker, "brokerTimeout": "10", "token": token or ""})
+    given = {"broker": broker, "topicPattern": ".*", "brokerTimeout": "10", "token": token or ""}
+    options = read_options(TopicSourceOptions, given)
     with closing(Topics(options)) as catalog:
         names = catalog.names()
     for name in topics:

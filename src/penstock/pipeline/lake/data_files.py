@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -73,6 +73,7 @@ class DataFile:
     since: int | None = None  # the earliest time, in microseconds
     until: int | None = None
     misfits: int = 0  # rows whose payload is not in the columns (`_reason`)
+    values: str = ""  # of a sink's partition columns, as a JSON object
 
     def __post_init__(self) -> None:
         if not is_relative_path(self.path):
@@ -96,7 +97,7 @@ class DataFile:
         return AddAction(
             path=self.path,
             size=self.bytes,
-            partition_values={"date": self.date} if self.date else {},
+            partition_values={"date": self.date} if self.date else json.loads(self.values or "{}"),
             modification_time=int(time.time() * 1000),
             data_change=data_change,
             stats=self.statistics(kind),
@@ -141,22 +142,23 @@ class FileWriter:
     schema: pa.Schema  # of the rows, without `date`
     run: str
     file_bytes: int = FILE_BYTES
+    partition_by: tuple[str, ...] = ()  # columns of a sink's rows that are not in its files
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """For `mapInArrow`: rows in, files out."""
         yield as_batch(self.write(batches))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
-        days: dict[date | None, _Day] = {}
+        days: dict[str, _Day] = {}
         finished: list[DataFile] = []
 
-        def finish(day: date | None) -> None:
+        def finish(day: str) -> None:
             finished.append(days[day].close())
             del days[day]
 
         try:
             for batch in batches:
-                for day, rows in self._by_day(aligned(batch, self.schema)):
+                for day, rows in self._by_partition(aligned(batch, self.schema)):
                     if day not in days:
                         if len(days) >= OPEN_FILES:
                             finish(min(days, key=lambda one: days[one].used))
@@ -176,29 +178,39 @@ class FileWriter:
             raise
         return finished
 
-    def _by_day(self, rows: pa.RecordBatch) -> Iterator[tuple[date | None, pa.RecordBatch]]:
+    def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows of each day, or of each combination of the partition columns' values (JSON)."""
         if not rows.num_rows:
             return
-        if self.kind.time is None:
-            yield None, rows
+        if self.kind.time is not None:
+            keys = rows.column(self.kind.time).cast(pa.date32()).cast(pa.string())
+        elif self.partition_by:
+            texts = [rows.column(name).cast(pa.string()) for name in self.partition_by]
+            values = zip(*(one.to_pylist() for one in texts), strict=True)
+            keys = pa.array(
+                [json.dumps(dict(zip(self.partition_by, one, strict=True))) for one in values]
+            )
+            rows = rows.select([n for n in rows.schema.names if n not in self.partition_by])
+        else:
+            yield "", rows
             return
-        days = rows.column(self.kind.time).cast(pa.date32())
-        unique = days.unique().to_pylist()
-        if len(unique) == 1:
-            yield unique[0], rows
-            return
-        for day in sorted(unique):
-            yield day, rows.filter(pc.equal(days, pa.scalar(day, pa.date32())))
+        for key in sorted(keys.unique().to_pylist()):
+            yield key, rows.filter(pc.equal(keys, key))
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of the files."""
+        return pa.schema([one for one in self.schema if one.name not in self.partition_by])
 
 
 class _Day:
-    """The open file of one day, or of all rows where days are no partitions."""
+    """The open file of one day, of the rows with the same partition values, or of all rows."""
 
-    def __init__(self, writer: FileWriter, day: date | None) -> None:
+    def __init__(self, writer: FileWriter, day: str) -> None:
         self._kind, self._storage = writer.kind, writer.storage
-        self._day = "" if day is None else str(day)
-        self._schema = writer.schema
-        directory = f"date={day}/" if day else ""
+        self._day, self._values = ("", day) if writer.kind.time is None else (day, "")
+        self._schema = writer.stored
+        directory = f"date={day}/" if self._day else ""
         self._path = f"{directory}{writer.run}-{uuid.uuid4().hex[:12]}.parquet"
         self._storage.make_directory(directory)
         self._stream = self._storage.files().open_output_stream(self._path)
@@ -249,7 +261,8 @@ class _Day:
         since, until = map(_microseconds, bounds(footer, at)) if at else (None, None)
         misfits = sum(chunk.statistics.num_values for chunk in _chunks(footer, "_reason"))
         return DataFile(
-            *(self._path, size, footer.num_rows, self._day, first, last, since, until), misfits
+            *(self._path, size, footer.num_rows, self._day, first, last, since, until),
+            *(misfits, self._values),
         )
 
     def abandon(self) -> str:

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.pipeline.jobs import postgres_frames
 from penstock.pipeline.lake.typed_columns import OUTCOMES
-from penstock.pipeline.sources.queue import QueueOptions
+from penstock.pipeline.sources.queue import QueuePlan
 
 _GROUP = {"group": pa.string(), "outcome": pa.string(), "attempts": pa.int32()}
 _GROUP |= {"error": pa.string(), "latencyMs": pa.int64()}
@@ -69,7 +69,7 @@ SELECT p.name, m.seq, coalesce(json_agg(json_build_object(
 """
 
 
-def older_than(options: QueueOptions, queue: int, low: int, high: int, minutes: float) -> int:
+def older_than(options: QueuePlan, queue: int, low: int, high: int, minutes: float) -> int:
     """The horizon below which all messages from `low` on are so old."""
     rows = options.postgres.rows(
         f"SELECT min(m.xid::text::numeric)::bigint FROM messages m WHERE m.queue_id = {queue} "
@@ -80,7 +80,7 @@ def older_than(options: QueueOptions, queue: int, low: int, high: int, minutes: 
     return high if young is None else min(high, int(young))
 
 
-def with_outcomes(spark: Any, frame: Any, options: QueueOptions, low: int, high: int) -> Any:
+def with_outcomes(spark: Any, frame: Any, options: QueuePlan, low: int, high: int) -> Any:
     """The messages of a range of transactions with the column."""
     queue = options.state().id
     queries = [
@@ -94,7 +94,7 @@ def with_outcomes(spark: Any, frame: Any, options: QueueOptions, low: int, high:
     return frame.join(rows, same, "left").drop("_partition", "_seq")
 
 
-def _ranges(options: QueueOptions, queue: int, low: int, high: int) -> list[tuple[int, int]]:
+def _ranges(options: QueuePlan, queue: int, low: int, high: int) -> list[tuple[int, int]]:
     """The range in parts of whole transactions, each of about MESSAGES_PER_QUERY."""
     parts = []
     while low < high:

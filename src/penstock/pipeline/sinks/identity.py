@@ -40,7 +40,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InvalidRequest, Unavailable
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import SinkOptions
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.held_rows import Checksum, Held, is_nested
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
@@ -134,25 +134,23 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
     """Of topics and of queues, of batches and of streams. Options are read on the driver."""
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
-    address: ClassVar[tuple[str, str]]  # the option that names the broker, and what it is
-    allowed: ClassVar[set[str]]  # names of options
     text_columns: ClassVar[tuple[str, ...]]
     place_columns: ClassVar[tuple[str, ...]]  # that say where a row goes: part of its keys
     connect: ClassVar[Callable[..., Any]]
 
-    def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
+    def __init__(
+        self, options: SinkOptions, schema: StructType, *, streaming: bool = False
+    ) -> None:
         self._streaming = streaming
-        options.refuse_others(self.allowed, f"a {self.kind} sink")
-        self._address = options.require(*self.address)
-        self._target = options.text(self.kind) or ""
-        self._app = options.text("appId")
-        self._order = options.names("orderBy")
-        # for `foreachBatch` over Spark Connect
-        self._batch = options.whole("batchId", None, least=0)
+        self._address = options.address
+        self._target = options.target
+        self._app = options.app_id
+        self._order = options.order_by
+        self._batch = options.batch_id
         self._reach: dict[str, Any] = {
-            "patience": options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS),
-            "token": options.token(),
-            "ca": options.ca(),
+            "patience": options.broker_timeout,
+            "token": options.token,
+            "ca": options.ca,
         }
         # Made on the driver: all tasks of an attempt at a batch have the same.
         self._run = uuid.uuid4().hex

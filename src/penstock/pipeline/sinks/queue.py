@@ -32,10 +32,10 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
-from penstock.net.broker_caller import Answer, BrokerCaller
+from penstock.net.broker_caller import BrokerAnswer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
-from penstock.pipeline.options import QUEUE_SINK, Options
+from penstock.pipeline.options import QueueSinkOptions
 from penstock.pipeline.sinks.held_rows import Held
 from penstock.pipeline.sinks.identity import SinkWriter
 from penstock.protocol import headers
@@ -178,7 +178,7 @@ class PushLink(BrokerCaller):
 
 
 def _unstored(
-    items: list[bytes], answer: Answer, done: Pushed
+    items: list[bytes], answer: BrokerAnswer, done: Pushed
 ) -> tuple[list[bytes], object] | None:
     """Count what was stored; the items that were not, and why. None when the broker does not say
     what became of each: it does in an array, or in the `results` of a 429."""
@@ -276,19 +276,15 @@ class QueueWriter(SinkWriter):
     """`df.write` or `df.writeStream`, `.format("penstock").option("queue", ...)`."""
 
     kind = "queue"
-    address = ("url", "the broker's HTTP address, such as http://127.0.0.1:6632")
-    allowed = QUEUE_SINK
     text_columns = TEXT
     place_columns = ("queue", "partition")
     connect = PushLink
 
-    def __init__(self, options: Options, schema: StructType, *, streaming: bool = False) -> None:
+    def __init__(
+        self, options: QueueSinkOptions, schema: StructType, *, streaming: bool = False
+    ) -> None:
         super().__init__(options, schema, streaming=streaming)
-        self._format = options.text("payloadFormat", default="json")
-        if self._format not in ("json", "text"):
-            raise InvalidRequest(
-                f"the option 'payloadFormat' is json or text, not {self._format!r}"
-            )
+        self._format = options.payload_format
         if self._types.get(HEADERS, "map<string,string>") != "map<string,string>":
             raise self._unfit(f"the column {HEADERS} must be a map<string,string>")
 

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidRequest
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import TOPIC_SINK
 from penstock.pipeline.sinks.held_rows import Held
 from penstock.pipeline.sinks.identity import OTHER_ROWS, SinkWriter
 from penstock.protocol import frames
@@ -124,8 +123,6 @@ class TopicWriter(SinkWriter):
     """`df.write` or `df.writeStream`, `.format("penstock").option("topic", ...)`."""
 
     kind = "topic"
-    address = ("broker", "the broker's address, host:port")
-    allowed = TOPIC_SINK
     text_columns = ("topic",)
     place_columns = ("topic",)
     connect = TopicLink

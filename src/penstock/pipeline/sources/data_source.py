@@ -9,7 +9,13 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest, PenstockError
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import (
+    QueueSinkOptions,
+    QueueSourceOptions,
+    TopicSinkOptions,
+    TopicSourceOptions,
+    read_options,
+)
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
@@ -25,12 +31,12 @@ class PenstockSource(DataSource):
 
     def _of_queue(self, schema: StructType | None = None) -> bool:
         """By the option `queue`, or for a sink by a column of that name."""
-        options = Options(self.options)
-        queue = options.text("queue", "assign")
-        topic = options.text("topic", "topics", "subscribe", "topicPattern", "subscribePattern")
+        given = {name.lower() for name, value in self.options.items() if value}
+        queue = bool(given & {"queue", "assign"})
+        topic = bool(given & {"topic", "topics", "subscribe", "topicpattern", "subscribepattern"})
         if queue and topic:
             raise InvalidRequest("give the option 'queue' or 'topic', not both")
-        return bool(queue) or (not topic and schema is not None and "queue" in schema.fieldNames())
+        return queue or (not topic and schema is not None and "queue" in schema.fieldNames())
 
     def schema(self) -> str:
         return QUEUE_DDL if self._of_queue() else TOPIC_DDL
@@ -53,15 +59,16 @@ class PenstockSource(DataSource):
         return self._sink(schema, overwrite, streaming=True)
 
     def _source(self, schema: StructType, *, streaming: bool) -> Any:
-        options, columns = Options(self.options), schema.fieldNames()
+        columns = schema.fieldNames()
         if self._of_queue():
-            from penstock.pipeline.sources.queue import QueueOptions, QueueReader, QueueStreamReader
+            from penstock.pipeline.sources.queue import QueuePlan, QueueReader, QueueStreamReader
 
-            queue = QueueOptions(options, columns, streaming=streaming)
+            given = read_options(QueueSourceOptions, self.options)
+            queue = QueuePlan(given, columns, streaming=streaming)
             return QueueStreamReader(queue) if streaming else QueueReader(queue)
-        from penstock.pipeline.sources.topic import TopicOptions, TopicReader, TopicStreamReader
+        from penstock.pipeline.sources.topic import TopicPlan, TopicReader, TopicStreamReader
 
-        topic = TopicOptions(options, columns)
+        topic = TopicPlan(read_options(TopicSourceOptions, self.options), columns)
         return TopicStreamReader(topic) if streaming else TopicReader(topic)
 
     def _sink(self, schema: StructType, overwrite: bool, *, streaming: bool) -> Any:
@@ -70,14 +77,15 @@ class PenstockSource(DataSource):
                 "topics and queues are appended to: use mode append, and output mode append or "
                 "update"
             )
-        options = Options(self.options)
         if self._of_queue(schema):
             from penstock.pipeline.sinks.queue import QueueWriter
 
-            return QueueWriter(options, schema, streaming=streaming)
+            queue = read_options(QueueSinkOptions, self.options)
+            return QueueWriter(queue, schema, streaming=streaming)
         from penstock.pipeline.sinks.topic import TopicWriter
 
-        return TopicWriter(options, schema, streaming=streaming)
+        topic = read_options(TopicSinkOptions, self.options)
+        return TopicWriter(topic, schema, streaming=streaming)
 
 
 @plain_errors

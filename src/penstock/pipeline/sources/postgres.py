@@ -20,12 +20,11 @@ import pyarrow as pa
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.retry import Backoff
-from penstock.pipeline.options import Options
+from penstock.pipeline.options import ReachOptions
 from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.pipeline")
 
-PATIENCE_SECONDS = 60.0
 PRIMARY = "primary"
 # What a server says that stops, starts, fails over or has no connection to spare, and a standby
 # whose replay got in the way of a query (40001): it will pass.
@@ -58,26 +57,26 @@ class Postgres:
     found here: the environment, penstock.yaml, or what runs in ./penstock-data.
     """
 
-    def __init__(self, options: Options) -> None:
-        self.patience = options.seconds("databaseTimeout", PATIENCE_SECONDS)
-        self.schema = options.text("databaseSchema") or "penstock"
-        self.url = options.text("database") or ""
-        self._read_url = options.text("readDatabase") or ""
+    def __init__(self, options: ReachOptions, read_url: str = "") -> None:
+        self.patience = options.database_timeout
+        self.schema = options.database_schema or "penstock"
+        self.url = options.database
+        self._read_url = read_url
         if self.url:
             return
         # executors are given a URL and need no configuration
         from penstock.config.database_url import database_here
 
         try:
-            self.url, schema, read_url = database_here()
+            self.url, schema, standby = database_here()
         except NotFound as error:
             raise InvalidRequest(
                 f"queues are read from PostgreSQL, and its address is not known: {error}. Or give "
                 "the option 'database', or set DATABASE_URL: `penstock database url`, on the "
                 "broker's machine, prints it"
             ) from error
-        self.schema = options.text("databaseSchema") or schema
-        self._read_url = self._read_url or read_url
+        self.schema = options.database_schema or schema
+        self._read_url = self._read_url or standby
 
     def standby(self) -> "Postgres | None":
         """The standby that `readDatabase` or the configuration here names (`database.read_url`);

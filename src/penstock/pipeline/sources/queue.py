@@ -42,7 +42,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.pipeline.options import EARLIEST, LATEST, QUEUE_SOURCE, Options
+from penstock.pipeline.options import LATEST, QueueSourceOptions
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, checked_columns
 from penstock.pipeline.sources.group_mirror import Mirror
@@ -54,14 +54,11 @@ from penstock.pipeline.sources.trigger_delay import TriggerDelay
 
 log = logging.getLogger("penstock.pipeline")
 
-# For transactions that are open when a read is planned; pushes take milliseconds.
-WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is named
 REPEAT_SECONDS = 60.0  # until it is named again
 COUNTED = 100_000  # messages held back are counted up to here
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
-TASKS = 4
 SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
 NEVER_NULL = ("queue", "partition", "seq", "id", "transactionId", "createdAt")
 
@@ -80,41 +77,28 @@ class QueueState:
     horizon: int
 
 
-class QueueOptions:
-    """Everything the source needs to know, checked. Picklable."""
+class QueuePlan:
+    """What is read of a queue, and how it is cut into tasks. Picklable."""
 
-    def __init__(self, options: Options, columns: Sequence[str], *, streaming: bool) -> None:
-        options.refuse_others(QUEUE_SOURCE, "a queue source")
-        self.primary = Postgres(options)
+    def __init__(
+        self, options: QueueSourceOptions, columns: Sequence[str], *, streaming: bool
+    ) -> None:
+        self.given = options
+        self.primary = Postgres(options, options.read_database)
         self.postgres = self.primary.standby() or self.primary  # what messages are read from
-        self.queue, assigned = _queue_of(options)
-        self.partitions = Names(assigned)
+        self.queue = options.name
+        self.partitions = Names(options.assign[1] if options.assign else None)
         self.streaming = streaming
-        self.group = options.text("group")
-        self.starting = options.positions("startingOffsets", EARLIEST)
-        if isinstance(self.starting, dict) or self.starting not in (EARLIEST, LATEST):
-            raise InvalidRequest(
-                "for a queue the option 'startingOffsets' is earliest or latest; use "
-                "startingTimestamp"
-            )
         self.created = Interval(  # microseconds since 1970
             *(
                 None if moment is None else moment * 1000
-                for moment in map(options.moment, ("startingTimestamp", "endingTimestamp"))
+                for moment in (options.starting_timestamp, options.ending_timestamp)
             )
         )
-        self.from_xid = options.whole("fromXid", 0, least=0)
-        self.to_xid = options.whole("toXid", None)
-        self.max_records = options.whole("maxOffsetsPerTrigger", None)
         self.delay = TriggerDelay(options)
-        self.wait = options.seconds("waitForTransactions", WAIT_SECONDS)
-        self.tasks = options.whole("minPartitions", TASKS)
-        self.fail_on_loss = options.flag("failOnDataLoss", True)
-        encrypted = str(options.text("encrypted", default="fail"))
-        if encrypted not in ("fail", "null"):
-            raise InvalidRequest(f"the option 'encrypted' is fail or null, not {encrypted!r}")
+        self.tasks = options.min_partitions
         checked = checked_columns("queue", QUEUE_COLUMNS, columns)
-        self.rows = QueueRows(self.postgres, self.queue, checked, streaming, encrypted)
+        self.rows = QueueRows(self.postgres, self.queue, checked, streaming, options.encrypted)
 
     def state(self) -> QueueState:
         """The queue's state now; NotFound when there is none of this name."""
@@ -132,7 +116,7 @@ class QueueOptions:
         """The state once all that is committed now is below the horizon. Whoever keeps a
         transaction open longer than it is waited for (`waitForTransactions`) is named: newer
         messages are not read then."""
-        deadline = time.monotonic() + self.wait
+        deadline = time.monotonic() + self.given.wait_for_transactions
         state = self.state()
         newest = self._newest(state)
         while newest is not None and state.horizon <= newest:
@@ -308,56 +292,35 @@ class QueueOptions:
         patience.end()
 
 
-def _queue_of(options: Options) -> tuple[str, list[str] | None]:
-    """The queue, and the partitions that `assign` names: JSON as for Kafka, {"queue": [names]}."""
-    assign = options.text("assign")
-    if assign is None:
-        return options.require("queue", "the queue's name"), None
-    try:
-        ((queue, names),) = json.loads(assign).items()
-    except (ValueError, AttributeError):
-        queue, names = "", None
-    if not queue or not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-        raise InvalidRequest(
-            "the option 'assign' is a queue and some of its partitions, such as "
-            f'{{"orders": ["eu", "us"]}}, not {assign!r}'
-        )
-    if options.text("queue") not in (None, queue):
-        raise InvalidRequest("the options 'queue' and 'assign' name different queues")
-    return queue, names
-
-
 @plain_errors
 class QueueReader(FilteredReader):
     """`spark.read.format("penstock").option("queue", ...)`: what is committed by then."""
 
-    def __init__(self, options: QueueOptions) -> None:
-        super().__init__(
-            {"createdAt": options.created, "partition": options.partitions}, NEVER_NULL
-        )
-        self.options = options
-        options.check_standby()
-        self.state = options.state() if options.to_xid else options.committed_state()
+    def __init__(self, plan: QueuePlan) -> None:
+        super().__init__({"createdAt": plan.created, "partition": plan.partitions}, NEVER_NULL)
+        self.plan = plan
+        plan.check_standby()
+        self.state = plan.state() if plan.given.to_xid else plan.committed_state()
 
     def partitions(self) -> Sequence[InputPartition]:
         """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
-        o, queue = self.options, self.state.id
-        low, high = o.from_xid, min(o.to_xid or self.state.horizon, self.state.horizon)
+        o, queue = self.plan, self.state.id
+        low, high = o.given.from_xid, min(o.given.to_xid or self.state.horizon, self.state.horizon)
         return o.scan(queue, low, high) or o.ranges(low, high, o.cuts(queue, low, high))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
-        return self.options.read(self.state, partition)
+        return self.plan.read(self.state, partition)
 
 
 @plain_errors
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("queue", ...)`."""
 
-    def __init__(self, options: QueueOptions) -> None:
-        self.options = options
-        options.check_standby()
-        self.state = options.state()
+    def __init__(self, plan: QueuePlan) -> None:
+        self.plan = plan
+        plan.check_standby()
+        self.state = plan.state()
         self._target: int | None = None
         self._planned = 0  # the transaction up to which the last batch goes
         # A horizon that holds messages back, and when to say so.
@@ -365,12 +328,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._mirror: Mirror | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._offset(0 if self.options.starting == EARLIEST else self.state.horizon, [])
+        return self._offset(
+            self.state.horizon if self.plan.given.starting_offsets == LATEST else 0, []
+        )
 
     def _offset(self, xid: int, cuts: list[list[int]]) -> dict[str, Any]:
         s = self.state
         return {
-            "queue": self.options.queue,
+            "queue": self.plan.queue,
             "id": s.id,
             "installation": s.installation,
             "xid": str(xid),
@@ -378,19 +343,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        most = self.options.max_records
+        most = self.plan.given.max_offsets_per_trigger
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self.options.committed_state().horizon
+        self._target = self.plan.committed_state().horizon
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        now = self.options.state()
+        now = self.plan.state()
         self._same(start, now)
         self.commit(start)  # all before is done; Spark says so only when there is a next batch
         low = self._planned = int(start["xid"])
         high = now.horizon if self._target is None else min(now.horizon, self._target)
-        o = self.options
+        o = self.plan
         first = o.nth_xid(now.id, low, 0)
         if first is None or first >= high:
             if first is not None and self._target is None:
@@ -414,13 +379,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._held is None or self._held[0] != now.horizon:
             self._held = (now.horizon, time.monotonic() + WARN_SECONDS)
         elif time.monotonic() >= self._held[1]:
-            self.options.name_holder(now)
+            self.plan.name_holder(now)
             self._held = (now.horizon, time.monotonic() + REPEAT_SECONDS)
 
     def _same(self, start: dict[str, Any], now: QueueState) -> None:
         if not isinstance(start, dict) or "xid" not in start:
             raise InvalidRequest("the checkpoint is not of a queue source")
-        if start["queue"] != self.options.queue:
+        if start["queue"] != self.plan.queue:
             raise InvalidRequest(
                 f"the checkpoint belongs to the queue {start['queue']!r}; use another one for "
                 "this query"
@@ -430,9 +395,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "the checkpoint belongs to another database: its positions mean nothing here. "
                 "Give the query a new checkpoint."
             )
-        if start["id"] != now.id and self.options.fail_on_loss:
+        if start["id"] != now.id and self.plan.given.fail_on_data_loss:
             raise DataLoss(
-                f"queue {self.options.queue!r} was deleted and created again since the last "
+                f"queue {self.plan.queue!r} was deleted and created again since the last "
                 "batch. To resume with what it holds now, start the query once with "
                 "failOnDataLoss=false; to begin again, give it a new checkpoint."
             )
@@ -441,7 +406,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """How far it could go, for Spark's progress, and how many messages that is from the end
         of the batch planned last."""
-        o, now = self.options, self.options.state()
+        o, now = self.plan, self.plan.state()
         waiting = o.count(now, self._planned)
         latest = {**self._offset(now.horizon, []), "waiting": waiting, "more": waiting >= COUNTED}
         if o.postgres is not o.primary:
@@ -451,16 +416,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # a batch begun before is run again without asking for the latest offset first
         self._same(end, self.state)
-        return self.options.ranges(int(start["xid"]), int(end["xid"]), end["cuts"])
+        return self.plan.ranges(int(start["xid"]), int(end["xid"]), end["cuts"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueueRange)
-        return self.options.read(self.state, partition)
+        return self.plan.read(self.state, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self.options.group:
+        if self.plan.given.group:
             self._mirror = self._mirror or Mirror(
-                self.options.primary, self.options.queue, self.options.group
+                self.plan.primary, self.plan.queue, self.plan.given.group
             )
             self._mirror.move(int(end["xid"]))
 

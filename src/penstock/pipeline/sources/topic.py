@@ -36,7 +36,7 @@ from penstock.errors import (
     NotFound,
     PenstockError,
 )
-from penstock.pipeline.options import EARLIEST, LATEST, TOPIC_SOURCE, Options, Positions
+from penstock.pipeline.options import EARLIEST, LATEST, Positions, TopicSourceOptions
 from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import (
     ALL_TOPIC_COLUMNS,
@@ -51,7 +51,6 @@ from penstock.protocol.names import partition_label, split_label
 
 log = logging.getLogger("penstock.pipeline")
 
-RECORDS_PER_TASK = 500_000
 MANY_TASKS = 64  # of one topic: more of them are worth a question each
 # From so many topics on, small ones share tasks: a task costs Spark some 20 ms, reading a few
 # records much less. These are constants, since a batch run again, also by a newer version, must be
@@ -86,48 +85,36 @@ class Task(InputPartition):
     ranges: list[Range]
 
 
-class TopicOptions:
-    """Everything the source needs to know, checked. Picklable."""
+class TopicPlan:
+    """What is read of which topics, and how it is cut into tasks. Picklable."""
 
-    def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        options.refuse_others(TOPIC_SOURCE, "a topic source")
-        self.topics = Topics(options)
-        named = [name for key in ("topic", "topics", "subscribe") for name in options.names(key)]
-        self.pattern = options.text("topicPattern", "subscribePattern")
-        if bool(named) == bool(self.pattern):
-            raise InvalidRequest(
-                "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
-            )
-        try:
-            self._pattern = re.compile(self.pattern or "")
-        except re.error as error:
-            raise InvalidRequest(
-                f"the option 'topicPattern' is no regular expression: {error}"
-            ) from None
-        self.named = list(dict.fromkeys(named))
-        self.starting = options.positions("startingOffsets", EARLIEST)
-        self.ending = options.positions("endingOffsets", LATEST)
-        self.starting_at = _moments(options, "startingTimestamp", "startingOffsetsByTimestamp")
-        self.ending_at = _moments(options, "endingTimestamp", "endingOffsetsByTimestamp")
-        self.max_records = options.whole("maxOffsetsPerTrigger", None)
-        self.delay = TriggerDelay(options)
-        self.max_bytes = options.whole("maxBytesPerTrigger", None)
-        self.min_partitions = options.whole("minPartitions", 1)
-        self.per_task = options.whole("maxRecordsPerPartition", RECORDS_PER_TASK)
-        self.fail_on_loss = options.flag("failOnDataLoss", True)
-        self.group = options.text("group")
+    def __init__(self, options: TopicSourceOptions, columns: Sequence[str]) -> None:
         self.columns = checked_columns("topic", ALL_TOPIC_COLUMNS, columns)
-        # An archive has one table for a topic, and one partition fits in.
-        self._all_partitions = not options.flag("firstPartition", False) and not options.text(
-            "archive"
-        )
-        self.topics.keyed = not {*KEYED_COLUMNS.names}.isdisjoint(self.columns)
-        if self.topics.keyed and (options.text("tier") or options.text("archive")):
+        keyed = not {*KEYED_COLUMNS.names}.isdisjoint(self.columns)
+        if keyed and (options.tier or options.archive):
             raise InvalidRequest("keys and headers are read without the options tier and archive")
+        self.given = options
+        self.topics = Topics(options, keyed=keyed)
+        self.named = list(dict.fromkeys(options.topics))
+        self.starting_at = (
+            options.starting_offsets_by_timestamp
+            if options.starting_timestamp is None
+            else options.starting_timestamp
+        )
+        self.ending_at = (
+            options.ending_offsets_by_timestamp
+            if options.ending_timestamp is None
+            else options.ending_timestamp
+        )
+        self.delay = TriggerDelay(options)
+        # An archive has one table for a topic, and one partition fits in.
+        self._all_partitions = not options.first_partition and not options.archive
 
     def names(self) -> list[str]:
         """The topics that are read: as named, or those that match the pattern now."""
-        return self.named or [name for name in self.topics.names() if self._pattern.fullmatch(name)]
+        return self.named or [
+            name for name in self.topics.names() if re.fullmatch(self.given.pattern or "", name)
+        ]
 
     def states(self) -> dict[str, TopicState]:
         """By label: every partition of the topics."""
@@ -146,14 +133,16 @@ class TopicOptions:
 
     def state_for_batch(self, topic: str) -> TopicState:
         """The state, of which a batch read that begins at a given offset needs nothing before."""
-        asked = self.starting if isinstance(self.starting, dict) and not self.starting_at else {}
-        return self.topics.state(topic, asked.get(topic, EARLIEST))
+        asked = self.given.starting_offsets
+        if isinstance(asked, dict) and not self.starting_at:
+            return self.topics.state(topic, asked.get(topic, EARLIEST))
+        return self.topics.state(topic)
 
     def start_of(self, topic: str, state: TopicState) -> int:
-        return self._resolve(topic, state, self.starting, self.starting_at, EARLIEST)
+        return self._resolve(topic, state, self.given.starting_offsets, self.starting_at, EARLIEST)
 
     def end_of(self, topic: str, state: TopicState) -> int:
-        return self._resolve(topic, state, self.ending, self.ending_at, LATEST)
+        return self._resolve(topic, state, self.given.ending_offsets, self.ending_at, LATEST)
 
     def _resolve(
         self, topic: str, state: TopicState, asked: Positions, times: Positions | None, missing: int
@@ -166,7 +155,7 @@ class TopicOptions:
             return state.first
         if offset == LATEST:
             return state.next
-        if not state.first <= offset <= state.next and self.fail_on_loss:
+        if not state.first <= offset <= state.next and self.given.fail_on_data_loss:
             raise InvalidOffset(
                 f"topic {topic!r} has offsets {state.first} to {state.next}; {offset} was asked "
                 "for. Ask for one of those, or set failOnDataLoss=false to take the nearest."
@@ -176,7 +165,7 @@ class TopicOptions:
     def split(self, span: Range, share: int) -> list[Range]:
         """Tasks of nearly equal length: at least `share`, each of at most `per_task` records."""
         total = span.end - span.start
-        count = min(total, max(share, -(-total // self.per_task)))
+        count = min(total, max(share, -(-total // self.given.max_records_per_partition)))
         cuts = [span.start + total * i // count for i in range(count + 1)] if count else []
         return [Range(span.topic, span.incarnation, a, b) for a, b in pairwise(cuts)]
 
@@ -184,13 +173,16 @@ class TopicOptions:
         """A span that would be very many tasks without the offsets that no record has, where these
         are as many as a task; a start from the tier leaves out that many and more."""
         begin = at = span.start
-        while at < span.end and span.end - span.start > MANY_TASKS * self.per_task:
+        while (
+            at < span.end
+            and span.end - span.start > MANY_TASKS * self.given.max_records_per_partition
+        ):
             first = min(span.end, self.topics.first_from(span.topic, at))
-            if first - at >= self.per_task:
+            if first - at >= self.given.max_records_per_partition:
                 if begin < at:
                     yield Range(span.topic, span.incarnation, begin, at)
                 begin = first
-            at = max(at, first) + self.per_task
+            at = max(at, first) + self.given.max_records_per_partition
         if begin < span.end:
             yield Range(span.topic, span.incarnation, begin, span.end)
 
@@ -204,22 +196,15 @@ class TopicOptions:
         total = sum(piece.end - piece.start for piece in pieces)
         groups: list[list[Range]] = []
         for piece in pieces:
-            share = -(-self.min_partitions * (piece.end - piece.start) // total)
+            share = -(-self.given.min_partitions * (piece.end - piece.start) // total)
             groups += [[part] for part in self.split(piece, share)]
-        if len(spans) > max(GROUP_FROM, self.min_partitions):
+        if len(spans) > max(GROUP_FROM, self.given.min_partitions):
             # `minPartitions` asks for more tasks, so for shorter ones.
-            most = total // self.min_partitions if self.min_partitions > 1 else total
-            groups = _grouped(groups, min(most, GROUP_RECORDS, self.per_task))
+            most = total // self.given.min_partitions if self.given.min_partitions > 1 else total
+            groups = _grouped(
+                groups, min(most, GROUP_RECORDS, self.given.max_records_per_partition)
+            )
         return [Task(ranges) for ranges in groups]
-
-
-def _moments(options: Options, for_all: str, by_topic: str) -> Positions | None:
-    """Milliseconds since 1970: one for all topics, or by topic."""
-    moments = options.moments(by_topic)
-    at = options.moment(for_all)
-    if moments is not None and at is not None:
-        raise InvalidRequest(f"give the option {for_all!r} or {by_topic!r}, not both")
-    return at if moments is None else moments
 
 
 def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
@@ -241,7 +226,7 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
 class _TaskReader:
     """What the batch and the streaming reader share: a task's rows."""
 
-    options: TopicOptions
+    plan: TopicPlan
     _times: Interval | None = None  # microseconds; what a filter on `timestamp` leaves
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -251,10 +236,10 @@ class _TaskReader:
             for part in partition.ranges:
                 yield from self._read_range(part)
         finally:
-            self.options.topics.close()
+            self.plan.topics.close()
 
     def _read_range(self, task: Range) -> Iterator[pa.RecordBatch]:
-        o, start = self.options, task.start
+        o, start = self.plan, task.start
         while True:
             try:
                 for batch in o.topics.read(task.topic, task.incarnation, start, task.end):
@@ -264,7 +249,7 @@ class _TaskReader:
                 return
             except InvalidOffset as error:
                 state = o.topics.state(task.topic)
-                if o.fail_on_loss:
+                if o.given.fail_on_data_loss:
                     raise DataLoss(
                         f"topic {task.topic!r}: offsets {start} to "
                         f"{min(state.first, task.end) - 1} were to be read and have aged out "
@@ -272,11 +257,11 @@ class _TaskReader:
                     ) from error
                 start = max(state.first, start + 1)
             except Damaged as error:
-                if o.fail_on_loss or error.resume is None:
+                if o.given.fail_on_data_loss or error.resume is None:
                     raise DataLoss(f"topic {task.topic!r}: {error}. {REMEDY}") from error
                 start = max(error.resume, start + 1)
             except (Conflict, NotFound) as error:
-                if o.fail_on_loss:
+                if o.given.fail_on_data_loss:
                     raise DataLoss(f"{error}. {REMEDY}") from error
                 return
 
@@ -285,8 +270,8 @@ class _TaskReader:
 class TopicReader(_TaskReader, FilteredReader):
     """`spark.read.format("penstock").option("topic", ...)`."""
 
-    def __init__(self, options: TopicOptions) -> None:
-        self.options = options
+    def __init__(self, plan: TopicPlan) -> None:
+        self.plan = plan
         self._offsets = Interval()
         self._times: Interval = Interval()
         self._names = Names()
@@ -298,7 +283,7 @@ class TopicReader(_TaskReader, FilteredReader):
         super().__init__(filters, ALL_TOPIC_COLUMNS.names)
 
     def partitions(self) -> Sequence[InputPartition]:
-        o = self.options
+        o = self.plan
         spans = {}
         names = [name for name in o.names() if split_label(name)[0] in self._names]
         for topic, state in o.each_partition(names, o.state_for_batch):
@@ -312,7 +297,7 @@ class TopicReader(_TaskReader, FilteredReader):
     def _narrowed(self, topic: str, start: int, end: int, *, ordered: bool) -> tuple[int, int]:
         """The part of the range that can have records of the offsets and times asked for. The
         broker finds times by whole milliseconds, where they are in order."""
-        topics, times = self.options.topics, self._times
+        topics, times = self.plan.topics, self._times
         if ordered and times.low is not None:
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
         if ordered and times.high is not None:
@@ -326,38 +311,35 @@ class TopicReader(_TaskReader, FilteredReader):
 class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("penstock").option("topic", ...)`."""
 
-    def __init__(self, options: TopicOptions) -> None:
-        if options.ending != LATEST or options.ending_at is not None:
-            raise InvalidRequest(
-                "a stream has no end: options that begin with 'ending' are for batch reads"
-            )
-        self.options = options
+    def __init__(self, plan: TopicPlan) -> None:
+        plan.given.refuse_end()
+        self.plan = plan
         self._target: dict[str, TopicState] | None = None
         self._shown: dict[str, Any] | None = None  # the position that the group shows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        o = self.options
+        o = self.plan
         return {
             topic: {"incarnation": state.incarnation, "next": o.start_of(topic, state)}
             for topic, state in o.states().items()
         }
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self.options.max_records:
-            return ReadMaxRows(self.options.max_records)
-        if self.options.max_bytes:
-            return ReadMaxBytes(self.options.max_bytes)
+        if self.plan.given.max_offsets_per_trigger:
+            return ReadMaxRows(self.plan.given.max_offsets_per_trigger)
+        if self.plan.given.max_bytes_per_trigger:
+            return ReadMaxBytes(self.plan.given.max_bytes_per_trigger)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self.options.states()
+        self._target = self.plan.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next batch goes. Where it starts, all before is done: Spark itself says so
         (`commit`) only when there is a next batch."""
         _check_shape(start)
         self.commit(start)
-        now = self.options.states() if self._target is None else self._target
+        now = self.plan.states() if self._target is None else self._target
         self._refuse_vanished(start, now)
         lags: dict[str, int] = {}
         begins: dict[str, int] = {}
@@ -370,7 +352,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
             for topic, state in now.items():  # a gap would be very many batches of nothing
                 begins[topic] = min(
                     state.next,
-                    max(begins[topic], self.options.topics.first_from(topic, begins[topic])),
+                    max(begins[topic], self.plan.topics.first_from(topic, begins[topic])),
                 )
                 lags[topic] = max(0, state.next - begins[topic])
         takes = self._admit(now, lags, limit)
@@ -383,7 +365,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return {**{topic: at for topic, at in start.items() if topic not in now}, **offsets}
 
     def _waits_for_more(self, waiting: int) -> bool:
-        delay = self.options.delay
+        delay = self.plan.delay
         return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
@@ -404,13 +386,13 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         elif resume > state.next:
             loss = f" ends at offset {state.next}, but {resume} was already read: its end was lost"
             resume = state.next
-        if loss and self.options.fail_on_loss:
+        if loss and self.plan.given.fail_on_data_loss:
             raise DataLoss(f"topic {topic!r}{loss}. {REMEDY}")
         return resume
 
     def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
         gone = sorted(topic for topic in start if topic not in now)
-        if gone and not self.options.pattern:
+        if gone and not self.plan.given.pattern:
             raise InvalidRequest(
                 f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query "
                 f"reads {', '.join(sorted(now))}. Use a checkpoint of its own for another list of "
@@ -423,9 +405,9 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         """How many records of each topic, within the limits, shared in proportion to what waits."""
         if isinstance(limit, ReadAllAvailable):
             return lags
-        o = self.options
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else o.max_records
-        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else o.max_bytes
+        o = self.plan
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else o.given.max_offsets_per_trigger
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else o.given.max_bytes_per_trigger
         share = 1.0
         total = sum(lags.values())
         if rows and total > rows:
@@ -445,34 +427,34 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return {
             topic: {"incarnation": state.incarnation, "next": state.next}
-            for topic, state in self.options.states().items()
+            for topic, state in self.plan.states().items()
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         spans = {}
         _check_shape(end)
         # a batch begun before is run again without asking for the latest offset first
-        if not self.options.pattern:
-            self._refuse_vanished(end, self.options.named)
+        if not self.plan.given.pattern:
+            self._refuse_vanished(end, self.plan.named)
         for topic, to in end.items():
             at = start.get(topic)
             if at is not None and at["incarnation"] == to["incarnation"]:
                 begin = int(at["next"])
             else:
-                begin = min(self.options.topics.state(topic).first, int(to["next"]))
+                begin = min(self.plan.topics.state(topic).first, int(to["next"]))
             if begin < to["next"]:
                 spans[topic] = (to["incarnation"], begin, int(to["next"]))
-        return self.options.tasks(spans)
+        return self.plan.tasks(spans)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the position as a group. The checkpoint is the truth: a failure only warns."""
-        group = self.options.group
-        if not group or not self.options.topics.broker or end == self._shown:
+        group = self.plan.given.group
+        if not group or not self.plan.topics.broker or end == self._shown:
             return
         self._shown = end
         for topic, at in end.items():
             try:
-                self.options.topics.link.commit(topic, group, at["next"])
+                self.plan.topics.link.commit(topic, group, at["next"])
             except PenstockError as error:
                 log.warning(
                     "group %s of topic %s could not be moved to %d: %s",
@@ -480,7 +462,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
                 )
 
     def stop(self) -> None:
-        self.options.topics.close()
+        self.plan.topics.close()
 
 
 def _check_shape(offset: Any) -> None:

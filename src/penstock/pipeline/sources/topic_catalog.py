@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
+from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
 from penstock.log.layout import DATA, HEADER_SIZE, find_logs, has_batches, log_path
 from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, Options
+from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.source_columns import ArchivedRecords
 from penstock.protocol.frames import RECORD_BATCHES, Fetched
 from penstock.protocol.names import split_label
@@ -50,26 +50,21 @@ class TopicState:
 class Topics:
     """Looks topics up. Picklable; connects when first used."""
 
-    def __init__(self, options: Options) -> None:
-        self.broker = options.text("broker")
-        self.directory = options.text("directory")
-        self.tier = options.text("tier")
-        self.keyed = False  # whether keys and headers are wanted
-        self._patience = options.seconds("brokerTimeout", BROKER_PATIENCE_SECONDS)
-        self._token = options.token()
-        self._ca = options.ca()
+    def __init__(self, options: TopicSourceOptions, *, keyed: bool = False) -> None:
+        self.broker = options.broker
+        self.directory = options.directory
+        self.tier = options.tier
+        self.keyed = keyed  # whether keys and headers are wanted
+        self._patience = options.broker_timeout
+        self._token = options.token
+        self._ca = options.ca
         self._link: TopicLink | None = None
         self._tier: TierReader | None = None
         self._archive = None
-        if archive := options.text("archive"):
+        if options.archive:
             from penstock.pipeline.sources.archived_topics import ArchivedTopics
 
-            self._archive = ArchivedTopics(archive)
-        if not self.broker and not self.directory:
-            raise InvalidRequest(
-                "give the option 'broker' (host:port), or 'directory' for topics on this "
-                "host's disk"
-            )
+            self._archive = ArchivedTopics(options.archive)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_link": None, "_tier": None}

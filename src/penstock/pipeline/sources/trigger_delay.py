@@ -5,26 +5,17 @@
 import time
 from collections.abc import Callable
 
-from penstock.errors import InvalidRequest
-from penstock.pipeline.options import Options
-
-MAX_DELAY_SECONDS = 900.0
+from penstock.pipeline.options import SourceOptions
 
 
 class TriggerDelay:
     """Whether a batch should wait. Lives in the process that plans a query's batches."""
 
-    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
-        self.at_least = options.whole("minOffsetsPerTrigger", 0)  # records of a batch
-        self._seconds = options.duration("maxTriggerDelay", MAX_DELAY_SECONDS)
+    def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self.at_least = options.min_offsets_per_trigger  # records of a batch
+        self._seconds = options.max_trigger_delay
         self._clock = clock
         self._last: float | None = None  # when a batch was last let through
-        most = options.whole("maxOffsetsPerTrigger", None)
-        if most is not None and most < self.at_least:
-            raise InvalidRequest(
-                f"the option 'minOffsetsPerTrigger' ({self.at_least}) is above "
-                f"'maxOffsetsPerTrigger' ({most})"
-            )
 
     def holds(self, enough: bool) -> bool:
         """Whether a batch waits for more; `enough` says if there is as much as `at_least`."""

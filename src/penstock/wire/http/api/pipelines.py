@@ -16,6 +16,24 @@ from penstock.wire.http.routes import route
 PIPELINE = "/api/v1/pipelines/{name}"
 
 
+class PipelineNode(msgspec.Struct):
+    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
+
+    kind: Literal["source", "step", "sink"]
+    name: str
+    title: str = ""
+    inputs: list[str] = []
+
+
+class PipelineBatch(msgspec.Struct):
+    """One of the last batches of a pipeline."""
+
+    batch: int
+    at: str
+    rows: int
+    ms: int
+
+
 class Report(msgspec.Struct):
     """The state that a pipeline reports."""
 
@@ -29,6 +47,10 @@ class Report(msgspec.Struct):
     position: str = ""
     lag_seconds: float | None = None
     target_seconds: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []
     error: str | None = None
     host: str = ""
     pid: int = 0
@@ -112,7 +134,7 @@ class PipelinesApi:
         """A pipeline's last report, its last runs and its last minutes."""
         return _pipeline(self._pipelines.get(name))
 
-    @route("PUT", PIPELINE)
+    @route("PUT", PIPELINE, tag="internal")
     def report(self, name: str, body: Report) -> Wish:
         """Report the state of a pipeline; the answer says whether it should stop."""
         return Wish(self._pipelines.put(name, msgspec.to_builtins(body)))
@@ -127,7 +149,7 @@ class PipelinesApi:
         """Delete a pipeline's reports."""
         self._pipelines.forget(name)
 
-    @route("PUT", "/topics/{topic}/archived")
+    @route("PUT", "/topics/{topic}/archived", tag="internal")
     async def archived(self, topic: str, body: Archived) -> Archived:
         """Set the archived offset: from now on, retention deletes only records before it."""
         await self._topics.local(topic).mark_archived(body.offset)
@@ -153,7 +175,13 @@ class PipelinesApi:
         await log.seal()
         return Rolled(topic, log.segments[-1].base)
 
-    @route("POST", "/topics/{topic}/compact", role=Role.ADMIN, audit=Audited("topic.compact"))
+    @route(
+        "POST",
+        "/topics/{topic}/compact",
+        tag="internal",
+        role=Role.ADMIN,
+        audit=Audited("topic.compact"),
+    )
     async def compact(self, topic: str, body: Compact) -> Swapped:
         """Replace adjacent sealed segments with one that keeps only the given records."""
         return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)
