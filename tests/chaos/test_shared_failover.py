@@ -87,9 +87,7 @@ async def _values_if(log: SharedLog, count: int) -> list[bytes] | None:
 async def test_a_synchronous_standby_has_everything_that_was_answered(pair: Pair) -> None:
     async with shared_topics(pair.url(), acquire_timeout=2.0) as topics:
         log, producer = await topics.create("orders", 1), bytes(16)
-        answered = []
-        for i in range(10):
-            answered.append(await append(log, b"%d" % i, Producer(producer, i)))
+        answered = [await append(log, b"%d" % i, Producer(producer, i)) for i in range(10)]
         sending = asyncio.create_task(append(log, b"10", Producer(producer, 10)))
         pair.primary.kill()
         await asyncio.to_thread(pair.promote)
