@@ -200,7 +200,7 @@ LIST_CONSUMERS = _consumers.get(
     "Running consumers, as they report themselves: messages in flight, last error",
     query=queries.ConsumersQuery,
 )
-REPORT_CONSUMERS = _consumers.post(
+REPORT_CONSUMERS = Section("internal", "/api/v1/consumers").post(
     "",
     Reported,
     "Report the status of consumers; the Python client does so every few seconds",
@@ -208,7 +208,7 @@ REPORT_CONSUMERS = _consumers.post(
     again=True,
 )
 
-_scheduled = Section("messages", "/api/v1/scheduled")
+_scheduled = Section("delayed messages", "/api/v1/scheduled")
 _SCHEDULED_MESSAGE = "/{queue}/{partition}/{transaction}"
 LIST_SCHEDULED = _scheduled.get(
     "", ScheduledMessages, "List delayed messages, next due first", query=queries.ScheduledQuery

@@ -173,7 +173,7 @@ class Transactions:
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
     ) -> list[PushOutcome]:
         """Push the items, which have their ids. Raises when one of them cannot be stored."""
-        answers = await self._pusher.store(items, snapshot, connection.fetch)
+        answers = await self._pusher.store(items, snapshot, fetch=connection.fetch)
         for answer in answers:
             if not isinstance(answer, PushOutcome):
                 raise answer

@@ -28,7 +28,7 @@ from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled, in_pool, supervised
 from penstock.log.context import Instruments
 from penstock.log.layout import COMPACT, DELETE
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -193,7 +193,7 @@ class SharedTopics:
         self._drop(topic)
         self._tell_of_change()
 
-    async def configure(self, topic: str, policy: str | None, limits: Limits | None) -> None:
+    async def configure(self, topic: str, policy: str | None, limits: TopicLimits | None) -> None:
         """Change the policy or the limits of a topic."""
         if policy not in (None, DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")

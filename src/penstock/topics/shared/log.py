@@ -23,11 +23,11 @@ from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.commit import Appended
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
-from penstock.log.tier.manifest import Manifest
+from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import CONTROL, BatchHead, NewRecord
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
@@ -65,7 +65,7 @@ class SharedLog:
     # What only logs on a disk have
     segments: tuple[Segment, ...] = ()
     damage: Sequence[dict[str, Any]] = ()
-    tier: Manifest | None = None
+    tier: TierManifest | None = None
     archived_offset: int | None = None
     broken: str | None = None
     incarnation_lost = False
@@ -104,7 +104,7 @@ class SharedLog:
 
     def take_settings(self, row: Any) -> None:
         self.policy: str = row["policy"]
-        self.limits = msgspec.json.decode(row["limits"], type=Limits)
+        self.limits = msgspec.json.decode(row["limits"], type=TopicLimits)
         self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
@@ -419,7 +419,7 @@ class SharedLog:
         """Set the policy of the whole topic."""
         await self._context.configure(self.topic, policy, None)
 
-    async def set_limits(self, limits: Limits) -> None:
+    async def set_limits(self, limits: TopicLimits) -> None:
         """Set the limits of the whole topic."""
         await self._context.configure(self.topic, None, limits)
 

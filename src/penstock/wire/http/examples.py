@@ -1,8 +1,7 @@
 """Examples and words for the OpenAPI document: what parameters mean, and what bodies and answers
 look like.
 
-`api_examples.json` holds real ones, recorded from a broker by `tools/api-examples`. Where there is
-none, an example is made from the schema, with values that fit the fields' names.
+`api_examples.json` holds real ones, recorded from a broker by `tools/api-examples`.
 """
 
 import json
@@ -10,36 +9,17 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-UUID = "20ff6f94-0000-8000-8008-000000000001"
-NAMES = {  # of fields and parameters -> a value that says something
+PARTITION_ID = "20ff6f94-0000-8000-8008-000000000000"
+NAMES = {  # parameters of paths -> a value that says something
     "queue": "orders",
     "topic": "orders",
     "group": "billing",
-    "consumerGroup": "billing",
     "partition": "c-1",
     "transaction": "order-7",
-    "transactionId": "order-7",
-    "partitionId": "20ff6f94-0000-8000-8008-000000000000",
-    "leaseId": "01a1e49a-e1da-7008-9162-f15891935489",
     "lease": "01a1e49a-e1da-7008-9162-f15891935489",
     "name": "lake",
     "signal": "traces",
     "id": "1",
-    "namespace": "shop",
-    "task": "checkout",
-    "member": "worker-3",
-    "payload": "hello",
-    "at": "2026-01-31T12:00:00Z",
-    "from": "2026-01-31T12:00:00Z",
-    "to": "2026-01-31T13:00:00Z",
-    "timestamp": "2026-01-31T12:00:00Z",
-    "error": "gateway timeout",
-    "status": "completed",
-    "host": "broker-1",
-    "hostname": "broker-1",
-    "message": "it is done",
-    "subject": "svc-checkout",
-    "version": "0.2.0",
 }
 PARAMETERS = {
     "after": "Start after this entry: the `id` of the last one on the previous page.",
@@ -75,6 +55,7 @@ PARAMETERS = {
     "offset": "Number of entries to skip.",
     "partition": "The partition.",
     "partitions": "The most partitions to take messages from.",
+    "placement": "Where the records are: `local` or `shared`; default: `topics.placement`.",
     "q": "The text to look for.",
     "queue": "The queue.",
     "range": "The time range: 1h, 24h or 7d.",
@@ -139,61 +120,7 @@ def meaning(path: str, parameter: str) -> str:
 def parameter_example(path: str, parameter: str) -> str:
     """A value to put into a path."""
     if parameter == "partition" and meaning(path, parameter).endswith("partitionId."):
-        return NAMES["partitionId"]
+        return PARTITION_ID
     if parameter == "name" and "/pipelines" in path:
         return "big-orders"
     return NAMES.get(parameter, parameter)
-
-
-def example_of(schema: dict[str, Any], components: dict[str, Any]) -> Any:
-    """A value that fits a schema."""
-    return _Maker(components).of(schema, "")
-
-
-class _Maker:
-    def __init__(self, components: dict[str, Any]) -> None:
-        self._components = components
-        self._within: list[str] = []  # names that are being made: a type may hold itself
-
-    def of(self, schema: dict[str, Any], name: str) -> Any:
-        for key in ("example", "const", "default"):
-            if schema.get(key) is not None:
-                return schema[key]
-        if "$ref" in schema:
-            return self._named(schema["$ref"].rsplit("/", 1)[-1], name)
-        if "enum" in schema:
-            return schema["enum"][0]
-        if choices := schema.get("anyOf") or schema.get("oneOf"):
-            typed = [one for one in choices if one.get("type") != "null"]
-            return self.of(typed[0], name) if typed else None
-        kind = schema.get("type")
-        if kind == "object":
-            fields = schema.get("properties", {})
-            return {field: self.of(about, field) for field, about in fields.items()}
-        if kind == "array":
-            items = schema.get("items")
-            return [self.of(items, name.removesuffix("s"))] if isinstance(items, dict) else []
-        return self._scalar(kind, schema, name)
-
-    def _named(self, component: str, name: str) -> Any:
-        if component in self._within or component not in self._components:
-            return {}
-        self._within.append(component)
-        try:
-            return self.of(self._components[component], name)
-        finally:
-            self._within.pop()
-
-    @staticmethod
-    def _scalar(kind: Any, schema: dict[str, Any], name: str) -> Any:
-        if kind in ("integer", "number"):
-            least = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-            return max(1, least)
-        if kind == "boolean":
-            return True
-        if kind == "string":
-            if schema.get("format") == "date-time":
-                return NAMES["at"]
-            value = NAMES.get(name, name or "text")
-            return value.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
-        return None if kind == "null" else {"id": 7}

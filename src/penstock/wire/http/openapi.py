@@ -15,7 +15,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.protocol.status import CLASSES, REASONS
-from penstock.wire.http.examples import example_of, meaning, parameter_example, recorded
+from penstock.wire.http.examples import meaning, parameter_example, recorded
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import ANY, Route, Router, route
@@ -141,22 +141,20 @@ def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]
             if route.body is bytes
             else {"application/json": {"schema": schemas[id(route.body)]}}
         )
-        _add_example(content, example.get("body"), components)
+        _add_example(content, example.get("body"))
         operation["requestBody"] = {
             "required": not route.body_optional and route.body is not bytes,
             "content": content,
         }
     answer = operation["responses"][str(route.status)].get("content", {})
-    _add_example(answer, example.get("answer"), components)
+    _add_example(answer, example.get("answer"))
     return operation
 
 
-def _add_example(content: dict[str, Any], example: Any, components: dict[str, Any]) -> None:
-    """To a body or an answer in JSON: the one that was recorded, or one made from its schema."""
-    about = content.get("application/json")
-    if about is not None and "schema" in about:
-        made = example_of(about["schema"], components) if example is None else example
-        about["example"] = made
+def _add_example(content: dict[str, Any], example: Any) -> None:
+    """To a body or an answer in JSON, the one that was recorded."""
+    if "application/json" in content and example is not None:
+        content["application/json"]["example"] = example
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
 from penstock.contract.messages import (
     MessageBuried,
     MessageDeleted,
+    MessageGroup,
     MessageRetried,
     MessageWithPayload,
     StoredMessage,
@@ -23,143 +24,94 @@ from penstock.contract.messages import (
 from penstock.contract.noun import Noun
 from penstock.contract.queues import QueueCleared
 from penstock.protocol.names import QUEUE_MODE
-
-
-def group(one: Group) -> dict[str, Any]:
-    return {
-        "queueName": one.queue,
-        "topics": [one.queue],
-        "totalLag": one.waiting,
-        "maxTimeLag": one.lag_seconds,
-        "partitionsWithLag": one.lagging_partitions,
-        "subscriptionMode": one.mode,
-        "subscriptionTimestamp": one.start_at,
-        "subscriptionCreatedAt": one.created_at,
-    }
-
-
-def _position(one: GroupPosition) -> dict[str, Any]:
-    return {
-        "workerId": one.lease_id,
-        "lastConsumedAt": one.consumed_at,
-        "totalConsumed": one.consumed,
-        "offsetLag": one.waiting,
-        "timeLagSeconds": int(one.lag_seconds),
-        "leaseActive": one.lease_id is not None,
-    }
-
-
-def _group_deleted(one: GroupDeleted) -> dict[str, Any]:
-    return {
-        "success": True,
-        "consumerGroup": one.group,
-        "deletedPartitions": one.partitions,
-        "metadataDeleted": one.subscription_deleted,
-        **({} if one.queue is None else {"queueName": one.queue}),
-    }
-
-
-def _seek(one: Seek) -> dict[str, Any]:
-    shown = {"success": True, "consumerGroup": one.group, "queueName": one.queue}
-    if one.partition is not None:
-        return shown | {
-            "partitionName": one.partition,
-            "updated": bool(one.partitions),
-            "cursorMovedTo": one.position,
-        }
-    return shown | {
-        "seekToEnd": one.to == "end",
-        "targetTimestamp": one.at,
-        "partitionsUpdated": one.partitions,
-    }
-
-
-def _dead_letter(one: DeadLetterMessage) -> dict[str, Any]:
-    return {
-        "dlqId": one.number,
-        "id": one.message_id,
-        "consumerGroup": one.group,
-        "errorMessage": one.error,
-        "retryCount": max(0, one.attempts - 1),
-        "producerSub": one.producer,
-    }
-
+from penstock.wire.queen.shapes import Json, shape
 
 _STATUS = {"waiting": "pending", "leased": "processing"}
+_group = shape(
+    "queueName=queue totalLag=waiting maxTimeLag=lag_seconds partitionsWithLag=lagging_partitions "
+    "subscriptionMode=mode subscriptionTimestamp=start_at subscriptionCreatedAt=created_at"
+)
+_position = shape(
+    "workerId=lease_id lastConsumedAt=consumed_at totalConsumed=consumed offsetLag=waiting"
+)
+_group_deleted = shape(
+    "consumerGroup=group deletedPartitions=partitions metadataDeleted=subscription_deleted"
+)
+_sought = shape("consumerGroup=group queueName=queue")
+_sought_in_all = shape("targetTimestamp=at partitionsUpdated=partitions")
+_sought_in_one = shape("partitionName=partition cursorMovedTo=position")
+_dead_letter = shape(
+    "dlqId=number id=message_id consumerGroup=group errorMessage=error producerSub=producer"
+)
+_stored = shape("producerSub=producer queuePriority=priority")
+_message = shape(
+    "producerSub=producer isEncrypted=encrypted errorMessage=error retryCount=attempts "
+    "consumerGroups=groups"
+)
+_config = shape("leaseTime retryLimit retryDelay ttl priority")
 
 
-def _mode(queue_mode: bool, groups: int) -> dict[str, Any]:
+def _seek(one: Seek) -> Json:
+    if one.partition is not None:
+        shown = {**_sought_in_one(one), "updated": bool(one.partitions)}
+    else:
+        shown = {**_sought_in_all(one), "seekToEnd": one.to == "end"}
+    return {"success": True, **_sought(one), **shown}
+
+
+def _mode(queue_mode: bool, groups: int) -> Json:
     """How queues are read: without a group, by groups (a bus), both (hybrid) or not at all."""
     bus = "hybrid" if groups else "queue"
     kind = bus if queue_mode else "bus" if groups else "none"
     return {"hasQueueMode": queue_mode, "busGroupsCount": groups, "type": kind}
 
 
-def _stored(one: StoredMessage) -> dict[str, Any]:
-    return {
-        "status": _STATUS.get(one.state, one.state),
-        "queueStatus": _STATUS.get(one.queue_state, one.queue_state),
-        "queuePath": f"{one.queue}/{one.partition}",
-        "busStatus": {"consumedBy": one.groups_done, "totalGroups": one.groups},
-        "producerSub": one.producer,
-        "queuePriority": one.priority,
-    }
+def _place(one: StoredMessage | MessageWithPayload) -> Json:
+    status = _STATUS.get(one.state, one.state)
+    return {"status": status, "queuePath": f"{one.queue}/{one.partition}"}
 
 
-def _stored_page(one: StoredMessages) -> dict[str, Any]:
-    return {"mode": _mode(one.queue_mode, one.groups)}
+def _message_mode(groups: list[MessageGroup]) -> Json:
+    buses = len([group for group in groups if group.name != QUEUE_MODE])
+    consumed = sum(group.consumed for group in groups)
+    return _mode(buses < len(groups), buses) | {"consumedByGroups": consumed}
 
 
-def _message(one: MessageWithPayload) -> dict[str, Any]:
-    names = [group.name for group in one.groups]
-    buses = len([name for name in names if name != QUEUE_MODE])
-    consumed = sum(group.consumed for group in one.groups)
-    options = one.options
-    return {
-        "status": _STATUS.get(one.state, one.state),
-        "queuePath": f"{one.queue}/{one.partition}",
-        "producerSub": one.producer,
-        "isEncrypted": one.encrypted,
-        "errorMessage": one.error,
-        "retryCount": one.attempts,
-        "queueConfig": {
-            "leaseTime": options.lease_time,
-            "retryLimit": options.retry_limit,
-            "retryDelay": options.retry_delay,
-            "ttl": options.ttl,
-            "priority": options.priority,
-        },
-        "mode": _mode(buses < len(names), buses) | {"consumedByGroups": consumed},
-        "consumerGroups": one.groups,
-    }
-
-
-def _deleted(_: MessageDeleted) -> dict[str, Any]:
-    return {"success": True, "message": "Message deleted successfully"}
-
-
-def _buried(one: MessageBuried) -> dict[str, Any]:
-    return {"success": one.moved, "dlq": one.moved}
-
-
-def _success(_: Noun) -> dict[str, Any]:
+def _success(_: Noun) -> Json:
     return {"success": True}
 
 
-ALIASES: dict[type[msgspec.Struct], Callable[[Any], dict[str, Any]]] = {
-    Group: group,
-    GroupPosition: _position,
-    GroupDeleted: _group_deleted,
+ALIASES: dict[type[msgspec.Struct], Callable[[Any], Json]] = {
+    Group: lambda one: {**_group(one), "topics": [one.queue]},
+    GroupPosition: lambda one: {
+        **_position(one),
+        "timeLagSeconds": int(one.lag_seconds),
+        "leaseActive": one.lease_id is not None,
+    },
+    GroupDeleted: lambda one: {
+        "success": True,
+        **_group_deleted(one),
+        **({} if one.queue is None else {"queueName": one.queue}),
+    },
     Seek: _seek,
-    DeadLetterMessage: _dead_letter,
-    StoredMessage: _stored,
-    StoredMessages: _stored_page,
-    MessageWithPayload: _message,
-    MessageDeleted: _deleted,
-    MessageRetried: _success,
-    MessageBuried: _buried,
-    QueueCleared: _success,
-    Requeued: _success,
-    Purged: _success,
-    TraceAdded: _success,
+    DeadLetterMessage: lambda one: {
+        **_dead_letter(one),
+        "retryCount": max(0, one.attempts - 1),
+    },
+    StoredMessage: lambda one: {
+        **_place(one),
+        **_stored(one),
+        "queueStatus": _STATUS.get(one.queue_state, one.queue_state),
+        "busStatus": {"consumedBy": one.groups_done, "totalGroups": one.groups},
+    },
+    StoredMessages: lambda one: {"mode": _mode(one.queue_mode, one.groups)},
+    MessageWithPayload: lambda one: {
+        **_place(one),
+        **_message(one),
+        "queueConfig": _config(one.options),
+        "mode": _message_mode(one.groups),
+    },
+    MessageDeleted: lambda _: {"success": True, "message": "Message deleted successfully"},
+    MessageBuried: lambda one: {"success": one.moved, "dlq": one.moved},
+    **dict.fromkeys((MessageRetried, QueueCleared, Requeued, Purged, TraceAdded), _success),
 }

@@ -14,7 +14,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import plain
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json, time_range
+from penstock.wire.queen.shapes import Json, shape, time_range
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
 MAX_POINTS = 120
@@ -24,6 +24,9 @@ REASONS = {  # why messages were deleted, and Queen's name for it
     "eviction": "evictionMsgs",
     "ttl": "ttlMsgs",
 }
+_server = shape("hostname workerId=worker id pid startedAt lastSeen")
+_load = shape("hostname workerId=worker bucket cpu memoryBytes waitingPops")
+_parked = shape("hostname workerId=worker bucket queueName=queue parkedCount=parked")
 LONG_FIGURES = ("parked", "consumers", "reports")  # only in the metrics of the processes
 
 
@@ -73,17 +76,7 @@ class ClusterApi:
                 if (not args.hostname or one.hostname == args.hostname)
                 and (args.worker_id is None or one.worker == args.worker_id)
             ],
-            "series": [
-                {
-                    "hostname": point.hostname,
-                    "workerId": point.worker,
-                    "bucket": point.bucket,
-                    "cpu": point.cpu,
-                    "memoryBytes": point.memory_bytes,
-                    "waitingPops": point.waiting_pops,
-                }
-                for point in series
-            ],
+            "series": [_load(point) for point in series],
         }
 
     @route("GET", "/api/v1/analytics/queue-parked-replicas")
@@ -97,16 +90,7 @@ class ClusterApi:
         return {
             "timeRange": time_range(since, until),
             "bucketMinutes": minutes,
-            "series": [
-                {
-                    "hostname": point.hostname,
-                    "workerId": point.worker,
-                    "bucket": point.bucket,
-                    "queueName": point.queue,
-                    "parkedCount": point.parked,
-                }
-                for point in series
-            ],
+            "series": [_parked(point) for point in series],
             "replicas": [{"hostname": host, "workerId": number} for host, number in replicas],
         }
 
@@ -209,17 +193,6 @@ def _removed(rows: list[Removal]) -> Json:
     }
     steps = sum(row.steps for row in rows)
     return {**by_reason, "totalMsgs": sum(by_reason.values()), "eventCount": steps}
-
-
-def _server(one: BrokerPresence) -> Json:
-    return {
-        "hostname": one.hostname,
-        "workerId": one.worker,
-        "id": one.id,
-        "pid": one.pid,
-        "startedAt": one.started_at,
-        "lastSeen": one.last_seen,
-    }
 
 
 def worker(one: BrokerPresence) -> Json:

@@ -1,6 +1,6 @@
 """Operations on consumer groups that only Queen MQ has."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -9,6 +9,12 @@ from penstock.contract.queries import LaggingQuery
 from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.wire.http.routes import route
+from penstock.wire.queen.shapes import Json, shape
+
+_lagging = shape(
+    "consumer_group=group queue_name=queue partition_name=partition partition_id "
+    "worker_id=lease_id offset_lag=waiting oldest_unconsumed_at=oldest last_consumed_at=consumed_at"
+)
 
 
 class SubscriptionBody(msgspec.Struct, rename="camel"):
@@ -24,20 +30,13 @@ class QueenGroupsApi:
         self._groups = queues.groups
 
     @route("GET", "/api/v1/consumer-groups/lagging")
-    async def lagging(self, args: LaggingQuery) -> list[dict[str, Any]]:
+    async def lagging(self, args: LaggingQuery) -> list[Json]:
         """List partitions whose lag is at least `minLagSeconds`."""
         return [
             {
-                "consumer_group": one.group,
-                "queue_name": one.queue,
-                "partition_name": one.partition,
-                "partition_id": one.partition_id,
-                "worker_id": one.lease_id,
-                "offset_lag": one.waiting,
+                **_lagging(one),
                 "time_lag_seconds": int(one.lag_seconds),
                 "lag_hours": round(one.lag_seconds / 3600, 2),
-                "oldest_unconsumed_at": one.oldest,
-                "last_consumed_at": one.consumed_at,
             }
             for one in await self._groups.lagging(args.min_lag_seconds)
         ]
@@ -47,7 +46,7 @@ class QueenGroupsApi:
         "/api/v1/consumer-groups/{group}/subscription",
         audit=Audited("group.subscription", answer=("rowsUpdated",)),
     )
-    async def subscribe(self, group: str, body: SubscriptionBody) -> dict[str, Any]:
+    async def subscribe(self, group: str, body: SubscriptionBody) -> Json:
         """Set the time from which a group reads partitions that are new to it."""
         start = time_field(body.subscription_timestamp, "subscriptionTimestamp")
         return {

@@ -25,11 +25,21 @@ from penstock.wire.http.answers import plain
 from penstock.wire.http.messages import Response, json_response
 from penstock.wire.http.routes import route
 from penstock.wire.queen.cluster import worker
-from penstock.wire.queen.shapes import Json, counts, page, time_range
+from penstock.wire.queen.shapes import Json, counts, page, shape, time_range
 
 STATUS_QUEUES = 200  # named in the summary of the broker
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"
 _CURSOR = re.compile("[0-7]?[0-9a-f]{1,7}")
+
+_queue = shape("id=uuid name namespace task createdAt")
+_config = shape("leaseTime retryLimit retryDelay ttl deadLetterQueue maxQueueSize=max_size")
+_times = shape("id name createdAt oldestMessage newestMessage")
+_overview = shape("queues partitions namespaces tasks")
+_rates = shape("ingestedPerSecond=pushed_per_second processedPerSecond=completed_per_second")
+_leases = shape("active partitionsWithLeases=partitions totalBatchSize=taken totalAcked=acked")
+_point = shape("timestamp=bucket ingested=pushed processed=completed failed deadLetter=dead")
+_pushed = shape("timestamp=bucket messages=pushed")
+_operation = shape("timestamp=bucket pushed done=completed failed dead")
 
 
 class QueuesQuery(Paged, frozen=True):
@@ -120,14 +130,7 @@ class QueenQueuesApi:
                 **_names(status),
                 "priority": options.priority,
                 "options": options,
-                "config": {
-                    "leaseTime": options.lease_time,
-                    "retryLimit": options.retry_limit,
-                    "retryDelay": options.retry_delay,
-                    "ttl": options.ttl,
-                    "deadLetterQueue": options.dead_letter_queue,
-                    "maxQueueSize": options.max_size,
-                },
+                "config": _config(options),
             },
             "partitions": [
                 {
@@ -212,15 +215,9 @@ class QueenQueuesApi:
         sums = await self._status.overview()
         groups = await self._queues.groups.listing()
         return {
-            "queues": sums.queues,
-            "partitions": sums.partitions,
-            "namespaces": sums.namespaces,
-            "tasks": sums.tasks,
+            **_overview(sums),
             "messages": counts(sums.messages),
-            "throughput": {
-                "ingestedPerSecond": sums.pushed_per_second,
-                "processedPerSecond": sums.completed_per_second,
-            },
+            "throughput": _rates(sums),
             "lag": {
                 "time": _spread([group.lag_seconds for group in groups]),
                 "offset": _spread([group.waiting for group in groups]),
@@ -250,11 +247,7 @@ class QueenQueuesApi:
             "pointCount": len(points),
             "throughput": [
                 {
-                    "timestamp": point.bucket,
-                    "ingested": point.pushed,
-                    "processed": point.completed,
-                    "failed": point.failed,
-                    "deadLetter": point.dead,
+                    **_point(point),
                     "ingestedPerSecond": point.pushed / minutes / 60,
                     "processedPerSecond": point.completed / minutes / 60,
                 }
@@ -269,12 +262,7 @@ class QueenQueuesApi:
                     kind: round(messages[kind] / max(1, requests[kind]), 2) for kind in requests
                 },
             },
-            "leases": {
-                "active": leases.active,
-                "partitionsWithLeases": leases.partitions,
-                "totalBatchSize": leases.taken,
-                "totalAcked": leases.acked,
-            },
+            "leases": _leases(leases),
             "deadLetterQueue": {
                 "totalMessages": totals.dead_letters,
                 "affectedPartitions": errors.affected_partitions,
@@ -297,9 +285,7 @@ class QueenQueuesApi:
         return {
             **time_range(since, until),
             "interval": args.interval,
-            "dataPoints": [
-                {"timestamp": point.bucket, "messages": point.pushed} for point in points
-            ],
+            "dataPoints": [_pushed(point) for point in points],
         }
 
     @route("GET", "/api/v1/analytics/queue-ops")
@@ -310,16 +296,7 @@ class QueenQueuesApi:
         points = await self._status.history(since, until, width, args.queue or None)
         return {
             "timeRange": time_range(since, until),
-            "series": [
-                {
-                    "timestamp": point.bucket,
-                    "pushed": point.pushed,
-                    "done": point.completed,
-                    "failed": point.failed,
-                    "dead": point.dead,
-                }
-                for point in points
-            ],
+            "series": [_operation(point) for point in points],
         }
 
     @route("GET", "/api/v1/analytics/queue-lag")
@@ -333,12 +310,7 @@ class QueenQueuesApi:
         """PostgreSQL: database and table sizes, dead rows, and the oldest transaction, which
         blocks vacuum.
         """
-        status = await self._status.postgres()
-        return {
-            "database": status.database,
-            "oldestTransaction": status.oldest_transaction,
-            "tables": status.tables,
-        }
+        return shape("database oldestTransaction tables")(await self._status.postgres())
 
     @route("POST", "/api/v1/stats/refresh", role=Role.ADMIN)
     async def refresh(self) -> Json:
@@ -365,14 +337,7 @@ async def _page(found: QueueStatusPage, **more: Json) -> Response:
 
 
 def _names(status: QueueStatus) -> Json:
-    info = status.info
-    return {
-        "id": info.uuid,
-        "name": info.name,
-        "namespace": info.namespace,
-        "task": info.task,
-        "createdAt": info.created_at,
-    }
+    return _queue(status.info)
 
 
 def _summary(status: QueueStatus) -> Json:
@@ -380,14 +345,7 @@ def _summary(status: QueueStatus) -> Json:
 
 
 def _partition(row: PartitionStatus) -> Json:
-    return {
-        "id": row.id,
-        "name": row.name,
-        "createdAt": row.created_at,
-        "oldestMessage": row.oldest_message,
-        "newestMessage": row.newest_message,
-        "stats": counts(row.counts),
-    }
+    return {**_times(row), "stats": counts(row.counts)}
 
 
 def _depth(waiting: int, leased: int) -> Json:

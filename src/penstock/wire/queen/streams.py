@@ -4,7 +4,7 @@ The names and shapes are those of Queen MQ: snake_case, and `success` in every a
 """
 
 from collections.abc import Awaitable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -16,10 +16,11 @@ from penstock.queues.streams import Cycle, CycleAck
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit
-from penstock.wire.http.api.pushes import PushAnswer, PushItem, push_answers, received
+from penstock.wire.http.api.pushes import PushItem, push_answers, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, failure_response, json_response
 from penstock.wire.http.routes import route
+from penstock.wire.queen.shapes import Json
 
 
 class QueryBody(msgspec.Struct):
@@ -34,15 +35,6 @@ class QueryBody(msgspec.Struct):
         "source_queue": "source_queue is required",
         "config_hash": "config_hash is required",
     }
-
-
-class QueryAnswer(msgspec.Struct):
-    success: bool
-    query_id: str
-    name: str
-    config_hash: str
-    fresh: bool
-    reset: bool
 
 
 class StateOperation(msgspec.Struct):
@@ -77,22 +69,6 @@ class CycleBody(msgspec.Struct):
     }
 
 
-class StreamAckResult(msgspec.Struct):
-    success: bool
-    count: int  # messages
-    lease_released: bool
-    dlq: bool
-
-
-class CycleAnswer(msgspec.Struct):
-    success: bool
-    query_id: str
-    partition_id: str
-    state_ops_applied: int
-    push_results: list[PushAnswer]
-    ack_result: StreamAckResult | None
-
-
 class StateBody(msgspec.Struct):
     query_id: str
     partition_id: str
@@ -106,45 +82,34 @@ class StateBody(msgspec.Struct):
     }
 
 
-class StateAnswerRow(msgspec.Struct):
-    key: str
-    value: msgspec.Raw
-    updated_at: str
-
-
-class StateAnswer(msgspec.Struct):
-    success: bool
-    rows: list[StateAnswerRow]
-
-
 read_query, read_cycle = body_decoder(QueryBody), body_decoder(CycleBody)
 read_state = body_decoder(StateBody)
 
 
 class StreamsApi:
-    tag = "streams"
+    tag = "queen"
 
     def __init__(self, queues: Queues, buffer: Buffer) -> None:
         self._streams = queues.streams
         self._buffer = buffer
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route("POST", "/streams/v1/queries", body=QueryBody, answer=QueryAnswer)
+    @route("POST", "/streams/v1/queries", body=QueryBody, answer=Json)
     async def register(self, request: Request) -> Response:
         """Register a query, which keeps state beside the partitions of its source queue."""
         return await _answered(request, self._register(request))
 
-    @route("POST", "/streams/v1/cycle", body=CycleBody, answer=CycleAnswer)
+    @route("POST", "/streams/v1/cycle", body=CycleBody, answer=Json)
     async def cycle(self, request: Request) -> Response:
         """Change state, push and acknowledge in one transaction: all of it or nothing."""
         return await _answered(request, self._cycle(request))
 
-    @route("POST", "/streams/v1/state/get", body=StateBody, answer=StateAnswer, role=Role.READ_ONLY)
+    @route("POST", "/streams/v1/state/get", body=StateBody, answer=Json, role=Role.READ_ONLY)
     async def state(self, request: Request) -> Response:
         """Read the state of a query in a partition. Filters are combined with AND."""
         return await _answered(request, self._state(request))
 
-    async def _register(self, request: Request) -> QueryAnswer:
+    async def _register(self, request: Request) -> Json:
         body = read_query(request.body)
         done = await self._streams.register(
             body.name,
@@ -153,9 +118,15 @@ class StreamsApi:
             body.config_hash,
             reset=body.reset or False,
         )
-        return QueryAnswer(True, done.query_id, body.name, body.config_hash, done.fresh, done.reset)
+        return {
+            "query_id": done.query_id,
+            "name": body.name,
+            "config_hash": body.config_hash,
+            "fresh": done.fresh,
+            "reset": done.reset,
+        }
 
-    async def _cycle(self, request: Request) -> CycleAnswer:
+    async def _cycle(self, request: Request) -> Json:
         self._limit.check_body(request.body)
         body = read_cycle(request.body)
         operations = body.state_ops or []
@@ -179,18 +150,21 @@ class StreamsApi:
                 release=body.release_lease is not False,
             )
         )
-        results: Any = push_answers(items, done.pushed)
-        acked = StreamAckResult(True, done.acked, done.released, done.dead)
-        return CycleAnswer(
-            True,
-            body.query_id,
-            body.partition_id,
-            len(operations),
-            results,
-            acked if body.ack else None,
-        )
+        acked = {
+            "success": True,
+            "count": done.acked,
+            "lease_released": done.released,
+            "dlq": done.dead,
+        }
+        return {
+            "query_id": body.query_id,
+            "partition_id": body.partition_id,
+            "state_ops_applied": len(operations),
+            "push_results": push_answers(items, done.pushed),
+            "ack_result": acked if body.ack else None,
+        }
 
-    async def _state(self, request: Request) -> StateAnswer:
+    async def _state(self, request: Request) -> Json:
         body = read_state(request.body)
         rows = await self._streams.state(
             body.query_id,
@@ -199,13 +173,16 @@ class StreamsApi:
             body.key_prefix or "",
             body.ripe_at_or_before,
         )
-        return StateAnswer(
-            True,
-            [
-                StateAnswerRow(row.key, msgspec.Raw(row.value), microseconds(row.updated_at))
+        return {
+            "rows": [
+                {
+                    "key": row.key,
+                    "value": msgspec.Raw(row.value),
+                    "updated_at": microseconds(row.updated_at),
+                }
                 for row in rows
-            ],
-        )
+            ]
+        }
 
 
 def _ack(ack: StreamAck) -> CycleAck:
@@ -214,9 +191,9 @@ def _ack(ack: StreamAck) -> CycleAck:
     return CycleAck(ack.transaction_id, ack.lease_id, ack.status or "completed", ack.error)
 
 
-async def _answered(request: Request, answer: Awaitable[msgspec.Struct]) -> Response:
+async def _answered(request: Request, answer: Awaitable[Json]) -> Response:
     """The answer as JSON; that of an error says `success: false`, too."""
     try:
-        return json_response(await answer)
+        return json_response({"success": True, **await answer})
     except PenstockError as error:
         return failure_response(error, request, success=False)

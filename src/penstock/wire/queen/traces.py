@@ -1,12 +1,19 @@
 """Traces of messages, as Queen MQ lists them: in snake_case."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from penstock.contract.queries import Limit, Paged
 from penstock.queues.admin.traces import Trace
 from penstock.queues.engine import Queues
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json, page
+from penstock.wire.queen.shapes import Json, page, shape
+
+_entry = shape(
+    "id event_type data consumer_group=group worker_id=worker created_at trace_names=names"
+)
+_about = shape(
+    "transaction_id partition_id queue_name=queue partition_name=partition message_payload=payload"
+)
 
 
 class TracesQuery(Paged, frozen=True):
@@ -54,22 +61,6 @@ class TracesApi:
         }
 
 
-def _trace(trace: Trace) -> dict[str, Any]:
-    shown: Json = {
-        "id": trace.id,
-        "event_type": trace.event_type,
-        "data": trace.data,
-        "consumer_group": trace.group,
-        "worker_id": trace.worker,
-        "created_at": trace.created_at,
-        "trace_names": trace.names,
-    }
-    if trace.message is not None:
-        shown |= {
-            "transaction_id": trace.message.transaction_id,
-            "partition_id": trace.message.partition_id,
-            "queue_name": trace.message.queue,
-            "partition_name": trace.message.partition,
-            "message_payload": trace.message.payload,
-        }
-    return shown
+def _trace(trace: Trace) -> Json:
+    shown = _entry(trace)
+    return shown if trace.message is None else {**shown, **_about(trace.message)}

@@ -97,7 +97,7 @@ class AnalyticsApi:
             next=points.next,
         )
 
-    @route("GET", "/api/v1/analytics/rollup")
+    @route("GET", "/api/v1/analytics/rollup", tag="internal")
     async def rolled_up(self) -> RolledUp:
         """Messages and records per minute in the last hour, from the last rollup."""
         totals = await self._queues.analytics.totals(datetime.now(UTC) - timedelta(hours=1))

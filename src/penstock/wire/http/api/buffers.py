@@ -116,7 +116,12 @@ class BuffersApi:
         return self.pop_maintenance()
 
     @route(
-        "POST", "/api/v1/buffers/events", status=201, role=Role.ADMIN, audit=Audited("buffer.store")
+        "POST",
+        "/api/v1/buffers/events",
+        tag="internal",
+        status=201,
+        role=Role.ADMIN,
+        audit=Audited("buffer.store"),
     )
     async def store(self, request: Request) -> list[PushAnswer] | Response:
         """Store events given as the lines of a buffer file."""

@@ -103,7 +103,7 @@ _LINES = RecentLines()
 
 
 class ConsoleApi:
-    tag = "console"
+    tag = "internal"
 
     def __init__(self, broker: Broker, *, authentication: bool) -> None:
         self._broker = broker

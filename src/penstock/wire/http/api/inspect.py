@@ -48,7 +48,7 @@ class HistoryQuery(msgspec.Struct, frozen=True):
 
 
 class InspectApi:
-    tag = "console"
+    tag = "internal"
 
     def __init__(self, queues: Queues) -> None:
         self._inspection = Inspection(queues)

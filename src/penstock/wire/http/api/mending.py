@@ -50,7 +50,7 @@ class ListedLetters(msgspec.Struct):
 
 
 class MendingApi:
-    tag = "messages"
+    tag = "internal"
 
     def __init__(self, queues: Queues) -> None:
         self._mending = Mending(queues)
@@ -74,13 +74,13 @@ class MendingApi:
         names = (request.params[name] for name in ("queue", "partition", "transaction"))
         return _bytes((await self._scheduled.detail(*names)).payload)
 
-    @route("GET", "/api/v1/dlq/previews", tag="dead letters")
+    @route("GET", "/api/v1/dlq/previews")
     async def previews(self, args: DeadLetterPageQuery) -> ListedLetters:
         """List dead letters, newest first, with the beginning of each payload."""
         page = await self._dead.listing(which(args), args.limit, args.offset, args.before)
         return ListedLetters([_listed(letter) for letter in page.messages], page.total)
 
-    @route("GET", f"{LETTER}/payload", tag="dead letters", answer_type=BYTES)
+    @route("GET", f"{LETTER}/payload", answer_type=BYTES)
     async def letter_payload(self, request: Request) -> Response:
         """The payload of a dead letter, byte by byte as it was pushed."""
         return _bytes((await self._mending.letter(_number(request.params["id"]))).data)
@@ -88,7 +88,6 @@ class MendingApi:
     @route(
         "POST",
         f"{LETTER}/edit",
-        tag="dead letters",
         status=201,
         audit=Audited("deadletters.edit", answer=("partitionId", "transactionId")),
     )
@@ -102,7 +101,6 @@ class MendingApi:
     @route(
         "POST",
         "/api/v1/dlq/chosen/requeue",
-        tag="dead letters",
         audit=Audited("deadletters.requeue", body=("ids",), answer=("requeued",)),
     )
     async def requeue(self, body: ChosenLetters) -> Requeued:
@@ -112,7 +110,6 @@ class MendingApi:
     @route(
         "POST",
         "/api/v1/dlq/chosen/delete",
-        tag="dead letters",
         role=Role.ADMIN,
         audit=Audited("deadletters.purge", body=("ids",), answer=("deleted",)),
     )

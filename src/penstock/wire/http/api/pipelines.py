@@ -134,7 +134,7 @@ class PipelinesApi:
         """A pipeline's last report, its last runs and its last minutes."""
         return _pipeline(self._pipelines.get(name))
 
-    @route("PUT", PIPELINE)
+    @route("PUT", PIPELINE, tag="internal")
     def report(self, name: str, body: Report) -> Wish:
         """Report the state of a pipeline; the answer says whether it should stop."""
         return Wish(self._pipelines.put(name, msgspec.to_builtins(body)))
@@ -149,7 +149,7 @@ class PipelinesApi:
         """Delete a pipeline's reports."""
         self._pipelines.forget(name)
 
-    @route("PUT", "/topics/{topic}/archived")
+    @route("PUT", "/topics/{topic}/archived", tag="internal")
     async def archived(self, topic: str, body: Archived) -> Archived:
         """Set the archived offset: from now on, retention deletes only records before it."""
         await self._topics.local(topic).mark_archived(body.offset)
@@ -175,7 +175,13 @@ class PipelinesApi:
         await log.seal()
         return Rolled(topic, log.segments[-1].base)
 
-    @route("POST", "/topics/{topic}/compact", role=Role.ADMIN, audit=Audited("topic.compact"))
+    @route(
+        "POST",
+        "/topics/{topic}/compact",
+        tag="internal",
+        role=Role.ADMIN,
+        audit=Audited("topic.compact"),
+    )
     async def compact(self, topic: str, body: Compact) -> Swapped:
         """Replace adjacent sealed segments with one that keeps only the given records."""
         return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)

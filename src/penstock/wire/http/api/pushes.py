@@ -164,7 +164,7 @@ def received(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
             item.due = due_of(item.delay, item.deliver_at)  # type: ignore[assignment]
         if item.headers is UNSET:
             item.headers = None  # type: ignore[assignment]
-        else:
+        elif item.headers is not None:
             with_headers.append(item)
     if with_headers:
         texts = headers.checked([bytes(item.headers or b"") for item in with_headers])

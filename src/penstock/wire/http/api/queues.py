@@ -1,7 +1,6 @@
 """The queue API as a whole, from the modules of its nouns: what every process answers itself.
 
-It speaks the dialect of Queen MQ 0.15 (see docs/reference/http.md): names and shapes are
-its, statuses are honest.
+`penstock.wire.queen` adds what only clients of Queen MQ use.
 """
 
 from penstock.broker import Broker

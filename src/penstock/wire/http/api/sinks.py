@@ -37,7 +37,7 @@ read_sink_push = body_decoder(SinkPush)
 
 
 class SinksApi:
-    tag = "pipelines"
+    tag = "internal"
 
     def __init__(self, sinks: Sinks, buffer: Buffer, max_items: int) -> None:
         self._sinks = sinks
