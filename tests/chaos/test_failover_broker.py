@@ -33,16 +33,15 @@ SETTINGS = {
 
 def pusher(client: Client):
     async def push(items):
-        body = [
-            {
-                "queue": item.queue,
-                "partition": item.partition,
-                "payload": msgspec.Raw(item.payload),
-                "transactionId": f"{item.partition}-{item.payload.decode()}",
-            }
-            for item in items
+        [item] = items
+        return [
+            await client.push(
+                item.queue,
+                msgspec.Raw(item.payload),
+                partition=item.partition,
+                transaction_id=f"{item.partition}-{item.payload.decode()}",
+            )
         ]
-        return await client.push_items(body)
 
     return push
 

@@ -55,7 +55,7 @@ class Shell:
 class Terminal:
     """A command in a process of its own, on a terminal of 80 columns."""
 
-    def __init__(self, *words: str, **env: str) -> None:
+    def __init__(self, *words: str, lines: int = 40, **env: str) -> None:
         self.shown = ""
         pid, self._descriptor = pty.fork()
         if pid == 0:
@@ -64,7 +64,7 @@ class Terminal:
             os.execv(sys.executable, [sys.executable, "-m", "penstock", *words])
         self._pid = pid
         guard.watch(pid)
-        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
 
     def wait_for(self, condition: Callable[[str], bool], seconds: float = 60.0) -> str:
         """Read on until what was shown since the last call fits."""

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from penstock.metrics import Metrics
 from penstock.protocol.roles import Role
 from penstock.wire.auth import Verifier
 from tests.cli.conftest import Shell, Terminal
+from tests.support import guard
 from tests.support.cli import CliRunner
 from tests.support.tokens import AUDIENCE, ISSUER, SECRET, pem, private_key
 from tests.support.wait import until
@@ -276,6 +278,48 @@ def test_top_sorts_by_the_key_that_is_pressed(shell, name):
     assert live.exit_code() == 0
     assert "Traceback" not in live.shown
     assert live.shown.rstrip().endswith("\x1b[?1049l"), "the screen of before is back"
+
+
+def test_top_shows_queues_beside_many_problems_on_a_small_screen(shell, name):
+    api = Api(url=shell.env["PENSTOCK_URL"])
+    failed = [f"{name}-{n}" for n in range(6)]
+    shell.run("queue", "push", name, "1")
+    try:
+        for one in failed:
+            api.put("/api/v1/pipelines", one, body={"state": "failed", "error": "no column " * 20})
+        until(lambda: len(shell.lines("status", "--json")[0]["problems"]) >= 6, 30)
+        live = Terminal("top", "--sort", "w", lines=24, **shell.env, NO_COLOR="1")
+        shown = live.wait_for(lambda text: "q quit" in text and "\x1b[H" in text)
+        live.press("q")
+        assert live.exit_code() == 0
+    finally:
+        for one in failed:
+            shell.run("pipeline", "forget", one)
+    screen = shown[: shown.index("q quit")]
+    assert "things need you, 3 are shown" in screen
+    assert len(re.findall(r"^\W*(?:error|warning)\b", screen, re.M)) == 3
+    assert screen.count("\r\n") < 24
+    assert "waiting" in screen.partition("PostgreSQL")[0], "queues come before the parts"
+
+
+def test_the_demo_removes_its_data_when_it_is_terminated(shell, broker):
+    command = [sys.executable, "-m", "penstock", "demo", "--rate", "1"]
+    with subprocess.Popen(command, env=os.environ | shell.env) as demo:
+        guard.watch(demo.pid)
+        with httpx.Client(base_url=broker.url) as http:
+
+            def made() -> list[str]:
+                queues = http.get("/api/v1/queues", params={"filter": "demo-"}).json()["queues"]
+                topics = [one for one in http.get("/topics").json() if one.startswith("demo-")]
+                routes = http.get("/api/v1/routes").json()["routes"]
+                return [one["name"] for one in (*queues, *routes)] + topics
+
+            until(lambda: len(made()) >= 7, 60)
+            demo.terminate()
+            assert demo.wait(60) == 0
+            assert made() == []
+            schedules = http.get("/api/v1/schedules").json()["schedules"]
+            assert [one for one in schedules if one["name"].startswith("demo-")] == []
 
 
 def test_watching_says_when_the_broker_is_away_and_goes_on(monkeypatch):

@@ -46,6 +46,7 @@ INSTALL_COMPLETION = "--install-completion"
 COMMANDS = {  # words, each with a module of that name, and their help
     "serve": "Start a broker.",
     "status": "Show the whole broker on one screen: problems first, then each part.",
+    "doctor": "Check a broker and its configuration for what will hurt in production.",
     "top": "Watch the whole broker live.",
     "queue": "Push to, pop from and manage queues.",
     "schedule": "Push messages on a cron schedule.",

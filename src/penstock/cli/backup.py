@@ -2,6 +2,7 @@
 store and back.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock.backup.create import create
 from penstock.backup.manifest import BackupManifest
 from penstock.backup.restore import check, restore
 from penstock.cli import BrokerConfig, app
+from penstock.cli.doctor import BACKUP_RECORD
 from penstock.object_store import ObjectStore
 
 Place = Annotated[
@@ -51,8 +53,11 @@ def backup_command(
 
     :param tier: Also copy topic segments that are only in the tier.
     """
+    loaded = given.load()
     with _bar("backup") as bar:
-        done = create(given.load(), ObjectStore(place), programs=programs, progress=bar, tier=tier)
+        done = create(loaded, ObjectStore(place), programs=programs, progress=bar, tier=tier)
+    with contextlib.suppress(OSError):  # a full disk: `doctor` would ask for a newer one
+        (loaded.config.private_directory / BACKUP_RECORD).write_text(f"{place}\n")
     _report("backed up", done)
 
 

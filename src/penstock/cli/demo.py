@@ -64,9 +64,15 @@ class Shop:
         self._chance = random.Random(7)
         self._destination_up = True
         self._workers: dict[str, dict[str, Any]] = {}  # name -> what it reports of itself
+        self._requests: set[asyncio.Future[Any]] = set()  # that are not answered yet
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
-        return await self.brokers.json(Any, method, target, body=body, again=False)
+        """Send a request, which is not cancelled with its part: `clean_up` waits for it."""
+        call = self.brokers.json(Any, method, target, body=body, again=False)
+        request = asyncio.ensure_future(call)
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
+        return await asyncio.shield(request)
 
     async def set_up(self) -> None:
         for queue, options in QUEUES.items():
@@ -234,7 +240,9 @@ class Shop:
             await asyncio.sleep(2)
 
     async def clean_up(self) -> None:
-        """Remove everything; what is not there any more is fine."""
+        """Remove everything. A push that is under way would create its queue again: wait for it."""
+        if self._requests:
+            await asyncio.wait(self._requests, timeout=REPORT_SECONDS)
         removals = [f"/api/v1/routes/{ROUTE}?force=true", f"/topics/{TOPIC}"]
         removals += [f"/api/v1/schedules/{SCHEDULE}"]
         removals += [f"/api/v1/resources/queues/{queue}" for queue in QUEUES]

@@ -52,7 +52,7 @@ from penstock.errors import PenstockError
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.record_batch import Record
-from penstock.protocol.records import Message, message, record_message
+from penstock.protocol.records import RecordMessage, message, record_message
 
 commands = command_group("topic")
 
@@ -413,7 +413,7 @@ def _as_json(batch: Batch) -> bytes:
     return b"".join(encode(_message(batch.topic, record)) + b"\n" for record in batch)
 
 
-def _message(topic: str, record: Record) -> Message:
+def _message(topic: str, record: Record) -> RecordMessage:
     if record.timestamp is None:
         return message(topic, *record)
     value = None if record.tombstone else record.payload

@@ -14,7 +14,7 @@ from penstock.cli.topic_tier import configured
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.log.verify import Report
+    from penstock.log.verify import VerifyReport
     from penstock.topics.tier.verify import TierReport
 
 
@@ -100,7 +100,9 @@ def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> Non
         raise SystemExit(1)
 
 
-def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, json: bool) -> None:
+def _print(
+    report: "VerifyReport | TierReport", topic: str, offsets: str, rest: str, json: bool
+) -> None:
     if json:
         print_json(report)
         return

@@ -95,3 +95,12 @@ def database_here() -> DatabaseHere:
         raise NotFound(f"the configuration here is wrong: {error}") from error
     database = config.database
     return DatabaseHere(url_here(config), database.db_schema, database.read_url)
+
+
+def data_directory_here() -> Path | None:
+    """The data directory of a broker that would be started here; None if there is none."""
+    try:
+        directory = load(default_file()).config.data_directory.absolute()
+    except ConfigError:
+        return None
+    return directory if directory.is_dir() else None

@@ -70,29 +70,28 @@ class Pusher:
         """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         if again or not self._waiting.pops:
-            answers = await self._store(items, self._catalog, again=again)
+            answers = await self.store(items, self._catalog, again=again)
             self.announce(answers)
         else:
             hand_off = HandOff(self._context, self._deliveries, items)
             try:
-                answers = await self._store(items, self._catalog, hand_off=hand_off)
+                answers = await self.store(items, self._catalog, hand_off=hand_off)
                 self.announce(answers, hand_off.served)
             finally:
                 hand_off.close()
         results: list[list[PushOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
-            results.append(_result(answers[begin : begin + len(request)], begin))
+            outcomes = answers[begin : begin + len(request)]
+            refused = [one for one in outcomes if not isinstance(one, PushOutcome)]
+            if begin and not refused:
+                for index, outcome in enumerate(cast("list[PushOutcome]", outcomes)):
+                    outcome.index = index
+            results.append(refused[0] if refused else cast("list[PushOutcome]", outcomes))
             begin += len(request)
         return results
 
     async def store(
-        self, items: list[Item], catalog: QueueCatalog, fetch: Fetch
-    ) -> list[PushOutcome | PenstockError]:
-        """Append items in a transaction, with what was looked up before it."""
-        return await self._store(items, catalog, fetch=fetch)
-
-    async def _store(
         self,
         items: list[Item],
         catalog: QueueCatalog,
@@ -101,6 +100,9 @@ class Pusher:
         hand_off: HandOff | None = None,
         fetch: Fetch | None = None,
     ) -> list[PushOutcome | PenstockError]:
+        """Append items, through `fetch` where they are part of a transaction. Look up again what
+        turns out to be stale.
+        """
         batch = AppendBatch(items, catalog, self._context.keys, again)
         for _ in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
@@ -186,11 +188,21 @@ class AppendBatch:
         self._repeats: list[tuple[int, int]] = []  # indexes of items with the id of an earlier one
 
     async def arguments(self) -> AppendArguments | None:
-        """What to send; None: nothing is left to be sent."""
-        self._sort()
-        partitions, logs = self._catalog.partitions, self._logs
+        """What to send, sorted by log; None: nothing is left to be sent. An item that repeats an
+        id waits for the answer of the first one.
+        """
+        partitions = self._catalog.partitions
+        logs: dict[Log, dict[str | None, int]] = {}
+        self._logs, self._repeats = logs, []
+        for index in self.stale:
+            item = self._items[index]
+            first = logs.setdefault((item.queue, item.partition), {}).setdefault(
+                item.transaction_id, index
+            )
+            if first != index:
+                self._repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs))
+            await self._catalog.ensure(list(logs), unordered_of(self._items))
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]
@@ -238,20 +250,6 @@ class AppendBatch:
             due_ats=[one if isinstance(one, datetime) else None for one in due] if due else None,
             delays=[None if isinstance(one, datetime) else one for one in due] if due else None,
         )
-
-    def _sort(self) -> None:
-        """Sort the stale items by log; one that repeats an id waits for the first one's answer."""
-        logs: dict[Log, dict[str | None, int]] = {}
-        self._logs, self._repeats = logs, []
-        for index in self.stale:
-            item = self._items[index]
-            key = item.queue, item.partition
-            log = logs.get(key)
-            if log is None:
-                log = logs[key] = {}
-            first = log.setdefault(item.transaction_id, index)
-            if first != index:
-                self._repeats.append((index, first))
 
     async def _encrypt(self, ordered: list[tuple[int, Log]], queues: set[str]) -> dict[int, Sealed]:
         """The items of these queues, by index. Without a key they are answered."""
@@ -380,15 +378,9 @@ def logs_of(items: Iterable[Item]) -> set[Log]:
     return {(item.queue, item.partition) for item in items}
 
 
-def _result(
-    answers: list[PushOutcome | PenstockError], begin: int
-) -> list[PushOutcome] | PenstockError:
-    """What the request gets whose answers begin there: an answer per item, or the first refusal."""
-    for answer in answers:
-        if not isinstance(answer, PushOutcome):
-            return answer
-        answer.index -= begin
-    return answers  # type: ignore[return-value]
+def unordered_of(items: Iterable[Item]) -> set[str]:
+    """The queues that have no order if these items create them."""
+    return {item.queue for item in items if item.ordering == "none"}
 
 
 def _size(items: list[Item]) -> int:

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import split_label
-from penstock.protocol.records import Message, Text
+from penstock.protocol.records import RecordMessage, Text
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups, LeaseDetails, MemberDetails
 from penstock.topics.store import TopicStore
@@ -146,7 +146,7 @@ class RecordsApi:
         return RecordPage(records, args.partition, log.first_offset, log.next_offset)
 
 
-def _listed(message: Message, size: int, at: float) -> ListedRecord:
+def _listed(message: RecordMessage, size: int, at: float) -> ListedRecord:
     record = of(ListedRecord, message, size=size, time=at)
     if message.timestamp is not UNSET:
         record.time = message.timestamp

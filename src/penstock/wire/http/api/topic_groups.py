@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from penstock.contract.operation import Audited
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
-from penstock.topics.groups import GroupDetails, Groups, Range
+from penstock.topics.groups import GroupDetails, Groups, OffsetRange
 from penstock.topics.shared.groups import SharedLease
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.auth import Role
@@ -203,7 +203,7 @@ class TopicGroupsApi:
         return Committed(group, topic, offset, lag)
 
 
-def _leased(lease: Range | SharedLease) -> Leased:
+def _leased(lease: OffsetRange | SharedLease) -> Leased:
     seconds = round(max(0.0, lease.expires - time.monotonic()), 3)
     return Leased(lease.lease_id, lease.start, lease.end, seconds)
 

@@ -12,7 +12,7 @@ from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
-from penstock.protocol.records import Message, RecordFields, payload_bytes
+from penstock.protocol.records import MessageFields, RecordMessage, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.scrub import ScrubStatus
@@ -62,14 +62,14 @@ class AtQuery(PartitionQuery, frozen=True):
     at: str
 
 
-class ProducedRecord(RecordFields):
+class ProducedRecord(MessageFields):
     """A record of a batch. Without a payload it is a tombstone."""
 
     payload: str | None = None
     encoding: str | UnsetType = UNSET
 
 
-class ProduceBody(RecordFields):
+class ProduceBody(MessageFields):
     payload: str | UnsetType | None = UNSET
     payloads: list[str] | UnsetType = UNSET
     records: list[ProducedRecord] | UnsetType = UNSET
@@ -318,7 +318,7 @@ class TopicsApi:
             return Response(201, _encode(answer))
         return Response(201, _encode(RecordProduced(topic.topic, first, partition)))
 
-    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[Message])
+    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[RecordMessage])
     def consume(self, request: Request) -> Response | Awaitable[Response]:
         """Read records from an offset."""
         query: ConsumeQuery = request.args
