@@ -35,7 +35,7 @@ from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
 from penstock.export.sendqueue import SendQueue as Queue
 from penstock.export.sendqueue.blocks import Block
-from penstock.export.sendqueue.chunks import Options
+from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.store import compress_blocks
 from penstock.export.telemetry import ExportMetrics
@@ -146,7 +146,7 @@ def spill(data: Data = text, *, compressed: bool = False) -> float:
 
     async def body() -> float:
         with ThreadPoolExecutor(os.cpu_count()) as pool, scratch() as directory:
-            options = Options(
+            options = ChunkOptions(
                 fsync="never", write_through=False, inmemory_blocks=256, compression=SNAPPY
             )
             queue = FastQueue(DISK, directory, options, pool)
@@ -180,7 +180,7 @@ def push_durably(data: Data = text) -> float:
             queue = FastQueue(
                 DISK,
                 directory,
-                Options(fsync="always", inmemory_blocks=256, compression=SNAPPY),
+                ChunkOptions(fsync="always", inmemory_blocks=256, compression=SNAPPY),
                 pool,
             )
             await queue.open()
@@ -237,7 +237,7 @@ def fill(directory: Path, size: int, block: int, *, clean: bool) -> None:
             queue = FastQueue(
                 DISK,
                 directory,
-                Options(fsync="interval", inmemory_blocks=16, chunk_size=CHUNK),
+                ChunkOptions(fsync="interval", inmemory_blocks=16, chunk_size=CHUNK),
                 pool,
             )
             await queue.open()
@@ -270,7 +270,9 @@ def start_time(directory: Path) -> float:
     async def body() -> float:
         with ThreadPoolExecutor(2) as pool:
             began = time.perf_counter()
-            queue = FastQueue(DISK, directory, Options(fsync="interval", chunk_size=CHUNK), pool)
+            queue = FastQueue(
+                DISK, directory, ChunkOptions(fsync="interval", chunk_size=CHUNK), pool
+            )
             await queue.open()
             assert await queue.take() is not None
             took = time.perf_counter() - began

@@ -172,7 +172,7 @@ def test_a_filter_stands_in_the_address_and_survives_a_reload(page, broker):
     push(broker, "pears", 1)
     visit(page, broker, "queues")
     page.locator("tr[data-key='pears']").wait_for()
-    page.keyboard.press("/")
+    page.keyboard.press("f")
     page.keyboard.type("appl")
     page.wait_for_url("**filter=appl**")
     page.locator("tr[data-key='pears']").wait_for(state="detached")
@@ -425,13 +425,14 @@ def test_a_record_that_is_no_text_is_shown_harmlessly(page, broker):
         produce, content=body, headers={"Content-Type": "application/octet-stream"}
     ).raise_for_status()
     visit(page, broker, "topics/bytes")
-    page.locator("tbody tr td details").first.wait_for()
+    page.locator("tbody tr td a").first.click()
+    page.locator("pre.hex").wait_for()
     assert page.evaluate("window.hacked") is None
     assert page.locator("main script").count() == 0
 
 
 VIEWS = {  # address -> what is there when it has loaded
-    "overview": "Messages by outcome",
+    "overview": "Where everything is",
     "queues": "shown",
     "queues/shown": "Group",
     "queues/shown?tab=partitions": "Default",
@@ -449,6 +450,8 @@ VIEWS = {  # address -> what is there when it has loaded
     "schedules": "shown-schedule",
     "buffers": "Failover",
     "pipelines": "shown-pipeline",
+    "pipelines/shown-pipeline": "Last batches",
+    "topics/shown-topic/0/0": "partition 0",
     "system": "Listeners",
     "system?tab=config": "database.url",
     "system?tab=log": "of this process",

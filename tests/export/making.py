@@ -16,7 +16,7 @@ from penstock.export.clock import Clock
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
 from penstock.export.sendqueue.blocks import Block
-from penstock.export.sendqueue.chunks import Options
+from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
@@ -85,7 +85,7 @@ def number_of(block: Block) -> int:
 async def opened(
     directory: Path | None, *, fs: Fs = DISK, clock: Clock | None = None, **options: Any
 ) -> FastQueue:
-    queue = FastQueue(fs, directory, Options(**options), POOL, clock)
+    queue = FastQueue(fs, directory, ChunkOptions(**options), POOL, clock)
     await queue.open()
     return queue
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.config.schema import BackoffSettings as Settings
 from penstock.config.schema import CircuitBreaker, SendQueueSettings
-from penstock.export.backoff import Backoff
+from penstock.export.backoff import RouteBackoff
 from penstock.export.breaker import Breaker
 from tests.export.making import FakeClock
 from tests.support.wait import eventually
@@ -55,9 +55,9 @@ def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
     on = SendQueueSettings(
         retry_interval=5.0, max_retry_delay=60.0, backoff=Settings(multiplier=2.0)
     )
-    most = Backoff(on, clock, lambda: 1.0)
+    most = RouteBackoff(on, clock, lambda: 1.0)
     assert [most.failed() for _ in range(6)] == [5, 10, 20, 40, 60, 60]
-    half = Backoff(on, clock, lambda: 0.5)
+    half = RouteBackoff(on, clock, lambda: 0.5)
     assert [half.failed() for _ in range(3)] == [2.5, 5, 10]
     half.succeeded()
     assert half.failed() == 2.5
@@ -66,5 +66,5 @@ def test_backoff_grows_with_full_jitter_up_to_its_cap_and_honours_retry_after():
     half.reset()
     assert half.remaining == 0
     off = replace(on, backoff=Settings(enabled=False))
-    plain = Backoff(off, clock, lambda: 0.1)
+    plain = RouteBackoff(off, clock, lambda: 0.1)
     assert [plain.failed() for _ in range(3)] == [5, 5, 5]

@@ -10,7 +10,7 @@ import pytest
 from penstock.config.schema import SendQueueSettings
 from penstock.errors import ConfigError
 from penstock.export import destinations
-from penstock.export.destinations import Denied, Refused, Retry, TooBig
+from penstock.export.destinations import BatchRefused, Denied, RetryLater, TooBig
 from penstock.export.destinations.http import check_status, parse_retry_after
 from penstock.export.spec import parse_route
 from penstock.net.http import HttpAnswer
@@ -75,9 +75,9 @@ def test_the_documents_name_every_destination_and_its_keys():
     [
         (200, None),
         (204, None),
-        (400, Refused),
-        (409, Refused),
-        (422, Refused),
+        (400, BatchRefused),
+        (409, BatchRefused),
+        (422, BatchRefused),
         (404, Denied),
         (405, Denied),
         (410, Denied),
@@ -86,12 +86,12 @@ def test_the_documents_name_every_destination_and_its_keys():
         (403, Denied),
         (302, Denied),
         (413, TooBig),
-        (408, Retry),
-        (425, Retry),
-        (429, Retry),
-        (500, Retry),
-        (502, Retry),
-        (503, Retry),
+        (408, RetryLater),
+        (425, RetryLater),
+        (429, RetryLater),
+        (500, RetryLater),
+        (502, RetryLater),
+        (503, RetryLater),
     ],
 )
 def test_what_an_answer_means(status: int, meaning: type[Exception] | None):

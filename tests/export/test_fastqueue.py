@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import Locked
 from penstock.export.sendqueue import store
-from penstock.export.sendqueue.blocks import Block, Chunk, ChunkReader
+from penstock.export.sendqueue.blocks import Block, BlockFile, ChunkReader
 from penstock.export.sendqueue.journal import DAMAGED, OLDEST, PURGED
 from penstock.export.sendqueue.store import checksum
 from penstock.io.fs import DiskFile
@@ -133,7 +133,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     collected: list[tuple[str, int]] = []
     original = ChunkReader.read_at
 
-    def read_at(self: ChunkReader, chunk: Chunk, place: int, length: int) -> bytes:
+    def read_at(self: ChunkReader, chunk: BlockFile, place: int, length: int) -> bytes:
         data = original(self, chunk, place, length)
         collected.append((chunk.path.name, len(data)))
         return data

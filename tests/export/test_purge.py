@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import Conflict, Unavailable
 from penstock.export import routes as routes_module
-from penstock.export.deadletters import NAME, DeadLetter, DeadLetters
+from penstock.export.deadletters import NAME, RouteDeadLetter, RouteDeadLetters
 from penstock.export.manager import Exports
-from penstock.export.routes import Route
+from penstock.export.routes import ExportRoute
 from penstock.io.fs import DISK
 from tests.export.making import exports, http_route, kill, status_of
 from tests.export.scripted import HANG, ScriptedDestination, record
@@ -23,7 +23,7 @@ SPLIT = {
 }
 
 
-def balanced(route: Route) -> dict[str, Any]:
+def balanced(route: ExportRoute) -> dict[str, Any]:
     books: dict[str, Any] = status_of(route)["queue"]["accounting"]
     total = (
         books["delivered"]
@@ -35,7 +35,7 @@ def balanced(route: Route) -> dict[str, Any]:
     return books
 
 
-async def made(running: Exports, url: str, **queue: Any) -> Route:
+async def made(running: Exports, url: str, **queue: Any) -> ExportRoute:
     return await running.create("r", http_route(url, **queue))
 
 
@@ -151,19 +151,19 @@ async def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the
         await eventually(lambda: destination.ids == [2, 3, 4])
 
 
-def letter(sequence: int) -> DeadLetter:
-    return DeadLetter(sequence, 0, "refused", "no", 1, 0.0, 0.0, record(sequence))
+def letter(sequence: int) -> RouteDeadLetter:
+    return RouteDeadLetter(sequence, 0, "refused", "no", 1, 0.0, 0.0, record(sequence))
 
 
 def test_dead_letters_of_several_threads_are_all_there(tmp_path: Path):
-    letters = DeadLetters(DISK, tmp_path)
+    letters = RouteDeadLetters(DISK, tmp_path)
     letters.open()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: letters.add([letter(number)]), range(400)))
     letters.close()
-    assert sorted(each.sequence for each in DeadLetters(DISK, tmp_path).page(0, 10_000)) == list(
-        range(400)
-    )
+    assert sorted(
+        each.sequence for each in RouteDeadLetters(DISK, tmp_path).page(0, 10_000)
+    ) == list(range(400))
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])

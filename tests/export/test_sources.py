@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from penstock.export.destinations import Batch, Denied, Refused, Retry
+from penstock.export.destinations import BatchRefused, Denied, OutgoingBatch, RetryLater
 from penstock.export.destinations.postgres import PostgresDestination, PostgresTarget
 from penstock.export.payload import FRAMES, join
 from penstock.log.layout import DATA
@@ -214,8 +214,8 @@ async def test_a_queue_is_written_to_and_drops_what_it_has_seen(tmp_path: Path):
     assert [key.split("-")[1] for key in queues.stored] == ["1"] * 10 + ["2"] * 10 + ["3"] * 5
 
 
-def batch_of(records: list[bytes], key: str) -> Batch:
-    return Batch(key, join(records, FRAMES), len(records), FRAMES, 0)
+def batch_of(records: list[bytes], key: str) -> OutgoingBatch:
+    return OutgoingBatch(key, join(records, FRAMES), len(records), FRAMES, 0)
 
 
 async def test_postgres_takes_each_record_once_and_isolates_bad_ones(
@@ -248,10 +248,10 @@ async def test_postgres_takes_each_record_once_and_isolates_bad_ones(
     result = await connection.fetch("SELECT * FROM wide ORDER BY id")
     assert [tuple(row) for row in result] == [(1, "xxx"), (2, None)]
     bad = batch_of([b'{"id": "x"}'], "k-2")
-    with pytest.raises(Refused):
+    with pytest.raises(BatchRefused):
         await destination.send(bad, destination.prepare(bad))
     with pytest.raises(
-        Refused, match="no column colour"
+        BatchRefused, match="no column colour"
     ):  # nothing of a record is left out in silence
         odd = batch_of([record(3), b'{"id": 4, "colour": 1}'], "k-3")
         await destination.send(odd, destination.prepare(odd))
@@ -280,7 +280,7 @@ async def test_postgres_takes_each_record_once_and_isolates_bad_ones(
     down = PostgresDestination(
         PostgresTarget(url="postgres://u:p@127.0.0.1:1/x", table="t", timeout=2)
     )
-    with pytest.raises(Retry):
+    with pytest.raises(RetryLater):
         await down.send(rows, down.prepare(rows))
     await connection.close()
 

@@ -14,6 +14,7 @@ from penstock.pipeline.failure import PipelineFailed
 from penstock.pipeline.pipeline_file import Sink, parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
+from tests.pipeline.support import batch_rows
 
 pytestmark = pytest.mark.spark
 
@@ -240,3 +241,68 @@ def test_a_table_that_is_read_again_does_not_go_before_state(
     with pytest.raises(ConfigError, match=r"customers is read again.*`refresh: 0`"):
         build(spark, parse(text))
     assert build(spark, parse(text.replace("refresh: 1", "refresh: 0"))).columns == ["name", "n"]
+
+
+CDC = """
+name: customers-{tag}
+sources:
+  changes:
+    topic: customers-{tag}
+    format: json
+    schema: "name STRING, country STRING"
+    columns: [key]
+    deadLetter: {{topic: bad-{tag}}}
+    options: {{maxOffsetsPerTrigger: 3}}
+steps:
+  - name: customers
+    sql: SELECT CAST(_key AS STRING) AS id, name, country, _offset, _tombstone FROM changes
+sinks:
+  lake: {{table: {directory}/customers, mode: upsert, key: [id], orderBy: [_offset], delete: _tombstone}}
+  copy: {{topic: copy-{tag}, from: keyed}}
+checkpoint: {directory}/checkpoint
+broker: {tcp}
+url: {url}
+"""
+
+
+def test_a_compacted_topic_becomes_the_table_of_its_current_state(
+    spark: Any, server: Any, tcp: str, tmp_path: Path
+) -> None:
+    from penstock.client import SyncClient
+
+    tag = uuid.uuid4().hex[:8]
+    text = CDC.format(tag=tag, directory=tmp_path, tcp=tcp, url=server.url)
+    keyed = "SELECT _key AS key, IF(_tombstone, NULL, name) AS payload, CAST(1 AS INT) AS partition"
+    text = text.replace("sinks:\n", f"  - {{name: keyed, sql: '{keyed} FROM changes'}}\nsinks:\n")
+    text = text.replace("  lake: {", "  lake: {from: customers, ")
+
+    def change(client: Any, key: str, **fields: Any) -> None:
+        payload = json.dumps(fields).encode() if fields else None
+        client.topic(f"customers-{tag}").produce(payload, key=key.encode())
+
+    with SyncClient(topics=tcp) as client:
+        for name in ("customers", "copy"):
+            client.topic(f"{name}-{tag}").create(format="kafka", partitions=2)
+        change(client, "a", name="Ada", country="UK")
+        change(client, "b", name="Bob", country="US")
+        change(client, "a", name="Ada L.", country="UK")
+        change(client, "b")
+        Runner(parse(text)).run(spark)
+        state = [{"id": "a", "name": "Ada L.", "country": "UK"}]
+        assert rows_of(tmp_path / "customers", "id") == state
+        change(client, "c", name="Cy", country="DE")
+        change(client, "a", name="Ada", country="DE")
+        Runner(parse(text)).run(spark)
+    columns = ["partition", "key", "payload"]
+    copies = [
+        (row["key"], row["payload"] or None)
+        for row in batch_rows(columns, broker=tcp, topic=f"copy-{tag}")
+        if row["partition"] == 1
+    ]
+    assert rows_of(tmp_path / "customers", "id") == [
+        {"id": "a", "name": "Ada", "country": "DE"},
+        {"id": "c", "name": "Cy", "country": "DE"},
+    ]
+    first = [(b"a", b"Ada"), (b"b", b"Bob"), (b"a", b"Ada L."), (b"b", None)]
+    expected = [*first, (b"c", b"Cy"), (b"a", b"Ada")]
+    assert sorted(copies, key=str) == sorted(expected, key=str)

@@ -10,12 +10,12 @@ import pytest
 from penstock.metrics import Metrics
 from penstock.topics.assigned_groups import (
     AssignedGroups,
+    GroupState,
     Joined,
     Joining,
     MemberRefused,
     Membership,
     Refusal,
-    State,
 )
 from tests.support.wait import eventually
 
@@ -179,7 +179,7 @@ async def test_who_lies_about_itself_is_refused():
     all_groups.heartbeat("g", who(leader))
     group = all_groups.get("g")
     assert group is not None
-    assert group.state is State.STABLE
+    assert group.state is GroupState.STABLE
     all_groups.stop()
 
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.metrics import Metrics
 from penstock.protocol.latency import bucket_of
 from penstock.topics import group_history
-from penstock.topics.group_history import GroupHistory, Minute, latencies
+from penstock.topics.group_history import GroupHistory, LagMinute, latencies
 from penstock.topics.groups import Groups
 from tests.support.topics import running
 
@@ -63,7 +63,7 @@ def test_a_million_records_of_one_age_are_counted_with_one_look() -> None:
 
 
 def test_the_bytes_of_a_line() -> None:
-    minute = Minute(1_700_000_040, "t", "g", 7, 2, None, {81: 4, 80: 3})
+    minute = LagMinute(1_700_000_040, "t", "g", 7, 2, None, {81: 4, 80: 3})
     assert minute.line() == b'3bd791b6 [1700000040,"t","g",7,2,null,[80,81],[3,4]]\n'
 
 
@@ -93,9 +93,9 @@ async def test_commits_and_leases_are_counted_and_outlive_a_restart(tmp_path: Pa
         await other.start()
         await other.commit("reader", "t", 50)
         result = await other.history.between(0, 1 << 40)
-        by_group: dict[str, Minute] = {}
+        by_group: dict[str, LagMinute] = {}
         for minute in result:
-            by_group.setdefault(minute.group, Minute(0, "t", minute.group)).add(minute)
+            by_group.setdefault(minute.group, LagMinute(0, "t", minute.group)).add(minute)
         reader, workers = by_group["reader"], by_group["workers"]
         assert (reader.acked, reader.retried, reader.lag) == (50, 0, 50)
         assert (workers.acked, workers.retried, workers.lag) == (40, 40, 60)
@@ -124,7 +124,7 @@ async def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behi
         result = await minutes.between(0, 1 << 40)
         assert [minute.at for minute in result] == sorted({minute.at for minute in result})
         assert 3 <= len(result) < 10  # bounded
-        assert result[-1] == Minute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
+        assert result[-1] == LagMinute(1140, "t", "g", 5, 0, 7, {bucket_of(640.0): 5})
         assert (tmp_path / "minutes.log").stat().st_size < 500
         assert await minutes.between(1140, 1200) == result[-1:]
         await minutes.stop()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InvalidOffset, StorageError, TooLarge
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
 from penstock.topics.topic import Topic
@@ -74,8 +74,8 @@ async def test_a_topic_has_its_own_retention(tmp_path: Path) -> None:
             topic = await store.create(name)
             await fill(topic)
             await topic.seal()
-        await store.require("short").set_limits(Limits(retention_age=60.0))
-        await store.require("long").set_limits(Limits(retention_age=0.0))
+        await store.require("short").set_limits(TopicLimits(retention_age=60.0))
+        await store.require("long").set_limits(TopicLimits(retention_age=0.0))
         clock.now += 3600
         await store.maintain()
         firsts = {name: store.require(name).first_offset for name in store.names()}
@@ -90,7 +90,7 @@ async def test_a_topic_has_its_own_retention(tmp_path: Path) -> None:
 async def test_a_topic_has_its_own_largest_record(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         topic = await store.create("a")
-        await topic.set_limits(Limits(max_record=100))
+        await topic.set_limits(TopicLimits(max_record=100))
         with pytest.raises(TooLarge, match="at most 100 bytes"):
             topic.append([b"x" * 101])
     async with running(tmp_path) as store:

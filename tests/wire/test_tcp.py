@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageFailed
-from penstock.log.writer import Write, Writer
+from penstock.log.writer import SegmentWriter, Write
 from penstock.protocol.frames import Command
 from penstock.wire.tcp.connection import WAITING
 from tests.support.served import Served, Wire, consume_body, consumed, named, produce_body, serving
@@ -272,15 +272,15 @@ async def test_a_run_of_produces_in_one_read_is_stored_record_by_record(
 async def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str, error: Exception
 ) -> None:
-    write = Writer.write
+    write = SegmentWriter.write
     failing = True
 
-    def fail(self: Writer, job: Write, sync: bool) -> None:
+    def fail(self: SegmentWriter, job: Write, sync: bool) -> None:
         if failing:
             raise error
         write(self, job, sync)
 
-    monkeypatch.setattr(Writer, "write", fail)
+    monkeypatch.setattr(SegmentWriter, "write", fail)
 
     async with over_tcp(tmp_path, fsync=fsync) as (_, wire):
         await wire.ask(CREATE, named("a"))
@@ -298,15 +298,15 @@ async def test_every_produce_of_a_commit_that_fails_is_answered_and_the_next_is_
 async def test_a_large_frame_behind_an_append_is_answered_when_the_append_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = Writer.write, threading.Event()
+    write, written = SegmentWriter.write, threading.Event()
 
-    def wait_and_write(self: Writer, job: Write, sync: bool) -> None:
+    def wait_and_write(self: SegmentWriter, job: Write, sync: bool) -> None:
         written.wait(60)
         write(self, job, sync)
 
     async with over_tcp(tmp_path, fsync="group") as (served, wire):
         await wire.ask(CREATE, named("a"))
-        monkeypatch.setattr(Writer, "write", wait_and_write)
+        monkeypatch.setattr(SegmentWriter, "write", wait_and_write)
         wire.send(PRODUCE, produce_body("a", b"x"))
         wire.send(NEXT, named("a") + bytes(200_000))
         wire.send(NEXT, named("a"))

@@ -25,7 +25,7 @@ from penstock.config.schema import (
     WebsocketServerSettings,
 )
 from penstock.errors import ConfigError, InvalidRequest, Unavailable
-from penstock.export.destinations import Batch, Retry
+from penstock.export.destinations import OutgoingBatch, RetryLater
 from penstock.export.destinations.broker import BrokerDestination, BrokerTarget
 from penstock.export.payload import FRAMES, NONE, join
 from penstock.net.http import CannotConnect, HttpClient
@@ -335,12 +335,12 @@ async def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) 
     async with serving(tmp_path / "data", tls=made.certificate()) as served:
         url = f"https://localhost:{served.http.port}"
         records = [b"one", b"two"]
-        batch = Batch("key", join(records, FRAMES), len(records), FRAMES, NONE)
+        batch = OutgoingBatch("key", join(records, FRAMES), len(records), FRAMES, NONE)
         mirror = BrokerDestination(BrokerTarget(url=url, topic="mirror", ca=str(made.ca)))
         await mirror.send(batch, mirror.prepare(batch))
         await mirror.stop()
         assert served.topics.require("mirror").read(0).payloads() == records
         stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
-        with pytest.raises(Retry, match="not from a CA we believe"):
+        with pytest.raises(RetryLater, match="not from a CA we believe"):
             await stranger.send(batch, stranger.prepare(batch))
         await stranger.stop()

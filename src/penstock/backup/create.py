@@ -19,8 +19,8 @@ from penstock.errors import Conflict
 from penstock.export.sendqueue import JOURNAL, META
 from penstock.io.fs import raise_file_limit
 from penstock.log.layout import DATA, LOGS, TIER, find_logs, has_batches, sealed_name
-from penstock.log.tier.manifest import Manifest as Stored
 from penstock.log.tier.manifest import StoredObject
+from penstock.log.tier.manifest import TierManifest as Stored
 from penstock.object_store import ObjectStore
 from penstock.topics.store import TRASH, UNFINISHED
 from penstock.topics.tier.tier import CACHE as TIER_CACHE

@@ -9,12 +9,12 @@ from cyclopts import Parameter
 
 from penstock.cli import BrokerConfig, ConfigFile, Settings, WatchApi, say
 from penstock.cli.tables import Facts, View, fact, print_json
-from penstock.cli.topic import JsonLines, Quiet, TopicBroker, commands, progress_bar
+from penstock.cli.topic import JsonLines, Quiet, TopicAddress, commands, progress_bar
 from penstock.cli.topic_tier import configured
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.log.verify import Report
+    from penstock.log.verify import VerifyReport
     from penstock.topics.tier.verify import TierReport
 
 
@@ -30,7 +30,7 @@ def verify(
     tier: bool = False,
     config: ConfigFile = None,
     settings: Settings = None,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
 ) -> None:
     """Read every file of the topics and verify checksums, offsets and indexes. Exit code 1 if
     something is damaged.
@@ -100,7 +100,9 @@ def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> Non
         raise SystemExit(1)
 
 
-def _print(report: "Report | TierReport", topic: str, offsets: str, rest: str, json: bool) -> None:
+def _print(
+    report: "VerifyReport | TierReport", topic: str, offsets: str, rest: str, json: bool
+) -> None:
     if json:
         print_json(report)
         return

@@ -15,7 +15,7 @@ from penstock.config.schema import SendQueueSettings
 from penstock.export.clock import Clock
 
 
-class Backoff:
+class RouteBackoff:
     def __init__(
         self, settings: SendQueueSettings, clock: Clock, random: Callable[[], float] = random
     ) -> None:

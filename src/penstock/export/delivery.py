@@ -20,23 +20,30 @@ import crc32c
 
 from penstock.errors import StorageError
 from penstock.export.context import RouteContext
-from penstock.export.deadletters import DeadLetter, DeadLetters
-from penstock.export.destinations import Batch, Denied, Destination, Refused, Retry, TooBig
+from penstock.export.deadletters import RouteDeadLetter, RouteDeadLetters
+from penstock.export.destinations import (
+    BatchRefused,
+    Denied,
+    Destination,
+    OutgoingBatch,
+    RetryLater,
+    TooBig,
+)
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, SendQueue
 from penstock.export.telemetry import RouteMetrics
 
 log = logging.getLogger("penstock.export")
 LATENCY_WEIGHT = 0.2
-Prepared = tuple[Batch, Any]  # a batch, and what its destination made of it
+Prepared = tuple[OutgoingBatch, Any]  # a batch, and what its destination made of it
 
 
-class Delivery:
+class BatchDelivery:
     def __init__(
         self,
         queue: SendQueue,
         destination: Destination,
-        dead_letters: DeadLetters,
+        dead_letters: RouteDeadLetters,
         state: RouteState,
         context: RouteContext,
         metrics: RouteMetrics,
@@ -67,13 +74,13 @@ class Delivery:
             log.warning(text, self._route, block.sequence, error)
             return None
 
-    def _batch(self, block: Block) -> Batch:
+    def _batch(self, block: Block) -> OutgoingBatch:
         """Its key is the same at every attempt, in this process and the next."""
         tag = f"{self._state.life:08x}{crc32c.crc32c(block.body):08x}"
         key = f"{self._route}-{block.sequence}-{tag}"
-        return Batch(key, block.body, block.records, block.encoding, block.compression)
+        return OutgoingBatch(key, block.body, block.records, block.encoding, block.compression)
 
-    async def _prepare(self, batch: Batch) -> Any:
+    async def _prepare(self, batch: OutgoingBatch) -> Any:
         if self._destination.is_cheap(batch):
             return self._destination.prepare(batch)
         return await self._context.in_pool(self._destination.prepare, batch)
@@ -94,7 +101,7 @@ class Delivery:
             self.last_error = self.failing_since = None
             if retried:
                 self._metrics.add("queue_retry_success_total")
-        except Retry as error:
+        except RetryLater as error:
             await self._failed(block, error)
             raise
         except Denied as error:
@@ -112,11 +119,11 @@ class Delivery:
         except Exception as error:  # a destination's own fault must not stop the route in silence
             text = "route %s: sending batch %d failed unexpectedly"
             log.exception(text, self._route, block.sequence)
-            failure = Retry("internal", repr(error))
+            failure = RetryLater("internal", repr(error))
             await self._failed(block, failure)
             raise failure from error
 
-    async def _failed(self, block: Block, error: Retry) -> None:
+    async def _failed(self, block: Block, error: RetryLater) -> None:
         self._note(str(error), error.kind)
         if error.kind in ("rate_limit", "timeout"):
             self.throttled += 1
@@ -148,7 +155,7 @@ class Delivery:
             try:
                 await self._send(whole, prepared[1] if prepared else await self._prepare(whole))
                 return
-            except (Refused, TooBig) as error:
+            except (BatchRefused, TooBig) as error:
                 await self._cut(block, 0, block.records, error)
         while block.remaining:
             start, stop = block.remaining[-1]
@@ -156,7 +163,7 @@ class Delivery:
             try:
                 await self._send(batch, await self._prepare(batch))
                 block.remaining.pop()
-            except (Refused, TooBig) as error:
+            except (BatchRefused, TooBig) as error:
                 block.remaining.pop()
                 try:
                     await self._cut(block, start, stop, error)
@@ -164,18 +171,18 @@ class Delivery:
                     block.remaining.append((start, stop))
                     raise
 
-    async def _cut(self, block: Block, start: int, stop: int, error: Refused | TooBig) -> None:
+    async def _cut(self, block: Block, start: int, stop: int, error: BatchRefused | TooBig) -> None:
         """Replace the range by its halves, or make a dead letter of the one record that it is."""
         if stop - start == 1:
-            reason = "refused" if isinstance(error, Refused) else "too_large"
-            undelivered = error.undelivered if isinstance(error, Refused) else ()
+            reason = "refused" if isinstance(error, BatchRefused) else "too_large"
+            undelivered = error.undelivered if isinstance(error, BatchRefused) else ()
             await self._dead_letter(block, reason, str(error), [(start, stop)], undelivered)
             block.remaining = block.remaining or []
             return
         middle = (start + stop) // 2
         block.remaining = [*(block.remaining or []), (middle, stop), (start, middle)]
 
-    async def _send(self, batch: Batch, prepared: Any) -> None:
+    async def _send(self, batch: OutgoingBatch, prepared: Any) -> None:
         async with self._context.limit:
             self.inflight += 1
             began = self._clock.monotonic()
@@ -208,7 +215,7 @@ class Delivery:
         if undelivered:
             ranges = [(0, len(undelivered))]
         letters = [
-            DeadLetter(
+            RouteDeadLetter(
                 sequence=block.sequence,
                 index=index,
                 reason=reason,

@@ -24,7 +24,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.kafka_batch import KafkaRecord, NewRecord
-from penstock.protocol.records import Message as RecordMessage
+from penstock.protocol.records import RecordMessage as RecordMessage
 from penstock.protocol.records import message, record_message, record_of
 from penstock.queues.types import Delivered
 
@@ -35,7 +35,7 @@ _RECORD = b'{"$record":'
 _text = msgspec.json.Encoder().encode
 
 
-class Envelope(msgspec.Struct, rename="camel"):
+class MessageEnvelope(msgspec.Struct, rename="camel"):
     transaction_id: str
     partition: str
     payload: msgspec.Raw
@@ -46,7 +46,7 @@ class RecordEnvelope(msgspec.Struct):
     record: RecordMessage = msgspec.field(name="$record")
 
 
-_decode = msgspec.json.Decoder(Envelope).decode
+_decode = msgspec.json.Decoder(MessageEnvelope).decode
 _decode_record = msgspec.json.Decoder(RecordEnvelope).decode
 
 
@@ -82,7 +82,7 @@ def parts(record: bytes) -> tuple[bytes, bytes | None]:
         return record, None
 
 
-def unwrap(record: bytes) -> Envelope | None:
+def unwrap(record: bytes) -> MessageEnvelope | None:
     """The parts of a record, None when it is no envelope (it was queued before there were any)."""
     try:
         return _decode(record)
@@ -90,7 +90,7 @@ def unwrap(record: bytes) -> Envelope | None:
         return None
 
 
-def http_headers(envelope: Envelope, prefix: str) -> list[tuple[str, str]]:
+def http_headers(envelope: MessageEnvelope, prefix: str) -> list[tuple[str, str]]:
     """The headers as those of a request; in values, what HTTP cannot say is percent-encoded."""
     return [(prefix + name, quote(value, safe=_PLAIN)) for name, value in envelope.headers.items()]
 

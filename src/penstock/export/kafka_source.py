@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from penstock.errors import Unavailable
 from penstock.export.envelope import wrap_record
 from penstock.export.kafka import confluent_kafka
-from penstock.export.sources import Source, make_blocks, push_patiently
+from penstock.export.sources import SourceReader, make_blocks, push_patiently
 from penstock.protocol.kafka_batch import KafkaRecord
 
 log = logging.getLogger("penstock.export")
@@ -28,7 +28,7 @@ ANSWER_SECONDS = 10.0
 MAX_POLL_MILLISECONDS = 24 * 3600 * 1000
 
 
-class KafkaSource(Source):
+class KafkaSource(SourceReader):
     _lag: int | None = None  # as of the last poll
     _failure: Any = None  # the last error of the connection that was not looked at
 

@@ -29,7 +29,7 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.queuesadapter import QueuesAdapter
-from penstock.export.routes import Route
+from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue import STREAM_END
 from penstock.export.spec import RouteSpec, check_signals, parse_remote, parse_routes
@@ -74,7 +74,7 @@ class Exports:
             topics=topics,
             queues=queues,
         )
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, ExportRoute] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
         self._metrics = ExportMetrics(
             metrics, lambda: {name: route.gauges() for name, route in self._routes.items()}
@@ -105,14 +105,16 @@ class Exports:
         """All routes there should be; None for those of the configuration."""
         return {**dict.fromkeys(self._configured), **await self._context.in_pool(self._stored)}
 
-    def _make(self, name: str, definition: dict[str, Any] | None, *, stored: bool = True) -> Route:
+    def _make(
+        self, name: str, definition: dict[str, Any] | None, *, stored: bool = True
+    ) -> ExportRoute:
         if definition is None:
             spec: RouteSpec = self._configured[name]
         else:
             spec = parse_remote(name, definition, self._settings, self._certificates, stored=stored)
         check_signals(spec, {**self._configured, **{r.name: r.spec for r in self._routes.values()}})
         metrics = self._metrics.of(name)
-        return Route(spec, self.directory / name, self._context, metrics, definition)
+        return ExportRoute(spec, self.directory / name, self._context, metrics, definition)
 
     async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
         try:
@@ -153,7 +155,7 @@ class Exports:
     def names(self) -> list[str]:
         return sorted({*self._routes, *self.failed})
 
-    def get(self, name: str) -> Route:
+    def get(self, name: str) -> ExportRoute:
         route = self._routes.get(name)
         if route is not None:
             return route
@@ -161,7 +163,7 @@ class Exports:
             raise Conflict(f"route {name} could not start: {self.failed[name]}")
         raise NotFound(f"no route named {name}")
 
-    def taking(self, signal: str) -> Route:
+    def taking(self, signal: str) -> ExportRoute:
         """The route that takes a signal at the usual address. While any route cannot start, it may
         be that one: exporters retry, and nothing is lost.
         """
@@ -211,7 +213,7 @@ class Exports:
         async with self._inspecting:
             return await asyncio.to_thread(read, self.directory / name, self._context.fs, end)
 
-    async def create(self, name: str, definition: dict[str, Any]) -> Route:
+    async def create(self, name: str, definition: dict[str, Any]) -> ExportRoute:
         async with self._changing:
             if name in self._routes or name in self._configured or name in self.failed:
                 raise Conflict(f"there is a route {name} already")
@@ -252,7 +254,7 @@ class Exports:
             self._metrics.forget(name)
 
 
-def _refuse_loss(route: Route) -> None:
+def _refuse_loss(route: ExportRoute) -> None:
     leased, dead = route.queue.leased, route.dead_letters.count
     if records := route.queue.books.queued:
         sending = f", {leased} batches of them are being sent" if leased else ""

@@ -11,23 +11,23 @@ from typing import Any
 
 from penstock.contract.routes import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.errors import Conflict, StorageError, Unavailable
-from penstock.export.backoff import Backoff
+from penstock.export.backoff import RouteBackoff
 from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
-from penstock.export.deadletters import DeadLetter, DeadLetters
-from penstock.export.delivery import Delivery
+from penstock.export.deadletters import RouteDeadLetter, RouteDeadLetters
+from penstock.export.delivery import BatchDelivery
 from penstock.export.kafka_source import KafkaSource
 from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
-from penstock.export.sendqueue import Block, Pushed, SendQueue
-from penstock.export.sources import QueueSource, Source, TopicSource, make_blocks
+from penstock.export.sendqueue import Block, PushOutcome, SendQueue
+from penstock.export.sources import QueueSource, SourceReader, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.telemetry import Gauges, RouteMetrics
-from penstock.export.workers import Workers
+from penstock.export.workers import SendWorkers
 from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
-SOURCES: dict[str, type[Source]] = {
+SOURCES: dict[str, type[SourceReader]] = {
     "topic": TopicSource,
     "queue": QueueSource,
     "kafka": KafkaSource,
@@ -35,7 +35,7 @@ SOURCES: dict[str, type[Source]] = {
 PURGE_TIMEOUT_SECONDS = 5.0  # for a batch in flight to end before a purge is answered
 
 
-class Route:
+class ExportRoute:
     def __init__(
         self,
         spec: RouteSpec,
@@ -58,7 +58,9 @@ class Route:
             metrics,
             source=spec.source.kind,
         )
-        self.dead_letters = DeadLetters(context.fs, None if self.queue.in_memory else directory)
+        self.dead_letters = RouteDeadLetters(
+            context.fs, None if self.queue.in_memory else directory
+        )
         self.breaker = Breaker(spec.name, settings.circuit_breaker, clock, metrics.add)
         self._pause = Pause(
             clock,
@@ -67,8 +69,8 @@ class Route:
             on_resume=self._resumed,
         )
         self._state = RouteState(spec.name, directory, context, self._pause, definition)
-        self.backoff = Backoff(settings, clock)
-        self.delivery = Delivery(
+        self.backoff = RouteBackoff(settings, clock)
+        self.delivery = BatchDelivery(
             self.queue,
             self.destination,
             self.dead_letters,
@@ -76,7 +78,7 @@ class Route:
             context,
             metrics,
         )
-        self.workers = Workers(
+        self.workers = SendWorkers(
             self.queue,
             self.delivery,
             self._pause,
@@ -85,7 +87,7 @@ class Route:
             context,
             on_denied=self._denied,
         )
-        self._source: Source | None = None
+        self._source: SourceReader | None = None
         if source := SOURCES.get(spec.source.kind):
             encoding = self.destination.encoding
             self._source = source(spec, context, self.queue, encoding, self._state)
@@ -136,7 +138,7 @@ class Route:
 
     # What people do with it
 
-    async def push(self, records: list[bytes]) -> Pushed:
+    async def push(self, records: list[bytes]) -> PushOutcome:
         self._refuse_when_closed()
         return await self.queue.push(await self._make_blocks(records))
 
@@ -195,7 +197,7 @@ class Route:
         """Have its state, the definition too, on disk."""
         await self._state.save()
 
-    async def letters(self, offset: int, limit: int) -> Sequence[DeadLetter | None]:
+    async def letters(self, offset: int, limit: int) -> Sequence[RouteDeadLetter | None]:
         return await self._context.in_pool(self.dead_letters.page, offset, limit)
 
     async def purge(self) -> int:

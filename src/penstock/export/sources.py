@@ -84,7 +84,7 @@ def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Bl
     ]
 
 
-class Source(ABC):
+class SourceReader(ABC):
     """What topics and queues have in common as the source of a route."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Source(ABC):
         self.problem = str(error)
 
 
-class TopicSource(Source):
+class TopicSource(SourceReader):
     """Reads one partition of a topic."""
 
     _next: int | None = None  # the offset to read
@@ -298,7 +298,7 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
         blocks = blocks[len(part) :]
 
 
-class QueueSource(Source):
+class QueueSource(SourceReader):
     _lag: int | None = None  # as it was last seen
 
     @property

@@ -56,7 +56,7 @@ _SET_FOR_ALL = ("path", "enabled", "global_send_limit")  # of `exporter.queue`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceSpec:
     topic: str = key("", "read this topic")
     partition: int | None = key(None, "partition of the topic; needed when it has several")
     start: str = key("earliest", "where a new route begins: earliest, latest or an offset")
@@ -99,7 +99,7 @@ class Batching:
 class _Parts:
     """The sections whose shape does not depend on the destination."""
 
-    source: Source = section(Source, "where records come from")
+    source: SourceSpec = section(SourceSpec, "where records come from")
     batch: Batching = section(Batching, "how they are put together")
     destination: dict[str, Any] = key({}, "where they go")
     queue: dict[str, Any] = key({}, "overrides of exporter.queue")
@@ -108,7 +108,7 @@ class _Parts:
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
     name: str
-    source: Source
+    source: SourceSpec
     batch: Batching
     target: Target
     queue: SendQueueSettings
@@ -204,7 +204,7 @@ def parse_remote(
     return replace(spec, source=replace(spec.source, kafka=cluster), target=target, remote=True)
 
 
-def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
+def _source_problems(source: SourceSpec, tree: Mapping[str, Any]) -> list[str]:
     problems = []
     if sum(map(bool, (source.topic, source.queue, source.kafka.brokers))) > 1:
         problems.append("a source is one of topic, queue and kafka")
@@ -231,7 +231,7 @@ def _source_problems(source: Source, tree: Mapping[str, Any]) -> list[str]:
     return problems + [f"source.{problem}" for problem in names]
 
 
-def _telemetry_problems(source: Source, target: Target) -> list[str]:
+def _telemetry_problems(source: SourceSpec, target: Target) -> list[str]:
     problems = []
     if unknown := sorted(source.signals.difference((*SIGNALS, SAMPLES))):
         problems.append(f"source.otlp is all, or some of {', '.join(SIGNALS)}, not {unknown[0]!r}")

@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.export.backoff import Backoff
+from penstock.export.backoff import RouteBackoff
 from penstock.export.breaker import Breaker
 from penstock.export.context import RouteContext
-from penstock.export.delivery import Delivery, Prepared
-from penstock.export.destinations import Denied, Retry
+from penstock.export.delivery import BatchDelivery, Prepared
+from penstock.export.destinations import Denied, RetryLater
 from penstock.export.pause import Pause
 from penstock.export.sendqueue import Block, SendQueue
 from penstock.io.tasks import supervised
@@ -54,14 +54,14 @@ def next_workers(
     return max(least, min(most, wanted))
 
 
-class Workers:
+class SendWorkers:
     def __init__(
         self,
         queue: SendQueue,
-        delivery: Delivery,
+        delivery: BatchDelivery,
         pause: Pause,
         breaker: Breaker,
-        backoff: Backoff,
+        backoff: RouteBackoff,
         context: RouteContext,
         *,
         on_denied: Callable[[str], None],
@@ -242,7 +242,7 @@ class Workers:
         except Denied as error:
             self._on_denied(str(error))
             return
-        except Retry as error:
+        except RetryLater as error:
             self._breaker.failed(permit)
             self._backoff.failed(error.retry_after)
         except StorageError:  # ours: it says nothing about the destination

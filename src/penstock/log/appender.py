@@ -38,7 +38,7 @@ from penstock.errors import (
     StorageFull,
 )
 from penstock.log.append_queue import AppendQueue
-from penstock.log.commit import Commit, Entry
+from penstock.log.commit import Entry, LogCommit
 from penstock.log.context import Context
 from penstock.log.segment_store import SegmentStore
 
@@ -126,7 +126,7 @@ class Appender(AppendQueue):
         if self._pending:
             self.schedule()
 
-    def _written(self, commit: Commit, error: BaseException | None) -> None:
+    def _written(self, commit: LogCommit, error: BaseException | None) -> None:
         """The pool has written, or could not."""
         waiting = self._running
         try:
@@ -165,14 +165,14 @@ class Appender(AppendQueue):
         self.pending_bytes -= size
         return taken
 
-    def _put_together(self, entries: list[Entry]) -> Commit:
+    def _put_together(self, entries: list[Entry]) -> LogCommit:
         segments = self._segments
         self._context.space.take(sum(entry.size for entry in entries))
         end, position = segments.active.end, segments.active.data_size
         time = segments.next_time()
-        return Commit(self._format, entries, end, position, time, segments.producers)
+        return LogCommit(self._format, entries, end, position, time, segments.producers)
 
-    def _publish(self, commit: Commit) -> None:
+    def _publish(self, commit: LogCommit) -> None:
         """The commit satisfied the policy: it is visible and answered from here on."""
         self._last_used = time.monotonic()
         write, instruments = commit.write, self._context.instruments

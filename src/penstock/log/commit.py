@@ -66,7 +66,7 @@ class Entry:
             self.promise.set_exception(type(error)(str(error)))
 
 
-class Commit:
+class LogCommit:
     """A commit: the appends it contains and their encoded bytes."""
 
     __slots__ = (

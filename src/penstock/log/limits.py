@@ -1,6 +1,6 @@
 """What a topic keeps and takes, where that is its own and not the broker's: the file `limits`.
 
-The file is the JSON of `Limits`, with a checksum (`penstock.log.layout`).
+The file is the JSON of `TopicLimits`, with a checksum (`penstock.log.layout`).
 """
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from penstock.log.layout import pack_checked, parse_checked
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: as the broker's settings say. Retention of 0: it deletes nothing for this reason."""
 
     retention_age: float | None = None  # seconds
@@ -20,7 +20,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
         return pack_checked(msgspec.json.encode(self).decode())
 
     @classmethod
-    def parse(cls, data: bytes) -> "Limits | None":
+    def parse(cls, data: bytes) -> "TopicLimits | None":
         """None: the file is damaged."""
         text = parse_checked(data)
         try:
@@ -29,4 +29,4 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
 
 
-KEEP_ALL = Limits(retention_age=0.0, retention_bytes=0)  # when the file cannot be read
+KEEP_ALL = TopicLimits(retention_age=0.0, retention_bytes=0)  # when the file cannot be read

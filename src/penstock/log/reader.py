@@ -21,7 +21,7 @@ T = TypeVar("T")
 R = TypeVar("R", Batch, Raw)
 
 
-class Reader:
+class LogReader:
     def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
         self._segments = segments
         self._damage = damage

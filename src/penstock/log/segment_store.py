@@ -19,9 +19,9 @@ from pathlib import Path
 from penstock.errors import StorageError
 from penstock.log.context import Context
 from penstock.log.layout import BATCHES, CLEAN, INDEX, Checkpoint
-from penstock.log.recovery import Recovered
+from penstock.log.recovery import RecoveredTopic
 from penstock.log.segment import Segment, Write
-from penstock.log.writer import Writer
+from penstock.log.writer import SegmentWriter
 
 log = logging.getLogger("penstock.topics")
 
@@ -42,7 +42,7 @@ class SegmentStore:
         name: str,
         directory: Path,
         context: Context,
-        recovered: Recovered,
+        recovered: RecoveredTopic,
         on_broken: Callable[[], None],
     ) -> None:
         self._name = name
@@ -61,7 +61,7 @@ class SegmentStore:
         self._abandoned = False  # the topic is deleted: nothing needs to become durable
         for segment in self.all:
             self._adopt(segment)
-        self._writer = Writer(self.format, context.fs, directory, self.active)
+        self._writer = SegmentWriter(self.format, context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
         self._synced = self.active.mark()  # under `interval` everything before it is durable
         # Answered and not covered by an fsync: kept in memory under `interval`.

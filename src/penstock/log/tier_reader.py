@@ -15,7 +15,7 @@ from penstock.log.formats import FORMATS
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksInMemory
 from penstock.log.tier.cache import BlockCache
-from penstock.log.tier.manifest import Manifest, manifest_name
+from penstock.log.tier.manifest import TierManifest, manifest_name
 from penstock.log.tier.segment import put_in_tier
 from penstock.log.topic_files import Slice, slices
 from penstock.metrics import Metrics
@@ -51,7 +51,7 @@ class TierReader:
         removed is none."""
         name = manifest_name(incarnation)
         try:
-            manifest = Manifest.parse(self._store.get(name)[0], name)
+            manifest = TierManifest.parse(self._store.get(name)[0], name)
         except NotFound:
             return []
         stored = [one for one in manifest.segments if not one.superseded]

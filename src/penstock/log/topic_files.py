@@ -48,7 +48,7 @@ from penstock.log.layout import (
     parse_metadata,
     parse_sealed,
 )
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.log.segment import Batch, Segment
 from penstock.protocol.kafka_batch import KafkaRecord
 from penstock.protocol.record_batch import Record
@@ -221,7 +221,7 @@ class TopicFiles:
     def _deleted(self) -> int:
         """Records before this offset were deleted by hand."""
         try:
-            limits = Limits.parse((self.directory / LIMITS).read_bytes())
+            limits = TopicLimits.parse((self.directory / LIMITS).read_bytes())
         except FileNotFoundError:
             return 0
         return limits.start if limits is not None else 0

@@ -80,7 +80,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     topic: str
     records: int = 0
     bytes: int = 0
@@ -101,7 +101,7 @@ def verify(
     fs: Fs = DISK,
     until: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Report:
+) -> VerifyReport:
     """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
     kind = _BatchVerifier if has_batches(directory) else _Verifier
     if until is None:
@@ -140,14 +140,14 @@ class _Verifier:
         self.directory = directory
         self.until = until
         self.progress = progress
-        self.report = Report(label_of(directory))
+        self.report = VerifyReport(label_of(directory))
         self._add = self.report.add
         self.total = 0
         self.open_state = False  # the broker did not stop cleanly, or runs
         self.renamed: dict[str, str] = {}  # names that opening will give, and what has them now
         self._names = self._list()  # as opening will make them
 
-    def run(self) -> Report:
+    def run(self) -> VerifyReport:
         names = self._names
         files: list[tuple[str, int | None]] = []
         for base in sorted({file[1] for file in map(parse_sealed, names) if file is not None}):

@@ -26,7 +26,7 @@ from penstock.log.layout import CHECKPOINT, DATA, sealed_name
 from penstock.log.segment import Mark, Segment, Write
 
 
-class Writer:
+class SegmentWriter:
     __slots__ = ("_renames", "directory", "format", "fs", "segment")
 
     def __init__(self, format: SegmentFormat, fs: Fs, directory: Path, segment: Segment) -> None:
@@ -161,6 +161,6 @@ def skip_to(form: SegmentFormat, active: Segment, offset: int) -> list[Segment]:
     if not active.rows:
         active.base = active.end = offset
         return [active]
-    writer = Writer(form, active.fs, active.directory, active)
+    writer = SegmentWriter(form, active.fs, active.directory, active)
     sealed, fresh = writer.switch(offset, active.mark(), [])
     return [sealed, fresh] if sealed is not None else [fresh]

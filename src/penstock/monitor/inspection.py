@@ -85,7 +85,7 @@ class Hit(msgspec.Struct, rename="camel"):
     partition_id: str
     transaction_id: str
     created_at: float
-    producer_sub: str | None
+    producer: str | None
     size: int
     preview: str | None  # the beginning of the payload; null: it is large, or cannot be decrypted
 
@@ -233,7 +233,6 @@ class Inspection:
             row,
             partition_id=self._catalog.partition_uuid(row["partition_id"]),
             created_at=epoch_millis(row["created_at"]),
-            producer_sub=row["producer"],
             preview=None if payload is None else preview_of(payload),
         )
 

@@ -26,7 +26,7 @@ from penstock.protocol.status import MAY_PASS, NOT_JSON, error_from_http
 CONNECT_SECONDS = 5.0
 
 
-class Answer(NamedTuple):
+class BrokerAnswer(NamedTuple):
     status: int
     body: bytes
 
@@ -131,14 +131,14 @@ class BrokerCaller:
 
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
-    ) -> Answer:
+    ) -> BrokerAnswer:
         """Ask once, and answer whatever the broker answers.
 
         Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
         been done, and `InvalidRequest` for TLS that would fail the next time too.
         """
         with self._answer(method, path, body, timeout) as answer:
-            return Answer(answer.status, answer.read())
+            return BrokerAnswer(answer.status, answer.read())
 
     @contextmanager
     def _answer(

@@ -26,7 +26,7 @@ columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -72,6 +72,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     jdbc: str | None = None  # a JDBC URL; `options` name the table or the query
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
+    columns: list[Literal["key", "partition", "headers"]] = []  # of a topic, beside the usual ones
     deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     refresh: int = 1  # of a table: read it again every so many batches; 0: once per run
@@ -245,6 +246,8 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
             yield f"source {name}: a watermark is for streams"
         if source.static and (source.format != "raw" or source.watermark):
             yield f"source {name}: format and watermark are for topics and queues"
+        if source.columns and not (source.topic or source.topicPattern):
+            yield f"source {name}: columns are for topics"
         if source.refresh < 0 or (source.refresh != 1 and not source.static):
             yield f"source {name}: refresh is a number of batches, for {', '.join(STATIC)}"
         kind, given = source_kind(pipeline, source)

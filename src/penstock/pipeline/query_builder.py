@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
@@ -27,7 +28,7 @@ from penstock.pipeline.pipeline_file import (
     sink_place,
     source_kind,
 )
-from penstock.pipeline.source_columns import CORRUPT, META
+from penstock.pipeline.source_columns import ALL_TOPIC_COLUMNS, CORRUPT, META, TOPIC_COLUMNS, ddl
 from penstock.pipeline.spark_plan import (
     inputs_of,
     is_unordered,
@@ -415,6 +416,9 @@ def read_source(spark: Any, pipeline: Pipeline, source: Source) -> Any:
             return reader.option("url", source.jdbc).load()
         return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
+    if source.columns:
+        fields = [*TOPIC_COLUMNS.names, *source.columns]
+        reader = reader.schema(ddl(pa.schema([ALL_TOPIC_COLUMNS.field(name) for name in fields])))
     return reader.format("penstock").options(**texts(source_kind(pipeline, source)[1])).load()
 
 
@@ -423,8 +427,8 @@ def as_messages(frame: Any, sink: Sink) -> Any:
     refuse_twice(frame.columns)
     if "payload" in frame.columns:
         return frame
-    names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
-    kept = dict.fromkeys(name for name in names if name in frame.columns)
+    names = ("queue", "partition", "transactionId", "traceId", "topic", "key", "headers")
+    kept = dict.fromkeys(name for name in (*names, *sink.orderBy) if name in frame.columns)
     return frame.select(*kept, f.to_json(f.struct(*_own_columns(frame.columns))).alias("payload"))
 
 

@@ -30,7 +30,7 @@ class Base64(Struct, frozen=True):
 Text = str | Base64
 
 
-class Message(Struct, gc=False):
+class RecordMessage(Struct, gc=False):
     offset: int
     topic: str
     payload: str | None
@@ -40,7 +40,7 @@ class Message(Struct, gc=False):
     timestamp: int | UnsetType = UNSET  # milliseconds since 1970
 
 
-class RecordFields(Struct):
+class MessageFields(Struct):
     """What a client may say about a record beside its payload."""
 
     key: Text | None = None
@@ -57,14 +57,14 @@ class RecordFields(Struct):
         return NewRecord(payload, _bytes_of(self.key), headers, self.timestamp)
 
 
-def message(topic: str, offset: int, payload: bytes | memoryview) -> Message:
+def message(topic: str, offset: int, payload: bytes | memoryview) -> RecordMessage:
     try:
-        return Message(offset, topic, str(payload, "utf-8"))
+        return RecordMessage(offset, topic, str(payload, "utf-8"))
     except UnicodeDecodeError:
-        return Message(offset, topic, b64encode(payload).decode(), BASE64)
+        return RecordMessage(offset, topic, b64encode(payload).decode(), BASE64)
 
 
-def record_message(topic: str, record: KafkaRecord) -> Message:
+def record_message(topic: str, record: KafkaRecord) -> RecordMessage:
     """The same of a record with key, headers and timestamp."""
     shown = message(topic, record.offset, record.value or b"")
     if record.value is None:
@@ -79,10 +79,10 @@ def record_message(topic: str, record: KafkaRecord) -> Message:
     return shown
 
 
-def record_of(shown: Message) -> NewRecord:
+def record_of(shown: RecordMessage) -> NewRecord:
     """The record that `record_message` shows, to append it elsewhere."""
     payload = None if shown.payload is None else payload_bytes(shown.payload, shown.encoding)
-    return RecordFields(
+    return MessageFields(
         None if shown.key is UNSET else shown.key,
         [] if shown.headers is UNSET else shown.headers,
         None if shown.timestamp is UNSET else shown.timestamp,

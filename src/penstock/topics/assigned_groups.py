@@ -39,7 +39,7 @@ MAX_MEMBERS = 1000  # of a group
 MAX_METADATA = 1 << 20  # bytes of a member's protocols, or of its assignment
 
 
-class State(Enum):
+class GroupState(Enum):
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
     COMPLETING = "CompletingRebalance"
@@ -114,7 +114,7 @@ class Member:
 @dataclass(slots=True)
 class AssignedGroup:
     name: str
-    state: State = State.EMPTY
+    state: GroupState = GroupState.EMPTY
     generation: int = 0
     kind: str = ""  # of protocols
     protocol: str = ""
@@ -230,9 +230,9 @@ class AssignedGroups:
             raise MemberRefused(Refusal.FENCED_INSTANCE_ID)
         same = member.protocols == joining.protocols
         self._update(member, joining)
-        if group.state is State.COMPLETING and same:
+        if group.state is GroupState.COMPLETING and same:
             return group.joined(member)
-        if group.state is State.STABLE and same and member.id != group.leader:
+        if group.state is GroupState.STABLE and same and member.id != group.leader:
             return group.joined(member)
         return await self._wait_for_generation(group, member)
 
@@ -241,12 +241,12 @@ class AssignedGroups:
     ) -> tuple[str, str, bytes]:
         """The kind and name of the protocol, and the member's assignment."""
         group, member = self._find(name, who)
-        if group.state is State.PREPARING:
+        if group.state is GroupState.PREPARING:
             raise MemberRefused(Refusal.REBALANCE_IN_PROGRESS)
         if sum(map(len, assignments.values())) > MAX_METADATA * max(1, len(group.members)):
             raise MemberRefused(Refusal.INVALID_REQUEST)
         self._touch(group, member)
-        if group.state is State.COMPLETING:
+        if group.state is GroupState.COMPLETING:
             if member.id != group.leader:
                 waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 member.sync = waiting
@@ -261,7 +261,7 @@ class AssignedGroups:
     def heartbeat(self, name: str, who: "Membership") -> None:
         group, member = self._find(name, who)
         self._touch(group, member)
-        if group.state is State.PREPARING:
+        if group.state is GroupState.PREPARING:
             raise MemberRefused(Refusal.REBALANCE_IN_PROGRESS)
 
     def leave(self, name: str, member_id: str, instance: str | None) -> None:
@@ -289,7 +289,7 @@ class AssignedGroups:
             return
         group, member = self._find(name, who)
         self._touch(group, member)
-        if group.state is State.COMPLETING:
+        if group.state is GroupState.COMPLETING:
             raise MemberRefused(Refusal.REBALANCE_IN_PROGRESS)
 
     # Members
@@ -355,7 +355,7 @@ class AssignedGroups:
         was_leader = group.leader == former_id
         if was_leader:
             group.leader = given
-        if group.state is State.STABLE and same:
+        if group.state is GroupState.STABLE and same:
             self._watch(group)
             # The leader of old has nothing to assign: it learns of another one.
             return group.joined(former, leader=former_id if was_leader else group.leader)
@@ -387,7 +387,7 @@ class AssignedGroups:
         for member in members:
             del group.members[member.id]
             _refuse(member, Refusal.UNKNOWN_MEMBER_ID)
-        if group.state in (State.STABLE, State.COMPLETING):
+        if group.state in (GroupState.STABLE, GroupState.COMPLETING):
             self._prepare(group)
         self._go_on(group)
 
@@ -398,9 +398,9 @@ class AssignedGroups:
             _refuse(member, Refusal.UNKNOWN_MEMBER_ID)
         waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         member.join = waiting
-        if group.state is State.EMPTY:
+        if group.state is GroupState.EMPTY:
             group.not_before = self._clock() + FIRST_JOINS
-        if group.state is not State.PREPARING:
+        if group.state is not GroupState.PREPARING:
             self._prepare(group)
         self._go_on(group)
         try:
@@ -421,7 +421,7 @@ class AssignedGroups:
 
     def _prepare(self, group: AssignedGroup) -> None:
         """Begin a rebalance: everyone is to join again."""
-        group.state = State.PREPARING
+        group.state = GroupState.PREPARING
         slowest = max((one.rebalance_timeout for one in group.members.values()), default=0.0)
         group.join_deadline = self._clock() + slowest
         for member in group.members.values():
@@ -431,7 +431,7 @@ class AssignedGroups:
 
     def _go_on(self, group: AssignedGroup) -> None:
         """End the rebalance if it can end, and set the timer for what comes next."""
-        if group.state is State.PREPARING and self._clock() >= group.rebalance_end:
+        if group.state is GroupState.PREPARING and self._clock() >= group.rebalance_end:
             self._begin_generation(group)
         if not (group.members or group.pending):
             self._groups.pop(group.name, None)
@@ -450,9 +450,9 @@ class AssignedGroups:
         group.generation += 1
         self._rebalances.add(1, group.name)
         if not group.members:
-            group.state, group.leader, group.protocol = State.EMPTY, "", ""
+            group.state, group.leader, group.protocol = GroupState.EMPTY, "", ""
             return
-        group.state = State.COMPLETING
+        group.state = GroupState.COMPLETING
         if group.leader not in here:
             group.leader = here[0]
         common = group.common_protocols()
@@ -468,7 +468,7 @@ class AssignedGroups:
             member.join = None
 
     def _assign(self, group: AssignedGroup, assignments: Mapping[str, bytes]) -> None:
-        group.state = State.STABLE
+        group.state = GroupState.STABLE
         for member in group.members.values():
             member.assignment = assignments.get(member.id, b"")
             if member.sync is not None and not member.sync.done():
@@ -484,7 +484,7 @@ class AssignedGroups:
             return
         moments = [one.deadline for one in group.members.values() if not one.waits]
         moments += group.pending.values()
-        if group.state is State.PREPARING:
+        if group.state is GroupState.PREPARING:
             moments.append(group.rebalance_end)
         if moments:
             delay = max(0.0, min(moments) - self._clock())

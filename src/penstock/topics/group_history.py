@@ -43,7 +43,7 @@ MAX_FILE_SECONDS = 3.5 * 86_400
 
 
 @dataclass(slots=True)
-class Minute:
+class LagMinute:
     """One group on one topic in one minute; `at` is its beginning, in seconds since 1970."""
 
     at: int
@@ -54,7 +54,7 @@ class Minute:
     lag: int | None = None
     latency: dict[int, int] = field(default_factory=dict)  # bucket -> records
 
-    def add(self, other: "Minute") -> None:
+    def add(self, other: "LagMinute") -> None:
         self.acked += other.acked
         self.retried += other.retried
         self.lag = other.lag if other.lag is not None else self.lag
@@ -85,7 +85,7 @@ class GroupHistory:
         self._pool = pool
         self._fs = fs
         self._clock = clock
-        self._open: dict[tuple[int, str, str], Minute] = {}
+        self._open: dict[tuple[int, str, str], LagMinute] = {}
         self._writing: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -116,26 +116,26 @@ class GroupHistory:
         """So many records were given back, or kept for too long, and are handed out again."""
         self._minute(self._clock(), topic, group).retried += count
 
-    async def between(self, since: float, until: float) -> list[Minute]:
+    async def between(self, since: float, until: float) -> list[LagMinute]:
         """In order of time. Reads the files, in the pool."""
         lines = await in_pool(self._pool, self._read)
-        minutes: dict[tuple[int, str, str], Minute] = {}
+        minutes: dict[tuple[int, str, str], LagMinute] = {}
         for minute in (*filter(None, map(_decode, lines)), *self._open.values()):
             if since <= minute.at < until:
                 key = (minute.at, minute.topic, minute.group)
-                minutes.setdefault(key, Minute(*key)).add(minute)
+                minutes.setdefault(key, LagMinute(*key)).add(minute)
         return [minutes[key] for key in sorted(minutes)]
 
     def groups(self) -> list[str]:
         """The groups that were at work lately. Reads the files."""
         return sorted({minute.group for minute in filter(None, map(_decode, self._read()))})
 
-    def _minute(self, now: float, topic: str, group: str) -> Minute:
+    def _minute(self, now: float, topic: str, group: str) -> LagMinute:
         at = int(now) // MINUTE_SECONDS * MINUTE_SECONDS
         key = (at, topic, group)
         minute = self._open.get(key)
         if minute is None:
-            minute = self._open[key] = Minute(at, topic, group)
+            minute = self._open[key] = LagMinute(at, topic, group)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(
                     at + MINUTE_SECONDS - now + 1, self._over
@@ -153,7 +153,7 @@ class GroupHistory:
         if self._open:
             self._timer = asyncio.get_running_loop().call_later(MINUTE_SECONDS, self._over)
 
-    async def _write(self, minutes: list[Minute]) -> None:
+    async def _write(self, minutes: list[LagMinute]) -> None:
         before = self._writing
         if before is not None and before is not asyncio.current_task() and not before.done():
             await asyncio.wait([before])
@@ -219,9 +219,9 @@ def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
     return counts
 
 
-def _decode(text: bytes) -> Minute | None:
+def _decode(text: bytes) -> LagMinute | None:
     event = parse(text)
     if not isinstance(event, list) or len(event) != 8:
         return None
     at, topic, group, acked, retried, lag, buckets, counts = event
-    return Minute(at, topic, group, acked, retried, lag, dict(zip(buckets, counts, strict=True)))
+    return LagMinute(at, topic, group, acked, retried, lag, dict(zip(buckets, counts, strict=True)))

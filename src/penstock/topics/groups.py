@@ -45,7 +45,7 @@ log = logging.getLogger("penstock.topics.groups")
 
 
 @dataclass(slots=True)
-class Range:
+class OffsetRange:
     """A leased piece of a topic: offsets from `start` up to, not including, `end`."""
 
     start: int
@@ -66,7 +66,7 @@ class Cursor:
     incarnation: str
     committed: int
     next: int  # the first offset never handed out
-    leases: dict[str, Range] = field(default_factory=dict)
+    leases: dict[str, OffsetRange] = field(default_factory=dict)
     # Heaps: what is handed out again before `next`, and what is completed ahead of `committed`.
     returned: list[tuple[int, int]] = field(default_factory=list)
     done: list[tuple[int, int]] = field(default_factory=list)
@@ -371,7 +371,7 @@ class Groups:
 
     async def lease_within(
         self, seconds: float, group: str, topic: str, member: str, max_records: int
-    ) -> Range | SharedLease | None:
+    ) -> OffsetRange | SharedLease | None:
         """The same as `lease`, but wait so long for something to hand out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -392,7 +392,7 @@ class Groups:
         member: str,
         max_records: int,
         start: Literal["earliest", "latest"] = "earliest",
-    ) -> Range | None:
+    ) -> OffsetRange | None:
         """A piece of the topic for this member alone; None when there is nothing to hand out now.
 
         `start` is where a group without a committed offset begins.
@@ -424,7 +424,7 @@ class Groups:
         if piece is None:
             return None
         expires = self._clock() + self._lease_time
-        leased = Range(*piece, uuid7().hex, expires, group, topic, member)
+        leased = OffsetRange(*piece, uuid7().hex, expires, group, topic, member)
         cursor.leases[leased.lease_id] = leased
         self._leases[leased.lease_id] = cursor
         heappush(self._expiries, (expires, leased.lease_id))
@@ -462,7 +462,7 @@ class Groups:
             await self._journal.flush()
         return cursor.committed
 
-    async def renew_on(self, topic: str, lease_id: str) -> Range | SharedLease:
+    async def renew_on(self, topic: str, lease_id: str) -> OffsetRange | SharedLease:
         """The same as `renew`, on a local or a shared topic."""
         if self.shared is not None and self._store.is_shared(topic):
             return await self.shared.renew(lease_id)
@@ -475,7 +475,7 @@ class Groups:
             return await self.shared.leave(group, log, member)
         return self.leave(group, topic, member)
 
-    def renew(self, lease_id: str) -> Range:
+    def renew(self, lease_id: str) -> OffsetRange:
         """Another full lease time for a member that is still at work."""
         cursor = self._leases.get(lease_id)
         if cursor is None:
@@ -503,7 +503,7 @@ class Groups:
             self.release(lease_id)
         return len(held)
 
-    def _end(self, lease_id: str) -> tuple[Cursor, Range]:
+    def _end(self, lease_id: str) -> tuple[Cursor, OffsetRange]:
         cursor = self._leases.pop(lease_id, None)
         if cursor is None:
             raise _lost(lease_id)

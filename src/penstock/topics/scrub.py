@@ -57,7 +57,7 @@ class Pass(msgspec.Struct, kw_only=True):
     findings: int = 0  # that were not known before
 
 
-class State(msgspec.Struct, kw_only=True):
+class ScrubState(msgspec.Struct, kw_only=True):
     """The contents of `scrub.json`."""
 
     current: Pass | None = None
@@ -89,7 +89,7 @@ class Scrub:
         self._context = context
         self._topics = topics  # those there are when it is asked
         self._path = private / STATE
-        self._state = State()
+        self._state = ScrubState()
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._next_step = 0.0
@@ -156,7 +156,7 @@ class Scrub:
             if current is None:
                 await self._wait_until_due()
                 current = Pass(started=self._context.clock())
-                self._state = State(current=current, last=self._state.last)
+                self._state = ScrubState(current=current, last=self._state.last)
             try:
                 await self._pass(self._state, current)
             except StorageError as error:
@@ -178,7 +178,7 @@ class Scrub:
             async with asyncio.timeout(seconds):
                 await self._asked.wait()
 
-    async def _pass(self, state: State, current: Pass) -> None:
+    async def _pass(self, state: ScrubState, current: Pass) -> None:
         for topic in sorted(self._topics, key=lambda topic: topic.name):
             if topic.name < state.topic:
                 continue
@@ -256,14 +256,14 @@ class Scrub:
 
     # scrub.json
 
-    def _load(self) -> State:
+    def _load(self) -> ScrubState:
         try:
-            return msgspec.json.decode(self._context.fs.read(self._path), type=State)
+            return msgspec.json.decode(self._context.fs.read(self._path), type=ScrubState)
         except FileNotFoundError:
-            return State()
+            return ScrubState()
         except (msgspec.MsgspecError, StorageFailed) as error:
             log.warning("%s cannot be read, the scrub starts over: %s", self._path.name, error)
-            return State()
+            return ScrubState()
 
     async def _save(self) -> None:
         self._saved = time.monotonic()

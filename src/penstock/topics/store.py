@@ -49,7 +49,7 @@ from penstock.log.context import Context
 from penstock.log.format import SegmentFormat
 from penstock.log.formats import FORMATS
 from penstock.log.layout import LOGS, PRIVATE
-from penstock.log.recovery import Recovered, create_files, recover
+from penstock.log.recovery import RecoveredTopic, create_files, recover
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -171,7 +171,7 @@ class TopicStore:
         if logs:
             log.info("opened %d topics in %s", len(self._partitions), self.directory)
 
-    def _add(self, found: LogDirectory, recovered: Recovered) -> Topic:
+    def _add(self, found: LogDirectory, recovered: RecoveredTopic) -> Topic:
         topic = self._topics[found.label] = Topic(found.label, found.path, self._context, recovered)
         self._partitions[topic.topic] = max(
             self._partitions.get(topic.topic, 0), topic.partition + 1
@@ -206,7 +206,7 @@ class TopicStore:
                 self._refuse(partition_label(name, number), f"{path} is missing")
         return [one for partitions in found.values() for one in partitions]
 
-    def _open_many(self, logs: list[LogDirectory]) -> list[tuple[LogDirectory, Recovered]]:
+    def _open_many(self, logs: list[LogDirectory]) -> list[tuple[LogDirectory, RecoveredTopic]]:
         opened = []
         for found in logs:
             try:
@@ -417,7 +417,7 @@ class TopicStore:
 
     def _make(
         self, name: str, form: SegmentFormat, numbers: range
-    ) -> list[tuple[LogDirectory, Recovered]]:
+    ) -> list[tuple[LogDirectory, RecoveredTopic]]:
         """The empty logs of these partitions."""
         if form is AIQ:
             found = LogDirectory(name, self.directory / name, AIQ)

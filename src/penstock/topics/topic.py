@@ -1,7 +1,7 @@
 """A topic as everyone else sees it: append to it, read what is visible, wait for more.
 
 It is put together from parts: the segments and how durable they are (`SegmentStore`), the commits
-that write to them (`Appender`), what is read from them (`Reader`), and who waits for more
+that write to them (`Appender`), what is read from them (`LogReader`), and who waits for more
 (`Subscriptions`). Calls go down; upwards there are only the two callables that a topic passes in,
 `on_commit` and `on_broken`.
 """
@@ -25,10 +25,10 @@ from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
 from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, LIMITS, POLICY, pack_checked
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.log.producers import Producer
-from penstock.log.reader import Reader
-from penstock.log.recovery import Recovered
+from penstock.log.reader import LogReader
+from penstock.log.recovery import RecoveredTopic
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.log.tier.cache import NotCached
@@ -67,7 +67,9 @@ def condemned(
 
 
 class Topic:
-    def __init__(self, name: str, directory: Path, context: Context, recovered: Recovered) -> None:
+    def __init__(
+        self, name: str, directory: Path, context: Context, recovered: RecoveredTopic
+    ) -> None:
         self.name = name  # its label: the topic's name, and `/number` for all but partition 0
         self.topic, self.partition = split_label(name)
         self.directory = directory
@@ -97,7 +99,7 @@ class Topic:
             self._segments,
             on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
         )
-        self._reader = Reader(self._segments, recovered.damage)
+        self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
 
     # Appending
@@ -344,12 +346,12 @@ class Topic:
         await self._replace_file(POLICY, pack_checked(policy))
         self.policy = policy
 
-    async def set_limits(self, limits: Limits) -> None:
+    async def set_limits(self, limits: TopicLimits) -> None:
         """Have its own retention, largest record and first offset, instead of the settings'."""
         await self._replace_file(LIMITS, limits.pack())
         self._apply_limits(limits)
 
-    def _apply_limits(self, limits: Limits) -> None:
+    def _apply_limits(self, limits: TopicLimits) -> None:
         self.limits = limits
         self._segments.start = limits.start
         broker = self._context.settings.max_record

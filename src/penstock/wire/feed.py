@@ -24,7 +24,7 @@ import msgspec
 from penstock.errors import Damaged, NotFound, Unavailable
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.records import Message, message, record_message
+from penstock.protocol.records import RecordMessage, message, record_message
 from penstock.protocol.status import details_of
 from penstock.topics.topic_log import TopicLog
 from penstock.wire.keepalive import KeepAlive
@@ -40,7 +40,7 @@ log = logging.getLogger("penstock.feed")
 _encode = msgspec.json.Encoder().encode
 
 
-def messages_of(topic: str, batch: Batch) -> list[Message]:
+def messages_of(topic: str, batch: Batch) -> list[RecordMessage]:
     """Return the records as JSON structs, with key, headers and timestamp where they exist."""
     records = batch.records()
     if records is not None:
@@ -50,7 +50,7 @@ def messages_of(topic: str, batch: Batch) -> list[Message]:
 
 class Notification(msgspec.Struct):
     topic: str
-    messages: list[Message]
+    messages: list[RecordMessage]
     command: str = "message_batch_notification"
     partition: int | msgspec.UnsetType = msgspec.UNSET  # unless it is 0
 
@@ -68,7 +68,7 @@ class FeedChunk:
         self._batch = batch
 
     @cached_property
-    def _messages(self) -> list[Message]:
+    def _messages(self) -> list[RecordMessage]:
         return messages_of(self.topic, self._batch)
 
     @cached_property

@@ -49,7 +49,7 @@ class Slot:
         self.weight = weight  # bytes of the append that waits for this answer; 0: not an append
 
 
-class Listener(Protocol):
+class FrameListener(Protocol):
     """What all connections share: how many there may be, and what they count."""
 
     memory: RequestMemory
@@ -63,7 +63,7 @@ class Listener(Protocol):
 class FramedConnection(asyncio.Protocol):
     head_size: int  # bytes that contain the size of a frame
 
-    def __init__(self, server: Listener) -> None:
+    def __init__(self, server: FrameListener) -> None:
         self._server = server
         self.identity: Identity | None = None  # set after authentication
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ HANDSHAKE_SECONDS = 10.0
 MAX_SWEEP_SECONDS = 5.0
 
 
-class Settings(Protocol):
+class FramedSettings(Protocol):
     """What every such listener is configured with."""
 
     @property
@@ -38,7 +38,7 @@ class FramedServer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: FramedSettings,
         metrics: Metrics,
         *,
         asks_for_tokens: bool,

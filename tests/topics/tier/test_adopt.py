@@ -14,7 +14,7 @@ import pytest
 from penstock.client import Client
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
-from penstock.topics.tier.state import STATE, State
+from penstock.topics.tier.state import STATE, TierState
 from penstock.topics.topic import Topic
 from tests.export.making import exports
 from tests.support.served import serving
@@ -178,8 +178,8 @@ async def test_the_state_of_a_clean_stop_is_taken_back_before_anything_is_append
         copy.tier.close()
 
 
-def _state(address: str) -> State:
-    return State.parse(ObjectStore(address).get(STATE)[0])
+def _state(address: str) -> TierState:
+    return TierState.parse(ObjectStore(address).get(STATE)[0])
 
 
 async def test_more_offsets_are_left_out_the_older_the_state_is(tmp_path: Path) -> None:

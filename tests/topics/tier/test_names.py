@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from penstock.errors import Damaged
-from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name
+from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name
 from penstock.object_store import ObjectStore
-from penstock.topics.tier.state import STATE, State, TopicEnd
+from penstock.topics.tier.state import STATE, TierState, TopicEnd
 from tests.topics.tier.support import fill, pass_through, tiered
 
 INCARNATION = "0" * 31 + "1"
@@ -25,7 +25,7 @@ async def make_tier(directory: Path, address: str) -> ObjectStore:
 
 
 def store_manifest(store: ObjectStore, at: str, **fields: str) -> None:
-    manifest = Manifest(tier="x", name="t", incarnation=INCARNATION, policy="delete")
+    manifest = TierManifest(tier="x", name="t", incarnation=INCARNATION, policy="delete")
     store.write(at, [msgspec.structs.replace(manifest, **fields).pack()])
 
 
@@ -46,7 +46,7 @@ async def test_adopting_a_tier_leaves_out_topics_whose_names_are_paths(tmp_path:
         )
     ):
         store_manifest(store, place.replace(INCARNATION, f"{number:032x}"), **fields)
-    state = State.parse(store.get(STATE)[0])
+    state = TierState.parse(store.get(STATE)[0])
     state.topics = {
         **state.topics,
         str(victim): TopicEnd("a", 5),
@@ -67,11 +67,11 @@ async def test_adopting_a_tier_leaves_out_topics_whose_names_are_paths(tmp_path:
 @pytest.mark.parametrize("stem", ["../../secret", "/etc/secret", "a/b", ""])
 def test_a_segment_of_the_tier_is_not_read_from_elsewhere(stem: str) -> None:
     segment = StoredSegment(stem=stem, base=0, end=1, rows=1, newest=0, files={})
-    manifest = Manifest(
+    manifest = TierManifest(
         tier="x", name="t", incarnation=INCARNATION, policy="delete", segments=[segment]
     )
     with pytest.raises(Damaged, match="names a segment that cannot be one"):
-        Manifest.parse(manifest.pack())
+        TierManifest.parse(manifest.pack())
 
 
 async def test_objects_of_others_in_the_tier_stay_and_do_not_hold_up_the_collection(

@@ -29,7 +29,7 @@ from penstock.export.context import RouteContext
 from penstock.export.payload import FRAMES, NONE, compress, decompress, join, split
 
 
-class Retry(Exception):
+class RetryLater(Exception):
     """`kind` is the label of the metric: network, timeout, server_error, rate_limit, storage."""
 
     def __init__(self, kind: str, text: str, retry_after: float | None = None) -> None:
@@ -37,7 +37,7 @@ class Retry(Exception):
         self.kind, self.retry_after = kind, retry_after
 
 
-class Refused(Exception):
+class BatchRefused(Exception):
     """`undelivered` are the records that become dead letters when a part of a record was delivered;
     empty: the record itself.
     """
@@ -60,7 +60,7 @@ class Denied(Exception):
 
 
 @dataclass(slots=True)
-class Batch:
+class OutgoingBatch:
     """Records on their way. `key` is the same whenever these records are sent again."""
 
     key: str
@@ -77,10 +77,12 @@ class Batch:
     def split(self) -> list[bytes]:
         return split(self.plain(), self.encoding)
 
-    def part(self, start: int, stop: int) -> "Batch":
+    def part(self, start: int, stop: int) -> "OutgoingBatch":
         body = compress(join(self.split()[start:stop], self.encoding), self.compression)
         key = f"{self.key}-{start}-{stop - 1}"
-        return Batch(key, body, stop - start, self.encoding, self.compression, self.key, start)
+        return OutgoingBatch(
+            key, body, stop - start, self.encoding, self.compression, self.key, start
+        )
 
 
 CHEAP_BYTES = 16 << 10
@@ -93,16 +95,16 @@ class Destination(Protocol):
         """After the last `send`. There is no start: the destination may be down then."""
         return
 
-    def prepare(self, batch: Batch) -> Any:
+    def prepare(self, batch: OutgoingBatch) -> Any:
         """What `send` needs, computed without waiting for anything: the records, if not more."""
         return batch.split()
 
-    def is_cheap(self, batch: Batch) -> bool:
+    def is_cheap(self, batch: OutgoingBatch) -> bool:
         """Whether preparing it is not worth a trip to the pool."""
         return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
 
     @abstractmethod
-    async def send(self, batch: Batch, prepared: Any) -> int | None:
+    async def send(self, batch: OutgoingBatch, prepared: Any) -> int | None:
         """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied.
 
         The number is that of items inside the records that it has and rejected for good.

@@ -30,28 +30,28 @@ from penstock.export.checks import (
     url_problems,
 )
 from penstock.export.context import RouteContext
-from penstock.export.destinations import Batch, Destination, Retry, Target, destination
+from penstock.export.destinations import Destination, OutgoingBatch, RetryLater, Target, destination
 from penstock.export.destinations.http import delivered
 from penstock.net import HttpClient
 from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.protocol.names import check_name
-from penstock.protocol.records import Message, payload_bytes
+from penstock.protocol.records import RecordMessage, payload_bytes
 
 PAGE_RECORDS = 1000  # asked for at a time
 MAX_SEARCHED_RECORDS = 100_000  # for one batch; other producers may have written as many
 MAX_RANGES = 1000  # of ours that are remembered
 
 
-class Produced(msgspec.Struct):
+class ProducedThere(msgspec.Struct):
     first_offset: int
     count: int
 
 
-class NextOffset(msgspec.Struct):
+class NextOffsetThere(msgspec.Struct):
     next_offset: int
 
 
-_messages = msgspec.json.Decoder(list[Message]).decode
+_messages = msgspec.json.Decoder(list[RecordMessage]).decode
 
 
 @destination("broker")
@@ -103,7 +103,7 @@ class BrokerDestination(Destination):
     async def stop(self) -> None:
         await self._client.close()
 
-    def prepare(self, batch: Batch) -> bytes:
+    def prepare(self, batch: OutgoingBatch) -> bytes:
         records = batch.split()
         try:
             return msgspec.json.encode({"payloads": [record.decode() for record in records]})
@@ -111,11 +111,11 @@ class BrokerDestination(Destination):
             encoded = [base64.b64encode(record).decode() for record in records]
             return msgspec.json.encode({"payloads": encoded, "encoding": "base64"})
 
-    async def send(self, batch: Batch, prepared: Any) -> None:
+    async def send(self, batch: OutgoingBatch, prepared: Any) -> None:
         if self._floor is None:
             answer = await self._ask("GET", "/next_offset")
             if self._floor is None:  # another worker may have asked too
-                self._floor = msgspec.json.decode(answer.body, type=NextOffset).next_offset
+                self._floor = msgspec.json.decode(answer.body, type=NextOffsetThere).next_offset
         async with self._searching:
             if batch.key in self._doubtful and await self._has_arrived(batch):
                 self._doubtful.discard(batch.key)
@@ -128,17 +128,17 @@ class BrokerDestination(Destination):
             self._sending -= 1
             self._quiet.set()
 
-    async def _produce(self, batch: Batch, prepared: Any) -> None:
+    async def _produce(self, batch: OutgoingBatch, prepared: Any) -> None:
         try:
             answer = await self._ask("POST", "/produce", prepared, batch.key)
-        except Retry as error:
+        except RetryLater as error:
             if isinstance(error.__cause__, CannotConnect) or error.kind == "rate_limit":
                 self._doubtful.discard(batch.key)
             raise
         except Exception:  # it was refused
             self._doubtful.discard(batch.key)
             raise
-        produced = msgspec.json.decode(answer.body, type=Produced)
+        produced = msgspec.json.decode(answer.body, type=ProducedThere)
         self._claim(produced.first_offset, produced.first_offset + produced.count)
         self._doubtful.discard(batch.key)
 
@@ -159,7 +159,7 @@ class BrokerDestination(Destination):
             floor = max(floor, self._ours.pop(0)[1])
         self._floor = floor
 
-    async def _has_arrived(self, batch: Batch) -> bool:
+    async def _has_arrived(self, batch: OutgoingBatch) -> bool:
         """Look for the batch where no other batch of ours is; claim its place if it is there."""
         while self._sending:  # what others are sending may look the same, and is not ours to claim
             self._quiet.clear()
@@ -167,7 +167,7 @@ class BrokerDestination(Destination):
         wanted = batch.split()
         start, searched = self._floor or 0, 0
         for first, stop in [*self._ours, (1 << 63, 1 << 63)]:
-            stored: list[Message] = []
+            stored: list[RecordMessage] = []
             while start < first and searched < MAX_SEARCHED_RECORDS:
                 answer = await self._ask(
                     "GET",

@@ -30,11 +30,11 @@ from penstock.export.checks import (
 )
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
-    Batch,
+    BatchRefused,
     Denied,
     Destination,
-    Refused,
-    Retry,
+    OutgoingBatch,
+    RetryLater,
     Target,
     TooBig,
     destination,
@@ -115,11 +115,11 @@ class HttpDestination(Destination):
     async def stop(self) -> None:
         await self._client.close()
 
-    def is_cheap(self, batch: Batch) -> bool:
+    def is_cheap(self, batch: OutgoingBatch) -> bool:
         stored = batch.compression == self._compression and not self._target.header_prefix
         return stored or super().is_cheap(batch)
 
-    def prepare(self, batch: Batch) -> tuple[bytes, list[tuple[str, str]]]:
+    def prepare(self, batch: OutgoingBatch) -> tuple[bytes, list[tuple[str, str]]]:
         """The body, and the headers it takes."""
         compression = self._compression
         if batch.compression == 0 and compression and batch.records:
@@ -138,7 +138,7 @@ class HttpDestination(Destination):
             headers.append(("Content-Encoding", CONTENT_ENCODINGS[compression]))
         return body, headers
 
-    async def send(self, batch: Batch, prepared: Any) -> None:
+    async def send(self, batch: OutgoingBatch, prepared: Any) -> None:
         body, extra = prepared
         headers, timeout = [("Idempotency-Key", batch.key), *extra], self._target.timeout
         await delivered(
@@ -160,9 +160,9 @@ async def delivered(
     try:
         answer = await request
     except TimeoutError as error:
-        raise Retry("timeout", str(error)) from error
+        raise RetryLater("timeout", str(error)) from error
     except (Unavailable, TooLarge) as error:
-        raise Retry("network", str(error)) from error
+        raise RetryLater("network", str(error)) from error
     except InvalidRequest as error:
         raise Denied(str(error)) from error
     check_status(answer, retried, answering)
@@ -198,8 +198,8 @@ def check_status(
         raise TooBig(text)
     if status in retried or not 200 <= status < 600:
         kind = RETRY_KINDS.get(status, "server_error")
-        raise Retry(kind, text, parse_retry_after(headers.get("retry-after")))
-    raise Refused(text)
+        raise RetryLater(kind, text, parse_retry_after(headers.get("retry-after")))
+    raise BatchRefused(text)
 
 
 def parse_retry_after(value: str | None, now: float | None = None) -> float | None:

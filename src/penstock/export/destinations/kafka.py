@@ -22,11 +22,11 @@ from penstock.config.schema import Seconds, key
 from penstock.export.checks import ca_from_api, limit_problems
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
-    Batch,
+    BatchRefused,
     Denied,
     Destination,
-    Refused,
-    Retry,
+    OutgoingBatch,
+    RetryLater,
     Target,
     TooBig,
     destination,
@@ -158,10 +158,10 @@ class KafkaDestination(Destination):
     def describe(self) -> str:
         return f"Kafka topic {self._target.topic} at {self._target.brokers}"
 
-    def prepare(self, batch: Batch) -> list[NewRecord]:
+    def prepare(self, batch: OutgoingBatch) -> list[NewRecord]:
         return [unwrap_record(record) for record in batch.split()]
 
-    async def send(self, batch: Batch, prepared: list[NewRecord]) -> None:
+    async def send(self, batch: OutgoingBatch, prepared: list[NewRecord]) -> None:
         sending = self._waiting.pop(batch.key, None) or self._start(batch, prepared)
         try:
             async with asyncio.timeout(self._target.timeout):
@@ -176,7 +176,7 @@ class KafkaDestination(Destination):
             self._remember(batch, sending)
             raise self._meaning(sending.errors.values())
 
-    def _start(self, batch: Batch, records: list[NewRecord]) -> Sending:
+    def _start(self, batch: OutgoingBatch, records: list[NewRecord]) -> Sending:
         if self._producer is None:
             self._producer = PolledProducer(self._library, self._settings)
         delivered = self._delivered.get(batch.whole or batch.key, ())
@@ -199,12 +199,12 @@ class KafkaDestination(Destination):
         problem = self._problem
         text = f"no answer within {self._target.timeout:g} s"
         if problem is None:
-            return Retry("timeout", text)
+            return RetryLater("timeout", text)
         if problem.name() in DENIED_ERRORS:
             return Denied(problem.str())
-        return Retry("network", f"{text}: {problem.str()}")
+        return RetryLater("network", f"{text}: {problem.str()}")
 
-    def _remember(self, batch: Batch, sending: Sending) -> None:
+    def _remember(self, batch: OutgoingBatch, sending: Sending) -> None:
         """Note what is delivered, so that only the rest is sent again."""
         places = range(batch.first, batch.first + batch.records)
         key = batch.whole or batch.key
@@ -221,11 +221,11 @@ class KafkaDestination(Destination):
         if any(error.fatal() for error in by_name.values()) and self._producer is not None:
             self._producer.end()  # it takes nothing more: another one begins
             self._producer = None
-            return Retry("server_error", text)
+            return RetryLater("server_error", text)
         if by_name.keys() & set(DENIED_ERRORS):
             return Denied(text)
         if by_name.keys() & set(ADDRESS_ERRORS):
             return Denied(text, "address")
         if by_name.keys() - set(REFUSED_ERRORS) - {TOO_LARGE}:
-            return Retry("server_error", text)
-        return TooBig(text) if TOO_LARGE in by_name else Refused(text)
+            return RetryLater("server_error", text)
+        return TooBig(text) if TOO_LARGE in by_name else BatchRefused(text)

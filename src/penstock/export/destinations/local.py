@@ -15,10 +15,10 @@ from penstock.errors import ConfigError, Full, InvalidRequest, StorageError, Too
 from penstock.export.checks import character_problems, name_problems
 from penstock.export.context import NO_TOPICS, RouteContext
 from penstock.export.destinations import (
-    Batch,
+    BatchRefused,
     Destination,
-    Refused,
-    Retry,
+    OutgoingBatch,
+    RetryLater,
     Target,
     TooBig,
     destination,
@@ -94,13 +94,13 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (Unavailable, Full, StorageError) as error:
-        raise Retry("storage", str(error), getattr(error, "retry_after", None)) from error
+        raise RetryLater("storage", str(error), getattr(error, "retry_after", None)) from error
     except TooLarge as error:
         raise TooBig(str(error)) from error
     except InvalidRequest as error:
-        raise Refused(str(error)) from error
+        raise BatchRefused(str(error)) from error
     except TimeoutError as error:
-        raise Retry("timeout", "no answer in time") from error
+        raise RetryLater("timeout", "no answer in time") from error
 
 
 class TopicDestination(Destination):
@@ -109,10 +109,10 @@ class TopicDestination(Destination):
         self._topics = topics
         self._rotation = Rotation()
 
-    def prepare(self, batch: Batch) -> list[NewRecord]:
+    def prepare(self, batch: OutgoingBatch) -> list[NewRecord]:
         return list(map(unwrap_record, batch.split()))
 
-    async def send(self, batch: Batch, prepared: list[NewRecord]) -> None:  # noqa: ARG002
+    async def send(self, batch: OutgoingBatch, prepared: list[NewRecord]) -> None:  # noqa: ARG002
         with _errors():
             if not self._topics.partitions(self._topic):
                 timed = any(record.timestamp is not None for record in prepared)
@@ -137,7 +137,7 @@ class QueueDestination(Destination):
         self._target = target
         self._queues = queues
 
-    def prepare(self, batch: Batch) -> list[Item]:
+    def prepare(self, batch: OutgoingBatch) -> list[Item]:
         items = []
         for index, record in enumerate(batch.split()):
             payload, headers = parts(record) if self._target.takes_headers else (record, None)
@@ -147,7 +147,7 @@ class QueueDestination(Destination):
             items.append(item)
         return items
 
-    async def send(self, batch: Batch, prepared: list[Item]) -> None:  # noqa: ARG002
+    async def send(self, batch: OutgoingBatch, prepared: list[Item]) -> None:  # noqa: ARG002
         with _errors():
             await self._queues.push(prepared)
 

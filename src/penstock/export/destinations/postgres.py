@@ -23,11 +23,11 @@ from penstock.export.checks import character_problems, limit_problems, url_probl
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     CHEAP_BYTES,
-    Batch,
+    BatchRefused,
     Denied,
     Destination,
-    Refused,
-    Retry,
+    OutgoingBatch,
+    RetryLater,
     Target,
     TooBig,
     destination,
@@ -38,7 +38,7 @@ KEYS_INTERVAL = "7 days"  # for which keys are remembered
 FORGET_SECONDS = 3600.0  # between two deletions of older ones
 # By the class of SQLSTATE. Denied: login, no such database, schema or table, or no right to it.
 MEANINGS = {
-    **dict.fromkeys(("22", "23", "P0", "44"), Refused),
+    **dict.fromkeys(("22", "23", "P0", "44"), BatchRefused),
     **dict.fromkeys(("28", "3D", "3F", "42"), Denied),
     "54": TooBig,
 }
@@ -119,14 +119,14 @@ class PostgresDestination(Destination):
             self._pool.terminate()
             self._pool = None
 
-    def is_cheap(self, batch: Batch) -> bool:
+    def is_cheap(self, batch: OutgoingBatch) -> bool:
         parses = self._target.columns and len(batch.body) > CHEAP_BYTES
         return super().is_cheap(batch) and not parses
 
-    def prepare(self, batch: Batch) -> list[bytes] | Rows:
+    def prepare(self, batch: OutgoingBatch) -> list[bytes] | Rows:
         return _rows(batch.split()) if self._target.columns else batch.split()
 
-    async def send(self, batch: Batch, prepared: Any) -> None:
+    async def send(self, batch: OutgoingBatch, prepared: Any) -> None:
         try:
             async with asyncio.timeout(self._target.timeout):
                 await self._open()
@@ -138,14 +138,14 @@ class PostgresDestination(Destination):
                     else:
                         await self._write(connection, prepared)
         except TimeoutError as error:
-            raise Retry("timeout", f"no answer within {self._target.timeout:g} s") from error
+            raise RetryLater("timeout", f"no answer within {self._target.timeout:g} s") from error
         except asyncpg.PostgresError as error:
             self._prepared_tables = False  # it may have been recreated with other columns
             raise _meaning(error) from error
         except (OSError, asyncpg.InterfaceError) as error:
-            raise Retry("network", str(error) or type(error).__name__) from error
+            raise RetryLater("network", str(error) or type(error).__name__) from error
         except UnicodeDecodeError as error:
-            raise Refused(str(error)) from error
+            raise BatchRefused(str(error)) from error
 
     async def _open(self) -> None:
         async with self._starting:
@@ -197,7 +197,7 @@ class PostgresDestination(Destination):
     async def _write_rows(self, connection: Any, rows: Rows) -> None:
         """One COPY, then one INSERT per shape: columns that a shape lacks get their defaults."""
         if rows.bad is not None:
-            raise Refused(rows.bad)
+            raise BatchRefused(rows.bad)
         if not all(name in self._columns for shape in rows.shapes for name in shape):
             await self._read_columns(connection)  # perhaps it has them by now
         columns = [
@@ -206,7 +206,7 @@ class PostgresDestination(Destination):
         for shape, names in zip(rows.shapes, columns, strict=True):
             if not names or (self._target.strict and len(names) < len(shape)):
                 missing = ", ".join(name for name in shape if name not in self._columns)
-                raise Refused(f"table {self._quoted} has no column {missing}")
+                raise BatchRefused(f"table {self._quoted} has no column {missing}")
         await connection.execute(
             "CREATE TEMP TABLE IF NOT EXISTS penstock_batch (shape int, record jsonb) "
             "ON COMMIT DELETE ROWS"
@@ -265,4 +265,4 @@ def _rows(records: list[bytes]) -> Rows:
 def _meaning(error: asyncpg.PostgresError) -> Exception:
     text = f"{type(error).__name__}: {error}"
     meaning = MEANINGS.get(str(getattr(error, "sqlstate", ""))[:2])
-    return Retry("server_error", text) if meaning is None else meaning(text)
+    return RetryLater("server_error", text) if meaning is None else meaning(text)

@@ -22,7 +22,7 @@ from penstock.export.checks import (
     url_problems,
 )
 from penstock.export.context import RouteContext
-from penstock.export.destinations import Batch, Destination, Refused, Target, TooBig
+from penstock.export.destinations import BatchRefused, Destination, OutgoingBatch, Target, TooBig
 from penstock.export.destinations.http import delivered
 from penstock.export.payload import RAW
 from penstock.export.telemetry_request import TelemetryRequest
@@ -93,13 +93,13 @@ class TelemetryDestination(Destination):
     def describe(self) -> str:
         return f"POST {self._shown}"
 
-    def prepare(self, batch: Batch) -> TelemetryRequest:
+    def prepare(self, batch: OutgoingBatch) -> TelemetryRequest:
         try:
             return TelemetryRequest.from_record(batch.plain())
         except InvalidRequest as error:
-            raise Refused(str(error)) from None
+            raise BatchRefused(str(error)) from None
 
-    async def send(self, batch: Batch, prepared: Any) -> int:
+    async def send(self, batch: OutgoingBatch, prepared: Any) -> int:
         """Send the request, in parts if need be; how many items in it the destination rejected."""
         progress = self._cut.pop(batch.key, None) or _Progress([(batch.key, prepared)])
         rejected = 0
@@ -108,7 +108,7 @@ class TelemetryDestination(Destination):
                 key, request = progress.unsent[-1]
                 try:
                     rejected += await self._post(key, request)
-                except (Refused, TooBig) as error:
+                except (BatchRefused, TooBig) as error:
                     if isinstance(error, TooBig) and (
                         halves := await self._context.in_pool(request.halves)
                     ):
@@ -124,7 +124,7 @@ class TelemetryDestination(Destination):
             if progress.unsent and progress.unsent[0][0] != batch.key:
                 self._remember(batch.key, progress)
         if progress.refused:
-            raise Refused(progress.reason, progress.refused)
+            raise BatchRefused(progress.reason, progress.refused)
         return rejected
 
     def _remember(self, key: str, progress: _Progress) -> None:

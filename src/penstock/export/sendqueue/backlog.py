@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from penstock.export.sendqueue.blocks import Block
-from penstock.export.sendqueue.journal import Entry, Kind
+from penstock.export.sendqueue.journal import EntryKind, JournalEntry
 from penstock.export.sendqueue.store import Store
 
 READ_BACK_BLOCKS = 64  # read at once from the new end
@@ -126,7 +126,14 @@ class Backlog:
                 lambda: (store.records_before(start), store.records_before(stop))
             )
             store.book(
-                Entry(Kind.DROPPED, reason, start, through, max(0, through - before), stop - start)
+                JournalEntry(
+                    EntryKind.DROPPED,
+                    reason,
+                    start,
+                    through,
+                    max(0, through - before),
+                    stop - start,
+                )
             )
             span[0] = stop
             if span[0] >= span[1]:

@@ -181,7 +181,7 @@ def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int,
 
 
 @dataclass(slots=True)
-class Chunk:
+class BlockFile:
     start: int  # place of the first byte in the stream
     path: Path
     size: int  # bytes that count; a chunk whose fsync failed may hold more
@@ -210,12 +210,12 @@ class Chunk:
         return self.index[at][1] if at >= 0 else self.start
 
 
-def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[Chunk]:
+def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[BlockFile]:
     """The chunks up to the place `end` of the stream; what is in them, nobody has looked."""
     starts = [int(name, 16) for name in fs.list_dir(directory) if _CHUNK_NAME.fullmatch(name)]
     for start, following in pairwise([*(start for start in starts if start < end), end]):
         path = directory / f"{start:016x}"
-        yield Chunk(start, path, min(fs.size(path), following - start), 0, 0)
+        yield BlockFile(start, path, min(fs.size(path), following - start), 0, 0)
 
 
 class ChunkReader:
@@ -223,21 +223,21 @@ class ChunkReader:
 
     def __init__(self, fs: Fs) -> None:
         self._fs = fs
-        self._open: tuple[Chunk, File] | None = None
+        self._open: tuple[BlockFile, File] | None = None
         self.readable = STREAM_END  # the stream up to here is written
 
-    def read_at(self, chunk: Chunk, place: int, length: int) -> bytes:
+    def read_at(self, chunk: BlockFile, place: int, length: int) -> bytes:
         """Bytes of the stream, from one chunk."""
         if self._open is None or self._open[0] is not chunk:
             self.close()
             self._open = (chunk, self._fs.open(chunk.path, write=False))
         return self._open[1].read_at(place - chunk.start, length)
 
-    def _end(self, chunk: Chunk) -> int:
+    def _end(self, chunk: BlockFile) -> int:
         return min(chunk.end, self.readable)
 
     def walk(
-        self, chunk: Chunk, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
+        self, chunk: BlockFile, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
     ) -> Iterator[Block]:
         """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
         end = self._end(chunk)
@@ -266,7 +266,7 @@ class ChunkReader:
             yield block
             place += length
 
-    def block_at(self, chunk: Chunk, place: int) -> Block | None:
+    def block_at(self, chunk: BlockFile, place: int) -> Block | None:
         """The block that begins at `place`, if one does. Reads no more than it."""
         end = self._end(chunk)
         if not chunk.start <= place <= end - HEADER_SIZE:
@@ -279,7 +279,7 @@ class ChunkReader:
         except Damaged:
             return None
 
-    def pass_over(self, chunk: Chunk, place: int, below: int = NO_SEQUENCE) -> tuple[int, int]:
+    def pass_over(self, chunk: BlockFile, place: int, below: int = NO_SEQUENCE) -> tuple[int, int]:
         """Pass whole blocks from `place` on, up to the first that is damaged or not below the
         sequence number `below`.
 
@@ -303,7 +303,7 @@ class ChunkReader:
                 break
         return place, last
 
-    def seek(self, chunk: Chunk, sequence: int) -> int:
+    def seek(self, chunk: BlockFile, sequence: int) -> int:
         """Where the first block not below `sequence` begins, or the end; passes over damage."""
         end = self._end(chunk)
         place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
@@ -311,7 +311,7 @@ class ChunkReader:
             place, _ = self.pass_over(chunk, self.find_block(chunk, place + 1), sequence)
         return place
 
-    def find_block(self, chunk: Chunk, place: int) -> int:
+    def find_block(self, chunk: BlockFile, place: int) -> int:
         """Where the next whole block begins, or the chunk's end."""
         end = self._end(chunk)
         while place < end:
@@ -325,7 +325,7 @@ class ChunkReader:
             place += max(1, len(data) - len(MAGIC) + 1)
         return end
 
-    def close_if(self, chunk: Chunk) -> None:
+    def close_if(self, chunk: BlockFile) -> None:
         """Let go of the file if it is this chunk's."""
         if self._open is not None and self._open[0] is chunk:
             self.close()

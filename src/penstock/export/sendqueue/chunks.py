@@ -31,7 +31,7 @@ from penstock.export.sendqueue.blocks import (
     NO_POSITION,
     READ_BYTES,
     Block,
-    Chunk,
+    BlockFile,
     ChunkReader,
     chunk_files,
     decode_block,
@@ -44,7 +44,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChunkOptions:
     """Of a send queue's two layers, and the most bytes it may hold."""
 
     max_bytes: int = 1 << 30
@@ -90,7 +90,7 @@ class Chunks:
         self,
         fs: Fs,
         directory: Path,
-        options: Options,
+        options: ChunkOptions,
         on_event: Callable[[str, int], None],
     ) -> None:
         self._fs = fs
@@ -98,7 +98,7 @@ class Chunks:
         self._options = options
         self._keep_unsynced = options.syncs
         self._on_event = on_event  # "rotation", "fsync_failed"
-        self.chunks: list[Chunk] = []
+        self.chunks: list[BlockFile] = []
         self._file: File | None = None  # the writer's handle on the last chunk
         self._synced = 0  # bytes of the last chunk that are durable
         self._unsynced: list[Bytes] = []
@@ -181,7 +181,7 @@ class Chunks:
         if self._keep_unsynced:
             self._unsynced += parts
 
-    def _cut(self, chunk: Chunk) -> None:
+    def _cut(self, chunk: BlockFile) -> None:
         """The file ends where the chunk does, or nothing is ever written behind the difference."""
         self._synced = min(self._synced, chunk.size)
         try:
@@ -193,7 +193,7 @@ class Chunks:
             log.warning("chunk %s is closed early: %s", chunk.path.name, error)
             self._broken = True
 
-    def _rotate(self, sequence: int, at_least: int) -> Chunk:
+    def _rotate(self, sequence: int, at_least: int) -> BlockFile:
         if self.chunks:
             if self._keep_unsynced:
                 self.sync()
@@ -211,7 +211,7 @@ class Chunks:
         self._fs.remove(path)
         self._file = self._fs.open(path, create=True)
         self._synced, self._unsynced, self._broken, self._new_names = 0, [], False, True
-        chunk = Chunk(start, path, 0, sequence, sequence)
+        chunk = BlockFile(start, path, 0, sequence, sequence)
         self.chunks.append(chunk)
         self._on_event("rotation", 1)
         return chunk
@@ -259,7 +259,7 @@ class Chunks:
             raise
         self._close_writer()
         first = decode_block(bytes(parts[0]) + bytes(parts[1]), 0, start)
-        new = Chunk(start, path, old.end - start, first.sequence, old.stop)
+        new = BlockFile(start, path, old.end - start, first.sequence, old.stop)
         if self._synced:
             old.size, old.stop = self._synced, first.sequence
             old.index = [entry for entry in old.index if entry[1] < start]
@@ -274,7 +274,7 @@ class Chunks:
             self._file.close()
             self._file = None
 
-    def _remove_quietly(self, chunk: Chunk) -> None:
+    def _remove_quietly(self, chunk: BlockFile) -> None:
         self._close_writer()
         try:
             self._fs.remove(chunk.path)
@@ -336,7 +336,7 @@ class Chunks:
             chunk.mark(block.sequence, place)
             self._cursor = (block.sequence, place)
 
-    def _chunk_of(self, sequence: int) -> Chunk | None:
+    def _chunk_of(self, sequence: int) -> BlockFile | None:
         """The chunk that holds `sequence`, else the first one behind it."""
         chunks = self.chunks
         at = bisect_right(chunks, sequence, key=lambda chunk: chunk.base) - 1
@@ -344,7 +344,7 @@ class Chunks:
             return chunks[at]
         return chunks[at + 1] if at + 1 < len(chunks) else None
 
-    def _place(self, chunk: Chunk, sequence: int) -> int:
+    def _place(self, chunk: BlockFile, sequence: int) -> int:
         if self._cursor[0] == sequence and chunk.start <= self._cursor[1] <= chunk.end:
             return self._cursor[1]
         if sequence <= chunk.base:
@@ -448,7 +448,7 @@ class Chunks:
                 return block.position
         return -1
 
-    def remove(self, chunk: Chunk) -> None:
+    def remove(self, chunk: BlockFile) -> None:
         """Delete a chunk whose blocks are all completed, durably. The last one only alone."""
         self._reader.close_if(chunk)
         if len(self.chunks) == 1:

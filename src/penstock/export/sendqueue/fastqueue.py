@@ -16,11 +16,11 @@ from penstock.errors import StorageError, StorageFailed
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import Block, records_of
-from penstock.export.sendqueue.chunks import Options
-from penstock.export.sendqueue.journal import Books, Entry, Kind
+from penstock.export.sendqueue.chunks import ChunkOptions
+from penstock.export.sendqueue.journal import Books, EntryKind, JournalEntry
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import Store
-from penstock.export.sendqueue.writer import Writer
+from penstock.export.sendqueue.writer import ChunkWriter
 from penstock.io.fs import DISK, Fs
 
 
@@ -31,7 +31,7 @@ class FastQueue:
         self,
         fs: Fs,
         directory: Path | None,
-        options: Options,
+        options: ChunkOptions,
         pool: Executor,
         clock: Clock | None = None,
         on_event: Callable[[str, int], None] = lambda _name, _amount: None,
@@ -48,7 +48,7 @@ class FastQueue:
             self.store = Store(fs, directory, pool, options, self.books, self._hints)
         newest_first = options.drain_order == "newest_first"
         self._backlog = Backlog(self.store, newest_first=newest_first)
-        self._writer = Writer(
+        self._writer = ChunkWriter(
             options, self.books, self.memory, self._backlog, self.store, self._clock
         )
 
@@ -135,19 +135,23 @@ class FastQueue:
     def ack(self, block: Block, dead: int = 0) -> None:
         """The leased block is done: delivered, but for `dead` records in the dead letters."""
         through, delivered = block.through, block.records - dead
-        self._complete(block, Entry(Kind.DELIVERED, 0, block.sequence, through, delivered, dead))
+        self._complete(
+            block, JournalEntry(EntryKind.DELIVERED, 0, block.sequence, through, delivered, dead)
+        )
 
     def drop(self, block: Block, reason: int) -> None:
-        entry = Entry(Kind.DROPPED, reason, block.sequence, block.through, block.records, 1)
+        entry = JournalEntry(
+            EntryKind.DROPPED, reason, block.sequence, block.through, block.records, 1
+        )
         self._complete(block, entry)
 
-    def _book(self, entry: Entry) -> None:
+    def _book(self, entry: JournalEntry) -> None:
         if self.store is None:
             self.books.apply(entry)
         else:
             self.store.book(entry)
 
-    def _complete(self, block: Block, entry: Entry) -> None:
+    def _complete(self, block: Block, entry: JournalEntry) -> None:
         self.leased.pop(block.sequence, None)
         self._book(entry)
         self.memory.completed(block)
@@ -158,12 +162,12 @@ class FastQueue:
             return
         if attempted:
             block.attempts += 1
-            self._book(Entry(Kind.ATTEMPT, sequence=block.sequence, a=block.attempts))
+            self._book(JournalEntry(EntryKind.ATTEMPT, sequence=block.sequence, a=block.attempts))
         heapq.heappush(self._returned, (block.sequence, block))
 
     def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
         """Book records, in so many blocks, that were dropped before they got sequence numbers."""
-        self._book(Entry(Kind.REFUSED, reason, a=records, b=blocks))
+        self._book(JournalEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source as dropped, and that it was read up to `position`."""
@@ -171,7 +175,7 @@ class FastQueue:
             # Or power loss might keep the position and forget blocks in front of it.
             await self.store.sync()
         self.refuse(records, reason)
-        self._book(Entry(Kind.POSITION, value=position))
+        self._book(JournalEntry(EntryKind.POSITION, value=position))
 
     # Making room
 
@@ -295,7 +299,7 @@ async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
         events[name] += amount
 
     with ThreadPoolExecutor(1) as pool:
-        queue = FastQueue(fs, directory, Options(inmemory_blocks=1), pool, on_event=count)
+        queue = FastQueue(fs, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
         while await queue._backlog.take() is not None:
             pass  # what is damaged is booked when it is read

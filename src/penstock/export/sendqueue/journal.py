@@ -1,8 +1,8 @@
 """What became of the blocks of a send queue: entries, the books they add up to, and their file.
 
-A block is completed when it was delivered, dead-lettered or dropped. Each of these is an `Entry`;
-the `Books` are changed by entries only, live and at recovery alike, so a restart arrives at the
-same numbers; the `Journal` is the append-only file `fastqueue.log` that holds them.
+A block is completed when it was delivered, dead-lettered or dropped. Each of these is a
+`JournalEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
+arrives at the same numbers. The `Journal` is the append-only file `fastqueue.log` that holds them.
 
     accepted = delivered + dead-lettered + dropped{reason} + queued
 
@@ -15,7 +15,7 @@ lost.
 
     offset size (little-endian)
     0      4    CRC32C of bytes 4 to 31
-    4      1    kind, see `Kind`
+    4      1    kind, see `EntryKind`
     5      1    reason: of a drop (`REASONS`), or which counter
     6      2    0
     8      8    sequence number
@@ -63,7 +63,7 @@ OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
 _COUNTERS, _DROPPED = ("delivered", "dead", "refused"), 16
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     DELIVERED = 1
     DROPPED = 2
     ATTEMPT = 3
@@ -76,7 +76,7 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     kind: int
     reason: int = 0
     sequence: int = 0
@@ -89,14 +89,14 @@ class Entry:
         return crc32c.crc32c(fields).to_bytes(4, "little") + fields
 
 
-def decode(data: bytes) -> Iterator[Entry | None]:
+def decode(data: bytes) -> Iterator[JournalEntry | None]:
     """Every entry in `data`; None for a damaged one. A torn last entry is left out."""
     for at in range(0, len(data) - SIZE + 1, SIZE):
         if int.from_bytes(data[at : at + 4], "little") != crc32c.crc32c(data[at + 4 : at + SIZE]):
             yield None
             continue
         kind, reason, _, sequence, value, a, b = ENTRY.unpack_from(data, at + 4)
-        yield Entry(kind, reason, sequence, value, a, b)
+        yield JournalEntry(kind, reason, sequence, value, a, b)
 
 
 # First and next sequence number, records accepted before the first and through the last block.
@@ -202,10 +202,10 @@ class Books:
         gaps = self.completed.gaps(1, self.next_sequence)
         return gaps[0][0] if gaps else self.next_sequence
 
-    def apply(self, entry: Entry) -> bool:
+    def apply(self, entry: JournalEntry) -> bool:
         """Book the entry; False when it changed nothing because it was booked before."""
         kind = entry.kind
-        if kind == Kind.DELIVERED:
+        if kind == EntryKind.DELIVERED:
             records = entry.a + entry.b
             if not self._complete(entry.sequence, 1, entry.value, records):
                 return False
@@ -214,28 +214,28 @@ class Books:
             self.on_event("delivered", entry.a)
             if entry.b:
                 self.on_event("dead_lettered", entry.b)
-        elif kind == Kind.ACCEPTED:
+        elif kind == EntryKind.ACCEPTED:
             self.advance(entry.sequence, entry.value)
-        elif kind == Kind.DROPPED:
+        elif kind == EntryKind.DROPPED:
             if not self._complete(entry.sequence, entry.b, entry.value, entry.a):
                 return False
             self._drop(entry)
-        elif kind == Kind.ATTEMPT:
+        elif kind == EntryKind.ATTEMPT:
             self.attempts[entry.sequence] = entry.a
-        elif kind == Kind.REFUSED:
+        elif kind == EntryKind.REFUSED:
             self.refused += entry.a
             self.on_event("accepted", entry.a)
             self._drop(entry)
-        elif kind == Kind.POSITION:
+        elif kind == EntryKind.POSITION:
             self.position = max(self.position, entry.value)
-        elif kind == Kind.COUNTER:
+        elif kind == EntryKind.COUNTER:
             if entry.reason < len(_COUNTERS):
                 setattr(self, _COUNTERS[entry.reason], entry.value)
             elif _DROPPED <= entry.reason < _DROPPED + len(REASONS):
                 self.dropped[entry.reason - _DROPPED] = entry.value
         return True
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: JournalEntry) -> None:
         self.dropped[entry.reason] += entry.a
         self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
         self.on_event(f"dropped_batches_{REASONS[entry.reason]}", entry.b)
@@ -260,42 +260,47 @@ class Books:
         dropped = {REASONS[number]: n for number, n in enumerate(self.dropped) if n}
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
 
-    def snapshot(self) -> list[Entry]:
+    def snapshot(self) -> list[JournalEntry]:
         """Entries that, applied to empty books by `replay`, give this one."""
         entries = [
-            Entry(Kind.COUNTER, number, value=getattr(self, name))
+            JournalEntry(EntryKind.COUNTER, number, value=getattr(self, name))
             for number, name in enumerate(_COUNTERS)
         ]
         entries += [
-            Entry(Kind.COUNTER, _DROPPED + reason, value=n)
+            JournalEntry(EntryKind.COUNTER, _DROPPED + reason, value=n)
             for reason, n in enumerate(self.dropped)
             if n
         ]
         for start, end, before, through in self.completed.spans:
-            entries.append(Entry(Kind.SPAN_START, sequence=start, value=before))
-            entries.append(Entry(Kind.SPAN_END, sequence=end, value=through))
+            entries.append(JournalEntry(EntryKind.SPAN_START, sequence=start, value=before))
+            entries.append(JournalEntry(EntryKind.SPAN_END, sequence=end, value=through))
         entries += [
-            Entry(Kind.ATTEMPT, sequence=sequence, a=n) for sequence, n in self.attempts.items()
+            JournalEntry(EntryKind.ATTEMPT, sequence=sequence, a=n)
+            for sequence, n in self.attempts.items()
         ]
         return entries + self.progress()
 
-    def progress(self) -> list[Entry]:
+    def progress(self) -> list[JournalEntry]:
         """How much was accepted, and how far the source was read."""
-        position = [Entry(Kind.POSITION, value=self.position)] if self.position >= 0 else []
-        accepted = Entry(Kind.ACCEPTED, sequence=self.next_sequence, value=self.numbered)
+        position = (
+            [JournalEntry(EntryKind.POSITION, value=self.position)] if self.position >= 0 else []
+        )
+        accepted = JournalEntry(
+            EntryKind.ACCEPTED, sequence=self.next_sequence, value=self.numbered
+        )
         return [*position, accepted]
 
-    def replay(self, entries: Iterable[Entry | None]) -> int:
+    def replay(self, entries: Iterable[JournalEntry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""
         damaged = 0
         on_event, self.on_event = self.on_event, _ignore  # they were counted at their time
-        span: Entry | None = None  # begun and not ended
+        span: JournalEntry | None = None  # begun and not ended
         for entry in entries:
             if entry is None:
                 damaged += 1
-            elif entry.kind == Kind.SPAN_START:
+            elif entry.kind == EntryKind.SPAN_START:
                 span = entry
-            elif entry.kind == Kind.SPAN_END:
+            elif entry.kind == EntryKind.SPAN_END:
                 if span is not None:
                     self.completed.add(span.sequence, entry.sequence, span.value, entry.value)
                     self.advance(entry.sequence, entry.value)
@@ -321,7 +326,7 @@ class Journal:
         self.dirty = False  # something is written but not synced
         self.broken = False  # the file takes no more, or cannot be trusted: restart it
 
-    def load(self) -> list[Entry | None]:
+    def load(self) -> list[JournalEntry | None]:
         if not self._fs.exists(self._path):
             return []
         entries = list(decode(self._fs.read(self._path)))
@@ -333,7 +338,7 @@ class Journal:
     def size(self) -> int:
         return (self._file.size if self._file else 0) + len(self._pending) * SIZE
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         data = entry.encode()
         self._pending.append(data)
         if self._since is not None:
@@ -365,7 +370,9 @@ class Journal:
                 self.dirty = self.broken = True  # unsynced pages may be gone: only a restart helps
                 raise
 
-    async def restart(self, snapshot: list[Entry], in_pool: Callable[..., Awaitable[Any]]) -> None:
+    async def restart(
+        self, snapshot: list[JournalEntry], in_pool: Callable[..., Awaitable[Any]]
+    ) -> None:
         """Begin again with a snapshot that was taken just now.
 
         No completion is ever only in memory: the snapshot is written and synced beside the journal,
@@ -389,7 +396,7 @@ class Journal:
         self.dirty, self.broken = True, False
         await in_pool(self._fs.sync_dir, self._path.parent)
 
-    def _write_snapshot(self, snapshot: list[Entry]) -> File:
+    def _write_snapshot(self, snapshot: list[JournalEntry]) -> File:
         self._fs.remove(self._next_path)
         file = self._fs.open(self._next_path, create=True)
         try:

@@ -29,7 +29,7 @@ from penstock.export.context import RouteContext
 from penstock.export.memory import memory_limit, memory_used
 from penstock.export.payload import COMPRESSIONS
 from penstock.export.sendqueue.blocks import Block, bytes_of, records_of
-from penstock.export.sendqueue.chunks import Options
+from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.telemetry import Rate, RouteMetrics
@@ -43,7 +43,7 @@ DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent say
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
-def options_of(settings: Settings, limit: int, source: str = "") -> Options:
+def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions:
     """What a queue works with; `memory_percent` is a share of our part of `limit`."""
     share = settings.memory_percent
     ours = limit * settings.memory_limit_ratio
@@ -51,7 +51,7 @@ def options_of(settings: Settings, limit: int, source: str = "") -> Options:
     fsync = settings.fsync
     if source == "topic" and fsync == "always":
         fsync = "interval"  # the topic still has it: nobody waits for our fsync
-    return Options(
+    return ChunkOptions(
         fsync=fsync,
         write_through=bool(source) or fsync != "never",
         max_bytes=max_bytes,
@@ -74,7 +74,7 @@ def adapt(blocks: int, used: int, target: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushOutcome:
     """What became of a push, in records."""
 
     accepted: int
@@ -152,7 +152,7 @@ class SendQueue:
 
     # Pushing
 
-    async def push(self, blocks: list[Block], *, wait: bool = False) -> Pushed:
+    async def push(self, blocks: list[Block], *, wait: bool = False) -> PushOutcome:
         """Take the blocks in. `wait`: with `block`, however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.max_bytes or count > self.settings.max_size:
@@ -161,7 +161,7 @@ class SendQueue:
                 f"{self.name} ({self.settings.max_size} batches, {self.max_bytes} bytes)"
             )
         if not await self._make_room(count, size, records, wait):
-            return Pushed(0, records)
+            return PushOutcome(0, records)
         self._arriving += count
         self._arriving_bytes += size
         try:
@@ -172,7 +172,7 @@ class SendQueue:
         self._metrics.add("queue_push_total", count)
         self._metrics.add("queue_accepted_records_total", records)
         self._wake(count)
-        return Pushed(records, 0)
+        return PushOutcome(records, 0)
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
         """True when the blocks fit; False when they were dropped instead."""

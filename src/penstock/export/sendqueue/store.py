@@ -26,9 +26,17 @@ import msgspec
 
 from penstock.errors import StorageError, StorageFull
 from penstock.export.payload import NONE, compress
-from penstock.export.sendqueue.blocks import NO_POSITION, Block, Chunk, bytes_of
-from penstock.export.sendqueue.chunks import Chunks, Options, Reading, StreamEnd
-from penstock.export.sendqueue.journal import CRASH, DAMAGED, REASONS, Books, Entry, Journal, Kind
+from penstock.export.sendqueue.blocks import NO_POSITION, Block, BlockFile, bytes_of
+from penstock.export.sendqueue.chunks import ChunkOptions, Chunks, Reading, StreamEnd
+from penstock.export.sendqueue.journal import (
+    CRASH,
+    DAMAGED,
+    REASONS,
+    Books,
+    EntryKind,
+    Journal,
+    JournalEntry,
+)
 from penstock.io.fs import Fs
 from penstock.io.lock import DirectoryLock
 
@@ -63,7 +71,7 @@ class Store:
         fs: Fs,
         directory: Path,
         pool: Executor,
-        options: Options,
+        options: ChunkOptions,
         books: Books,
         hints: Callable[[], dict[str, int]],
     ) -> None:
@@ -224,7 +232,7 @@ class Store:
         records, why = max(0, through - before), REASONS[reason]
         blocks = f"blocks {start} to {stop - 1} ({records} records)"
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
-        self.book(Entry(Kind.DROPPED, reason, start, through, records, stop - start))
+        self.book(JournalEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
 
     def failed(self, error: StorageError) -> None:
@@ -235,7 +243,7 @@ class Store:
 
     # Books
 
-    def book(self, entry: Entry) -> None:
+    def book(self, entry: JournalEntry) -> None:
         """It is in the page cache at the end of this turn of the event loop."""
         if self.books.apply(entry):
             self._journal.add(entry)
@@ -316,7 +324,7 @@ class Store:
                 removed += 1
         return removed
 
-    def _removable(self, whole: bool) -> Chunk | None:
+    def _removable(self, whole: bool) -> BlockFile | None:
         """The oldest chunk that can go; the last one, written to, only when it is alone."""
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
@@ -325,7 +333,7 @@ class Store:
                 return chunk if chunk.size >= least else None
         return None
 
-    def _remove(self, chunk: Chunk) -> None:
+    def _remove(self, chunk: BlockFile) -> None:
         if self._sync_wanted:
             self._journal.sync()  # a chunk whose completion is not durable would come back as lost
         self.chunks.remove(chunk)

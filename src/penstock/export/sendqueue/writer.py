@@ -22,8 +22,8 @@ from penstock.errors import StorageError, Unavailable
 from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
-from penstock.export.sendqueue.chunks import Options
-from penstock.export.sendqueue.journal import Books, Entry, Kind
+from penstock.export.sendqueue.chunks import ChunkOptions
+from penstock.export.sendqueue.journal import Books, EntryKind, JournalEntry
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import MIN_POOL_BYTES, Store
 
@@ -33,12 +33,12 @@ MAX_SPILL_BYTES = (
 )  # that one part of a spill has: small, so that one part is compressed while another is written
 
 
-class Writer:
+class ChunkWriter:
     """`store` None: everything stays in memory."""
 
     def __init__(
         self,
-        options: Options,
+        options: ChunkOptions,
         books: Books,
         memory: MemoryLayer,
         backlog: Backlog,
@@ -90,7 +90,7 @@ class Writer:
             self._books.advance(last.sequence + 1, last.through)
         else:
             # what a kill loses is counted, and its numbers are not used again
-            self._store.book(Entry(Kind.ACCEPTED, 0, last.sequence + 1, last.through))
+            self._store.book(JournalEntry(EntryKind.ACCEPTED, 0, last.sequence + 1, last.through))
             if self._memory.full:
                 self.spill_soon()
 

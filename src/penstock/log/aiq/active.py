@@ -53,7 +53,7 @@ log = logging.getLogger("penstock.topics")
 UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
 
 
-class Claim(NamedTuple):
+class EndClaim(NamedTuple):
     """What a file says about where the records end."""
 
     end: int  # the offset after the last one
@@ -126,7 +126,7 @@ class ActiveAiqSegment:
         outcomes = self._check_tail(start)
         cut = self._torn_at(outcomes)
         newest = self._newest_commit()
-        claims = [Claim(self._end_in_sidecar(newest), BATCHES)]
+        claims = [EndClaim(self._end_in_sidecar(newest), BATCHES)]
         fresh: np.ndarray | None = None  # index rows to write from row `rows` on
         untouched = start == data.size and rows * INDEX_SIZE == index.size
         if untouched:
@@ -135,10 +135,12 @@ class ActiveAiqSegment:
                 segment.end = segment.offset_of(rows - 1) + 1
         else:
             index_end, fresh = self._scan(start, rows, cut, self._tail[outcomes == FAILED])
-            claims.append(Claim(min(index_end, newest), INDEX))
+            claims.append(EndClaim(min(index_end, newest), INDEX))
             if segment.data_size == cut < data.size:
                 beyond = walk(data, cut, data.size, segment.end, None)[2]
-                claims.append(Claim(min(beyond, newest), "the part of it that no checksum covers"))
+                claims.append(
+                    EndClaim(min(beyond, newest), "the part of it that no checksum covers")
+                )
         self._report_lost(claims)
         size = self._sidecar_size(newest)
         if self._state != CLEAN:
@@ -178,15 +180,15 @@ class ActiveAiqSegment:
         rows = self._tail[self._good & (self._tail["first"] < newest)]
         return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
 
-    def _report_lost(self, claims: list[Claim]) -> None:
+    def _report_lost(self, claims: list[EndClaim]) -> None:
         """Compare where the records end with where any other file says that they do."""
         segment, directory = self._segment, self._directory
         if self._checkpoint is not None:
-            claims.append(Claim(self._checkpoint.next_offset, CHECKPOINT))
+            claims.append(EndClaim(self._checkpoint.next_offset, CHECKPOINT))
         else:  # written with the checkpoint, but without a checksum: that is the better witness
-            claims.append(Claim(directory.read_metadata() or 0, METADATA))
+            claims.append(EndClaim(directory.read_metadata() or 0, METADATA))
         claims += [
-            Claim(orphan.end, f"the rest of segment {base}")
+            EndClaim(orphan.end, f"the rest of segment {base}")
             for base, orphan in directory.orphans.items()
         ]
         farthest = max(

@@ -18,6 +18,6 @@ topic alone.
 """
 
 from penstock.log.recovery.interrupted import finish_swap
-from penstock.log.recovery.topic import Recovered, create_files, recover
+from penstock.log.recovery.topic import RecoveredTopic, create_files, recover
 
-__all__ = ["Recovered", "create_files", "finish_swap", "recover"]
+__all__ = ["RecoveredTopic", "create_files", "finish_swap", "recover"]

@@ -28,11 +28,11 @@ from penstock.log.layout import (
     parse_checked,
     sealed_name,
 )
-from penstock.log.limits import KEEP_ALL, Limits
+from penstock.log.limits import KEEP_ALL, TopicLimits
 from penstock.log.producers import Producers
 from penstock.log.recovery.interrupted import finish_interrupted
 from penstock.log.segment import Segment
-from penstock.log.tier.manifest import Manifest
+from penstock.log.tier.manifest import TierManifest
 from penstock.log.tier.segment import not_local, put_in_tier
 from penstock.log.topic_directory import TopicDirectory
 from penstock.protocol.ids import uuid7
@@ -41,7 +41,7 @@ from penstock.protocol.names import is_incarnation
 log = logging.getLogger("penstock.topics")
 
 
-class Recovered(NamedTuple):
+class RecoveredTopic(NamedTuple):
     """A topic as it was on disk, after what recovery did to it."""
 
     format: SegmentFormat
@@ -53,9 +53,9 @@ class Recovered(NamedTuple):
     state: int  # of that checkpoint
     archived: int | None
     policy: str  # delete or compact
-    limits: Limits
+    limits: TopicLimits
     damage: DamageReport
-    tier: Manifest | None  # what of it lies in the tier
+    tier: TierManifest | None  # what of it lies in the tier
 
 
 def create_files(form: SegmentFormat, fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
@@ -78,7 +78,7 @@ def create_files(form: SegmentFormat, fs: Fs, directory: Path, state: int, *, sy
         fs.sync_dir(directory.parent)
 
 
-def recover(form: SegmentFormat, context: Context, path: Path) -> Recovered:
+def recover(form: SegmentFormat, context: Context, path: Path) -> RecoveredTopic:
     directory = TopicDirectory(context, path)
     damage = directory.damage
     if DAMAGE in directory.names:
@@ -109,7 +109,7 @@ def recover(form: SegmentFormat, context: Context, path: Path) -> Recovered:
             directory.fs.rename(directory.path / name, directory.path / f"orphan-{name}")
     for segment in segments:
         segment.forget_files()
-    return Recovered(
+    return RecoveredTopic(
         format=form,
         incarnation=incarnation,
         incarnation_lost=incarnation_lost,
@@ -125,11 +125,11 @@ def recover(form: SegmentFormat, context: Context, path: Path) -> Recovered:
     )
 
 
-def _read_tier(form: SegmentFormat, directory: TopicDirectory) -> Manifest | None:
+def _read_tier(form: SegmentFormat, directory: TopicDirectory) -> TierManifest | None:
     if (data := directory.read(TIER)) is None:
         return None
     try:
-        tier = Manifest.parse(data, TIER)
+        tier = TierManifest.parse(data, TIER)
     except Damaged as error:
         directory.report("damaged", f"{error}: what lies in the tier is read from there again")
         return None
@@ -147,7 +147,7 @@ def _read_tier(form: SegmentFormat, directory: TopicDirectory) -> Manifest | Non
 def _with_tiered(
     form: SegmentFormat,
     directory: TopicDirectory,
-    tier: Manifest,
+    tier: TierManifest,
     segments: list[Segment],
     incarnation: str,
 ) -> list[Segment]:
@@ -239,10 +239,10 @@ def _read_policy(directory: TopicDirectory) -> str:
     return text
 
 
-def _read_limits(directory: TopicDirectory) -> Limits:
+def _read_limits(directory: TopicDirectory) -> TopicLimits:
     if (data := directory.read(LIMITS)) is None:
-        return Limits()
-    if (limits := Limits.parse(data)) is None:
+        return TopicLimits()
+    if (limits := TopicLimits.parse(data)) is None:
         directory.report(
             "repaired", f"{LIMITS} is damaged: retention deletes nothing until it is set again"
         )

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from penstock.errors import Damaged
 from penstock.io.fs import Fs
 from penstock.log.layout import BATCHES, DATA, INDEX, TIER
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.object_store import ObjectStore, pack_document, parse_document
 from penstock.protocol.names import is_incarnation, is_relative_path, is_topic_name
 
@@ -21,7 +21,7 @@ FORMAT = 1
 _ENDINGS = {DATA: ".log", INDEX: ".idx", BATCHES: ".crc"}
 
 
-class StoredFile(msgspec.Struct, frozen=True):
+class TieredFile(msgspec.Struct, frozen=True):
     size: int
     blocks: bytes  # CRC32C of each block, u32 little-endian
 
@@ -39,14 +39,14 @@ class StoredSegment(msgspec.Struct, frozen=True, kw_only=True):
     # Compaction replaced it on the owner's disk, and what replaces it is not in the tier yet.
     superseded: bool = False
     block_bytes: int = BLOCK_BYTES
-    files: dict[str, StoredFile]  # by kind
+    files: dict[str, TieredFile]  # by kind
 
     @property
     def size(self) -> int:
         return sum(file.size for file in self.files.values())
 
 
-class Manifest(msgspec.Struct, kw_only=True):
+class TierManifest(msgspec.Struct, kw_only=True):
     """The owner's state of a topic as of its last sealed segment in the tier."""
 
     tier: str  # id of the tier that it is in
@@ -57,7 +57,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     policy: str
     layout: str = "aiq"  # the format of its segments
     archived: int | None = None
-    limits: Limits = Limits()
+    limits: TopicLimits = TopicLimits()
     segments: list[StoredSegment] = []  # in order of offsets
     checkpoint: bytes = b""  # the file `checkpoint` of a topic that ends where these end
     damage: list[dict[str, Any]] = []  # the contents of `damage.json`
@@ -81,7 +81,7 @@ class Manifest(msgspec.Struct, kw_only=True):
         return pack_document(self)
 
     @classmethod
-    def parse(cls, data: bytes, name: str = MANIFEST) -> "Manifest":
+    def parse(cls, data: bytes, name: str = MANIFEST) -> "TierManifest":
         manifest = parse_document(data, cls, name)
         if manifest.format != FORMAT:
             raise Damaged(
@@ -115,7 +115,7 @@ class StoredObject(msgspec.Struct, frozen=True):
     """One file of a segment, with what a reader of it needs."""
 
     name: str
-    file: StoredFile
+    file: TieredFile
     block_bytes: int
 
     @classmethod
@@ -144,19 +144,19 @@ class StoredObject(msgspec.Struct, frozen=True):
         return (self.read_block(store, number) for number in range(self.count))
 
 
-def block_checksums(parts: Iterator[bytes]) -> StoredFile:
+def block_checksums(parts: Iterator[bytes]) -> TieredFile:
     """Of a file that comes in parts of BLOCK_BYTES."""
     size, sums = 0, []
     for part in parts:
         size += len(part)
         sums.append(crc32c(part))
-    return StoredFile(size, np.array(sums, "<u4").tobytes())
+    return TieredFile(size, np.array(sums, "<u4").tobytes())
 
 
 def supersede(fs: Fs, directory: Path, bases: Collection[int]) -> None:
     """Note in `tier.json` that compaction replaced these segments. May be repeated."""
     if not fs.exists(directory / TIER):
         return
-    manifest = Manifest.parse(fs.read(directory / TIER), TIER)
+    manifest = TierManifest.parse(fs.read(directory / TIER), TIER)
     manifest.supersede(bases)
     fs.replace(directory / TIER, manifest.pack())

@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.io.fs import Bytes, File
 from penstock.log.segment import Mark, Segment
 from penstock.log.tier.cache import MAX_BLOCKS_AHEAD, BlockCache
-from penstock.log.tier.manifest import Manifest, StoredObject, StoredSegment
+from penstock.log.tier.manifest import StoredObject, StoredSegment, TierManifest
 
 
 class StoredSegmentFile:
@@ -83,7 +83,7 @@ def put_in_tier(
     return segment
 
 
-def not_local(tier: Manifest, segments: Sequence[Segment]) -> list[StoredSegment]:
+def not_local(tier: TierManifest, segments: Sequence[Segment]) -> list[StoredSegment]:
     """The segments that count and are in the tier only."""
     here = [segment for segment in segments if segment.local and segment.rows]
     return [

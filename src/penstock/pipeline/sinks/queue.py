@@ -32,7 +32,7 @@ from penstock.errors import (
     Unauthorized,
     Unavailable,
 )
-from penstock.net.broker_caller import Answer, BrokerCaller
+from penstock.net.broker_caller import BrokerAnswer, BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.net.retry import Backoff
 from penstock.pipeline.options import QueueSinkOptions
@@ -178,7 +178,7 @@ class PushLink(BrokerCaller):
 
 
 def _unstored(
-    items: list[bytes], answer: Answer, done: Pushed
+    items: list[bytes], answer: BrokerAnswer, done: Pushed
 ) -> tuple[list[bytes], object] | None:
     """Count what was stored; the items that were not, and why. None when the broker does not say
     what became of each: it does in an array, or in the `results` of a 429."""

@@ -391,7 +391,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return resume
 
     def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
-        gone = sorted(topic for topic in start if topic not in now)
+        gone = [label for label in start if label not in now and split_label(label)[0] not in now]
         if gone and not self.plan.given.pattern:
             raise InvalidRequest(
                 f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query "

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from penstock.log.context import Instruments
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.topics.shared.appends import Flusher
 from penstock.topics.shared.calls import SharedCalls
 from penstock.topics.shared.chunks import ChunkCache
@@ -22,5 +22,5 @@ class SharedContext:
     now: Callable[[], int]  # microseconds since 1970, by the database's clock
     announce: Callable[[int, int], None]  # other brokers learn that this log has this end
     on_gone: Callable[[], None]  # a log is not there any more: look at the catalog
-    configure: Callable[[str, str | None, Limits | None], Awaitable[None]]  # a topic
+    configure: Callable[[str, str | None, TopicLimits | None], Awaitable[None]]  # a topic
     fetch: Callable[[str, int, int], Awaitable[bytes]]  # a range of an object

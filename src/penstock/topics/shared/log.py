@@ -23,11 +23,11 @@ from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.commit import Appended
-from penstock.log.limits import Limits
+from penstock.log.limits import TopicLimits
 from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
-from penstock.log.tier.manifest import Manifest
+from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import CONTROL, BatchHead, NewRecord
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
@@ -64,8 +64,7 @@ class SharedLog:
     format = BATCHES
     # What only logs on a disk have
     segments: tuple[Segment, ...] = ()
-    damage: Sequence[dict[str, Any]] = ()
-    tier: Manifest | None = None
+    tier: TierManifest | None = None
     archived_offset: int | None = None
     broken: str | None = None
     incarnation_lost = False
@@ -80,7 +79,8 @@ class SharedLog:
         self.incarnation: str = row["incarnation"].hex
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
-        self.size_bytes = 0
+        self.size_bytes = 0  # as far as it was asked for (`measure`), as is the damage
+        self.damage: list[dict[str, Any]] = []
         self._context = context
         self._denied: int | None = (
             None  # an offset that the database has just said is behind the end
@@ -104,7 +104,7 @@ class SharedLog:
 
     def take_settings(self, row: Any) -> None:
         self.policy: str = row["policy"]
-        self.limits = msgspec.json.decode(row["limits"], type=Limits)
+        self.limits = msgspec.json.decode(row["limits"], type=TopicLimits)
         self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
@@ -333,9 +333,20 @@ class SharedLog:
         return min(ends, default=self.next_offset)
 
     async def measure(self) -> None:
-        """Ask the database for the bounds and for the size, which nothing else needs."""
+        """Ask the database for what only people look at: the size, and what a failover lost."""
         await self.refresh()
         self.size_bytes = await self._context.calls.size(self.log_id)
+        self.damage = [
+            {
+                "outcome": "lost",
+                "lost_from": gap["gap_start"],
+                "lost_to": gap["gap_end"],
+                "text": f"timeline {gap['timeline']} of the database ended before offset "
+                f"{gap['gap_start']} in a failover",
+                "at": gap["at"].isoformat(),
+            }
+            for gap in await self._context.calls.gaps(self.log_id)
+        ]
 
     async def refresh(self) -> None:
         """Ask the database for the bounds."""
@@ -419,15 +430,18 @@ class SharedLog:
         """Set the policy of the whole topic."""
         await self._context.configure(self.topic, policy, None)
 
-    async def set_limits(self, limits: Limits) -> None:
+    async def set_limits(self, limits: TopicLimits) -> None:
         """Set the limits of the whole topic."""
         await self._context.configure(self.topic, None, limits)
 
-    async def drop_before(self, offset: int) -> None:
-        """Delete the batches that end before this offset."""
-        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
-            pass
+    async def drop_before(self, offset: int) -> int:
+        """Delete the batches that end before this offset; how many."""
+        total = 0
+        drop = self._context.calls.drop_before
+        while dropped := await drop(self.log_id, offset, self._context.grace):
+            total += dropped
         await self.refresh()
+        return total
 
     # Ending
 

@@ -43,13 +43,13 @@ from penstock.log.layout import (
     Checkpoint,
     pack_checked,
 )
-from penstock.log.tier.manifest import MANIFEST, Manifest, manifest_name
+from penstock.log.tier.manifest import MANIFEST, TierManifest, manifest_name
 from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name, split_label
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
 from penstock.topics.offsets_journal import commit_line
 from penstock.topics.tier.owner import OWNER, Ownership
-from penstock.topics.tier.state import STATE, State
+from penstock.topics.tier.state import STATE, TierState
 from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.topics.tier")
@@ -71,7 +71,7 @@ class AdoptedTopic(msgspec.Struct, kw_only=True):
     lost_to: int
 
 
-class Report(msgspec.Struct, kw_only=True):
+class AdoptReport(msgspec.Struct, kw_only=True):
     """What an adoption brought, and what it could not bring."""
 
     address: str
@@ -119,7 +119,7 @@ class Adoption:
         self._problems: list[str] = []
         self._skipped = 0  # offsets that each topic leaves out
 
-    def run(self) -> Report | None:
+    def run(self) -> AdoptReport | None:
         """None when there is nothing to adopt, or it was done before."""
         if DISK.exists(self._directory / ADOPTED):
             return None
@@ -140,7 +140,7 @@ class Adoption:
         state = self._read_state()
         if state is None or not state.clean:
             self._skipped = OFFSETS_PER_SECOND * (1 + self._seconds_since_state())
-        report = Report(
+        report = AdoptReport(
             address=self._store.address,
             adopted_at=_time(datetime.now(UTC).timestamp()),
             state_at=_time(state.written_at) if state is not None else None,
@@ -163,9 +163,9 @@ class Adoption:
         names = DISK.list_dir(self._data)
         return any(is_topic_name(name) and DISK.is_dir(self._data / name) for name in names)
 
-    def _read_state(self) -> State | None:
+    def _read_state(self) -> TierState | None:
         try:
-            return State.parse(self._store.get(STATE)[0])
+            return TierState.parse(self._store.get(STATE)[0])
         except NotFound:
             return None
         except Damaged as error:
@@ -178,10 +178,10 @@ class Adoption:
             return UNKNOWN_SECONDS
         return max(0, round((now - written).total_seconds()))
 
-    def _manifests(self, state: State | None) -> list[Manifest]:
+    def _manifests(self, state: TierState | None) -> list[TierManifest]:
         """One per topic, ours from here on: whoever wrote it before finds it changed. Also for
         topics of which nothing is in the tier. Of two with one name the older was being deleted."""
-        manifests: dict[str, Manifest] = {}
+        manifests: dict[str, TierManifest] = {}
         for item in self._store.list("topics/"):
             if not item.name.endswith("/" + MANIFEST):
                 continue
@@ -192,7 +192,7 @@ class Adoption:
                 continue
             _choose(manifests, manifest)
         for incarnation, end in (state.topics if state is not None else {}).items():
-            empty = Manifest(
+            empty = TierManifest(
                 tier=self._ownership.tier, name=end.name, incarnation=incarnation, policy=DELETE
             )
             try:
@@ -203,10 +203,10 @@ class Adoption:
             _choose(manifests, empty)
         return [manifests[name] for name in sorted(manifests)]
 
-    def _claim(self, name: str) -> Manifest:
+    def _claim(self, name: str) -> TierManifest:
         for _ in range(MAX_ATTEMPTS):
             data, version = self._store.get(name)
-            manifest = Manifest.parse(data, name)
+            manifest = TierManifest.parse(data, name)
             if manifest_name(manifest.incarnation) != name:
                 raise Damaged(f"{name} is the manifest of another topic: {manifest.incarnation}")
             manifest.broker = self._ownership.broker
@@ -218,7 +218,7 @@ class Adoption:
             return manifest
         raise Conflict(f"{self._store.address}/{name} changes faster than it can be taken over")
 
-    def _adopt_topic(self, manifest: Manifest, state: State | None) -> AdoptedTopic:
+    def _adopt_topic(self, manifest: TierManifest, state: TierState | None) -> AdoptedTopic:
         end = manifest.end
         progress = state.topics.get(manifest.incarnation) if state is not None else None
         given = max(end, progress.next_offset if progress is not None else 0)
@@ -234,7 +234,7 @@ class Adoption:
             lost_to=given,
         )
 
-    def _write_topic(self, manifest: Manifest, given: int, following: int) -> None:
+    def _write_topic(self, manifest: TierManifest, given: int, following: int) -> None:
         form = FORMATS[manifest.layout]
         target = self._data / manifest.name
         if form.keyed:
@@ -288,7 +288,7 @@ class Adoption:
         DISK.rename(staged, target)
         DISK.sync_dir(target.parent)
 
-    def _write_groups(self, state: State) -> None:
+    def _write_groups(self, state: TierState) -> None:
         directory = self._directory.parent / "groups"
         DISK.make_dir(directory)
         offsets = b"".join(commit_line(committed) for committed in state.groups)
@@ -305,7 +305,7 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     return report
 
 
-def _choose(manifests: dict[str, Manifest], manifest: Manifest) -> None:
+def _choose(manifests: dict[str, TierManifest], manifest: TierManifest) -> None:
     other = manifests.get(manifest.name)
     if other is None or other.incarnation < manifest.incarnation:  # they begin with the time
         manifests[manifest.name] = manifest

@@ -11,7 +11,7 @@ from penstock.log.context import Context
 from penstock.log.layout import TIER
 from penstock.log.segment import Segment
 from penstock.log.tier.cache import BlockCache
-from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name, object_name
+from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name, object_name
 from penstock.log.tier.segment import not_local, put_in_tier
 from penstock.object_store import ObjectStore, Version
 from penstock.protocol.names import is_incarnation
@@ -52,7 +52,7 @@ class Manifests:
                 raise Damaged(f"{self._store.address}/{name} is gone") from None
             self.versions[incarnation] = None
             return
-        manifest = Manifest.parse(data, name)
+        manifest = TierManifest.parse(data, name)
         local_version = topic.tier.version if topic.tier is not None else None
         if manifest.broker != self._ownership.broker or (
             local_version is not None and manifest.version not in (local_version, local_version + 1)
@@ -78,7 +78,7 @@ class Manifests:
     ) -> None:
         """Write the manifest there, then here. The caller holds `topic.maintenance`."""
         before = topic.tier
-        manifest = Manifest(
+        manifest = TierManifest(
             tier=self._ownership.tier,
             name=topic.name,
             incarnation=topic.incarnation,
@@ -95,7 +95,7 @@ class Manifests:
         await in_pool(self._pool, self._put, manifest)
         await self._write_local(topic, manifest)
 
-    def _put(self, manifest: Manifest) -> None:
+    def _put(self, manifest: TierManifest) -> None:
         name = manifest_name(manifest.incarnation)
         data = manifest.pack()
         try:
@@ -104,14 +104,14 @@ class Manifests:
             # Perhaps it was ours, and its answer was lost.
             self._ownership.check()
             there, version = self._store.get(name)
-            present = Manifest.parse(there, name)
+            present = TierManifest.parse(there, name)
             if (present.broker, present.version) != (manifest.broker, manifest.version):
                 self.versions.pop(manifest.incarnation, None)
                 raise
             version = self._store.put_if(name, data, version)
         self.versions[manifest.incarnation] = version
 
-    async def _write_local(self, topic: Topic, manifest: Manifest) -> None:
+    async def _write_local(self, topic: Topic, manifest: TierManifest) -> None:
         context = self._context
         await context.run(context.fs.replace, topic.directory / TIER, manifest.pack())
         topic.tier = manifest

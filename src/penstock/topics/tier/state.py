@@ -17,7 +17,7 @@ class TopicEnd(NamedTuple):
     next_offset: int
 
 
-class State(msgspec.Struct, kw_only=True):
+class TierState(msgspec.Struct, kw_only=True):
     broker: str
     written_at: float  # seconds since 1970
     clean: bool = False  # the broker had stopped: nothing was appended after it
@@ -29,7 +29,7 @@ class State(msgspec.Struct, kw_only=True):
         return pack_document(self)
 
     @classmethod
-    def parse(cls, data: bytes) -> "State":
+    def parse(cls, data: bytes) -> "TierState":
         return parse_document(data, cls, STATE)
 
 
@@ -39,7 +39,7 @@ class StateObject:
     def __init__(self, store: ObjectStore, ownership: Ownership) -> None:
         self._store = store
         self._ownership = ownership
-        self._written = State(broker="", written_at=0.0)
+        self._written = TierState(broker="", written_at=0.0)
         self._version: Version | None = None
         self._version_read = False
 
@@ -47,7 +47,7 @@ class StateObject:
         """Somebody else may have written it."""
         self._version_read = False
 
-    def write(self, state: State) -> None:
+    def write(self, state: TierState) -> None:
         if msgspec.structs.replace(state, written_at=self._written.written_at) == self._written:
             return
         for attempt in (1, 2):

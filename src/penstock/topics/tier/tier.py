@@ -25,14 +25,14 @@ from penstock.log.layout import INCARNATION, log_path, parse_checked
 from penstock.log.segment import Segment
 from penstock.log.tier.blocks import BlocksOnDisk
 from penstock.log.tier.cache import BlockCache
-from penstock.log.tier.manifest import Manifest, StoredSegment, manifest_name
+from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore, RequestLimits
 from penstock.topics.offsets_journal import CommittedOffset
 from penstock.topics.tier.adopt import Adoption, read_report
 from penstock.topics.tier.manifests import Manifests
 from penstock.topics.tier.owner import Fenced, Ownership
-from penstock.topics.tier.state import State, StateObject, TopicEnd
+from penstock.topics.tier.state import StateObject, TierState, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
 from penstock.topics.topic import Topic, condemned
 
@@ -462,7 +462,7 @@ class Tier:
         topics = {
             topic.incarnation: TopicEnd(topic.name, topic.next_offset) for topic in self._topics
         }
-        state = State(
+        state = TierState(
             broker=self._ownership.broker,
             written_at=self._context.clock(),
             clean=clean,
@@ -501,7 +501,7 @@ def _pending(topic: Topic) -> list[Segment]:
     ]
 
 
-def _has_changed(topic: Topic, tier: Manifest) -> bool:
+def _has_changed(topic: Topic, tier: TierManifest) -> bool:
     """Whether the manifest does not say any more what the topic is."""
     return (topic.policy, topic.archived_offset, topic.limits, topic.damage) != (
         tier.policy,

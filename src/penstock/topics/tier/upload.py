@@ -17,9 +17,9 @@ from penstock.log.producers import Producers
 from penstock.log.segment import Segment
 from penstock.log.tier.manifest import (
     BLOCK_BYTES,
-    StoredFile,
     StoredObject,
     StoredSegment,
+    TieredFile,
     block_checksums,
 )
 from penstock.object_store import PART_BYTES, PARTS_IN_FLIGHT, ObjectStore
@@ -53,7 +53,7 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Endin
 
 def _checksums(
     files: Mapping[str, File], sizes: Mapping[str, int], ending: Ending
-) -> tuple[dict[str, StoredFile], int]:
+) -> tuple[dict[str, TieredFile], int]:
     """Of each file by blocks, and of all the data."""
     crc = 0
 

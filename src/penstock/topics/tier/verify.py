@@ -12,9 +12,9 @@ import msgspec
 from penstock.errors import Damaged, NotFound
 from penstock.log.tier.manifest import (
     MANIFEST,
-    Manifest,
     StoredObject,
     StoredSegment,
+    TierManifest,
     manifest_name,
     object_name,
 )
@@ -66,7 +66,7 @@ def _verify(
     for attempt in range(MAX_ATTEMPTS):
         try:
             data, _ = store.get(name)
-            manifest = Manifest.parse(data, name)
+            manifest = TierManifest.parse(data, name)
         except NotFound:
             return None  # deleted, or not complete yet
         except Damaged as error:
@@ -84,7 +84,7 @@ def _verify(
 
 
 def _check_manifest(
-    store: ObjectStore, manifest: Manifest, progress: Callable[[int], None]
+    store: ObjectStore, manifest: TierManifest, progress: Callable[[int], None]
 ) -> TierReport:
     segments = manifest.segments
     report = TierReport(

@@ -37,6 +37,13 @@ function address(target, query = {}) {
   return url;
 }
 
+/** JSON of `object` with one more member, whose value is JSON text and stays as it was written. */
+export function withJson(object, name, text) {
+  JSON.parse(text); // text that is not JSON must not break out of its member
+  const members = JSON.stringify(object).slice(1, -1);
+  return `{${members}${members ? "," : ""}${JSON.stringify(name)}:${text}}`;
+}
+
 async function send(method, target, { query, body, signal, anyway } = {}) {
   const headers = {};
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
@@ -48,7 +55,7 @@ async function send(method, target, { query, body, signal, anyway } = {}) {
       headers,
       signal,
       cache: "no-store",
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: typeof body === "string" ? body : body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -64,19 +71,24 @@ async function send(method, target, { query, body, signal, anyway } = {}) {
   throw new ApiError(text || `The broker answered ${answer.status} ${answer.statusText}.`, answer.status);
 }
 
-/** Ask and get JSON (null when there is no body). */
+/** `body`: JSON text, or a value to make it of. Ask and get JSON (null when there is no body). */
 export async function ask(method, target, options) {
   const answer = await send(method, target, options);
   const text = await answer.text();
   return text ? JSON.parse(text) : null;
 }
 
+/** The body as it is, byte by byte. @returns {Promise<Uint8Array>} */
+export async function bytes(target, signal) {
+  return new Uint8Array(await (await send("GET", target, { signal })).arrayBuffer());
+}
+
 /** `anyway`: a body is an answer whatever the status, as that of /health. */
 export const get = (target, query, signal, anyway = false) => ask("GET", target, { query, signal, anyway });
 
 /**
- * Call `seen(value)` for each event of a stream until `signal` ends it or the stream ends.
- * Not EventSource: that cannot send the token.
+ * Call `seen(value, name)` for each event of a stream until `signal` ends it or the stream ends. `name` is
+ * that of the event: "error" is not data. Not EventSource: that cannot send the token.
  */
 export async function listen(target, query, seen, signal) {
   const answer = await send("GET", target, { query, signal });

@@ -12,12 +12,14 @@
  * A page that fails to load shows what the broker said and tries again by itself.
  */
 import { ApiError, token } from "./api.js";
-import { count, duration, moment, plural } from "./format.js";
 import { html, on, render } from "./html.js";
+import { GO, header, keys, navigation, signInForm } from "./frame.js";
 import { live, start, watch, whoAmI } from "./live.js";
 import { followPointer } from "./components/chart.js";
 import { followRows, release } from "./components/table.js";
 import { show } from "./components/dialog.js";
+import { problemActions } from "./components/problems.js";
+import { openSearch } from "./components/search.js";
 import { pages } from "./pages/index.js";
 
 const REFRESH = 2000;
@@ -148,62 +150,6 @@ const context = {
 
 // Drawing
 
-const NAVIGATION = [
-  ["overview", "Overview"],
-  ["queues", "Queues", "queues"],
-  ["topics", "Topics", "topics"],
-  ["dead-letters", "Dead letters", "deadLetters"],
-  ["routes", "Routes", "routes"],
-  ["buffers", "Buffers"],
-  ["pipelines", "Pipelines", "pipelines"],
-  ["schedules", "Schedules", "schedules"],
-  ["system", "System"],
-];
-
-const STATES = {
-  live: "live",
-  connecting: "connecting",
-  paused: "paused",
-  refused: "no access",
-  away: "broker unreachable, retrying",
-};
-
-function navigation() {
-  const counts = live.now?.counts ?? {};
-  const current = location.hash.split(/[/?]/)[1] || "overview";
-  return html`<nav aria-label="Views">
-    <a class="brand" href="#/overview"><img src="icon.svg" alt="" width="20" height="20" /> Penstock</a>
-    <ul>
-      ${NAVIGATION.map(
-        ([name, title, figure]) =>
-          html`<li>
-            <a href="#/${name}" aria-current="${name === current ? "page" : null}">
-              ${title}${figure && counts[figure] ? html` <span class="badge ${figure === "deadLetters" ? "bad" : ""}">${count(counts[figure])}</span>` : ""}</a
-            >
-          </li>`,
-      )}
-    </ul>
-  </nav>`;
-}
-
-function problems() {
-  const list = live.now?.problems ?? [];
-  if (!list.length) return "";
-  return html`<section class="problems" aria-label="Problems">
-    <b>! ${plural(list.length, "problem")}</b>
-    <ul>
-      ${list.slice(0, 5).map(
-        (problem) =>
-          html`<li class="${problem.level}">
-            <a href="#${problem.path}">${problem.text}</a>
-            ${problem.since ? html`<small title="since ${moment(problem.since)}">for ${duration((Date.now() - problem.since) / 1000)}</small>` : ""}
-          </li>`,
-      )}
-      ${list.length > 5 ? html`<li>and ${count(list.length - 5)} more</li>` : ""}
-    </ul>
-  </section>`;
-}
-
 function content() {
   if (!page.route)
     return html`<h1>Not found</h1>
@@ -229,23 +175,9 @@ function draw() {
   drawn = requestAnimationFrame(() => {
     drawn = 0;
     if (!page) return;
-    const who = me?.authentication ? `${me.subject ?? "someone"} (${me.role.replace("_", " ")})` : "";
     render(
       app,
-      html`${navigation()}
-        <header>
-          <div class="crumbs">${crumbs()}</div>
-          <span class="state ${live.state}" title="since ${new Date(live.since).toLocaleString()}"
-            >● ${STATES[live.state]}</span
-          >
-          <button class="plain" data-action="find" aria-label="Filter this list" title="Filter this list ( / )">
-            ⌕
-          </button>
-          <button class="plain" data-action="theme" aria-label="Light or dark" title="Light or dark">☾</button>
-          <button class="plain" data-action="keys" aria-label="Keys" title="Keys ( ? )">?</button>
-          ${who ? html`<button class="plain" data-action="sign-out" title="Sign out">${who}</button>` : ""}
-        </header>
-        ${problems()}
+      html`${navigation()}${header(crumbs(), me)}
         <main id="main" tabindex="-1">${content()}</main>`,
     );
   });
@@ -257,18 +189,7 @@ function signIn(problem = "") {
   clearTimeout(timer);
   page = null;
   document.title = "Sign in · Penstock";
-  render(
-    app,
-    html`<main class="sign-in" id="main">
-      <h1>Penstock</h1>
-      <form data-form="sign-in">
-        <label>Token <input name="token" type="password" autocomplete="off" required autofocus /></label>
-        <p class="problem" role="alert">${problem}</p>
-        <button class="primary">Sign in</button>
-        <p><small>This broker requires a token (JWT). It is kept in this tab only.</small></p>
-      </form>
-    </main>`,
-  );
+  render(app, signInForm(problem));
 }
 
 on(document, "submit", "form[data-form='sign-in']", (event, form) => {
@@ -279,32 +200,6 @@ on(document, "submit", "form[data-form='sign-in']", (event, form) => {
 
 // Keys and clicks
 
-const KEYS = [
-  ["/", "filter this list"],
-  ["?", "show these keys"],
-  ["g o", "overview"],
-  ["g q", "queues"],
-  ["g t", "topics"],
-  ["g d", "dead letters"],
-  ["g r", "routes"],
-  ["g b", "buffers"],
-  ["g p", "pipelines"],
-  ["g c", "schedules"],
-  ["g s", "system"],
-  ["↑ ↓ Enter", "move in a list, open a row"],
-  ["Esc", "close, leave the filter"],
-];
-const GO = {
-  o: "overview",
-  q: "queues",
-  t: "topics",
-  d: "dead-letters",
-  r: "routes",
-  c: "schedules",
-  b: "buffers",
-  p: "pipelines",
-  s: "system",
-};
 let pressed = "";
 
 document.addEventListener("keydown", (event) => {
@@ -315,10 +210,14 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (pressed === "g" && GO[event.key]) go(`#/${GO[event.key]}`);
-  else if (event.key === "/") {
+  else if (KEY_ACTIONS[event.key]) {
     event.preventDefault();
-    actions.find();
-  } else if (event.key === "?") actions.keys();
+    KEY_ACTIONS[event.key]();
+  } else if (event.key === "ArrowDown" && event.target.matches("body, main")) {
+    const row = document.querySelector("main tr[data-href]");
+    if (row) event.preventDefault();
+    row?.focus();
+  }
   pressed = event.key;
 });
 
@@ -328,17 +227,8 @@ const actions = {
     filter?.focus();
     filter?.select();
   },
-  keys: () =>
-    show({
-      title: "Keys",
-      content: html`<dl class="keys">
-        ${KEYS.map(
-          ([key, what]) =>
-            html`<dt><kbd>${key}</kbd></dt>
-              <dd>${what}</dd>`,
-        )}
-      </dl>`,
-    }),
+  search: () => openSearch(go),
+  keys: () => show({ title: "Keys", content: keys() }),
   theme: () => {
     const dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
@@ -349,12 +239,26 @@ const actions = {
     token.set("");
     location.reload();
   },
+  problems: () => {
+    problemActions.problems();
+    draw();
+  },
+  acknowledge: () => {
+    problemActions.acknowledge(live.now?.problems ?? []);
+    draw();
+  },
+  "show-acknowledged": () => {
+    problemActions["show-acknowledged"]();
+    draw();
+  },
   sort: (element) => go(withQuery({ sort: element.dataset.sort, offset: "" })),
   copy: async (element) => {
     await navigator.clipboard?.writeText(element.dataset.text);
     say("Copied.");
   },
 };
+
+const KEY_ACTIONS = { "/": actions.search, f: actions.find, "?": actions.keys };
 
 on(document, "click", "[data-action]", async (event, element) => {
   if (element.disabled) return;
@@ -368,18 +272,22 @@ on(document, "click", "[data-action]", async (event, element) => {
   }
 });
 
+/** What another choice makes void: the place in the list. */
+const clears = ({ dataset }) =>
+  Object.fromEntries((dataset.clears ?? "offset cursor").split(" ").map((name) => [name, ""]));
+
 let typing = 0;
 on(document, "input", "[data-filter]", (_, input) => {
   clearTimeout(typing);
   typing = setTimeout(
     () =>
-      history.replaceState(null, "", withQuery({ [input.dataset.filter || "filter"]: input.value, offset: "" })) ??
+      history.replaceState(null, "", withQuery({ ...clears(input), [input.dataset.filter]: input.value })) ??
       navigate(),
     200,
   );
 });
 on(document, "change", "[data-choice]", (_, select) =>
-  go(withQuery({ [select.dataset.choice]: select.value, offset: "" })),
+  go(withQuery({ ...clears(select), [select.dataset.choice]: select.value })),
 );
 
 // Beginning

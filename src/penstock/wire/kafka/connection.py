@@ -11,8 +11,8 @@ from collections.abc import Awaitable
 from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import PenstockError, TooLarge
-from penstock.wire.framed import FramedConnection, Listener, Pieces
-from penstock.wire.kafka.codec import LENGTH, Head, Values, encode_answer
+from penstock.wire.framed import FramedConnection, FrameListener, Pieces
+from penstock.wire.kafka.codec import LENGTH, RequestHead, Values, encode_answer
 
 log = logging.getLogger("penstock.kafka")
 
@@ -20,12 +20,12 @@ WAITING = ("fetch", "join_group", "sync_group")  # for records or for other memb
 
 
 class KafkaRequest(NamedTuple):
-    head: Head
+    head: RequestHead
     client: str  # its id
     body: Any  # its fields are attributes
 
 
-class Requests(Protocol):
+class KafkaRequestRunner(Protocol):
     """Runs the requests that a connection cuts out of its bytes."""
 
     first_frame: int  # bytes that a client may send before it is known
@@ -35,13 +35,13 @@ class Requests(Protocol):
         self, connection: "KafkaConnection", frame: memoryview
     ) -> "Values | Awaitable[Values] | None": ...
 
-    def name_of(self, head: Head) -> str: ...
+    def name_of(self, head: RequestHead) -> str: ...
 
 
 class KafkaConnection(FramedConnection):
     head_size = LENGTH.size
 
-    def __init__(self, server: Listener, requests: Requests) -> None:
+    def __init__(self, server: FrameListener, requests: KafkaRequestRunner) -> None:
         super().__init__(server)
         self._requests = requests
         self.max_frame = requests.first_frame  # grows when we know who it is
@@ -85,7 +85,7 @@ class KafkaConnection(FramedConnection):
 
     def _run(self, frame: memoryview) -> None:
         try:
-            head = Head.parse(frame)
+            head = RequestHead.parse(frame)
             answer = self._requests.run(self, frame)
         except PenstockError as error:
             self.end(error)
@@ -98,11 +98,11 @@ class KafkaConnection(FramedConnection):
         else:
             self.reply(head, answer)
 
-    def reply(self, head: Head, answer: Values) -> None:
+    def reply(self, head: RequestHead, answer: Values) -> None:
         """The next answer."""
         self.answer(*encode_answer(head, answer))
 
-    async def _encoded(self, head: Head, answer: Awaitable[Values]) -> Pieces:
+    async def _encoded(self, head: RequestHead, answer: Awaitable[Values]) -> Pieces:
         try:
             return encode_answer(head, await answer)
         except asyncio.CancelledError:

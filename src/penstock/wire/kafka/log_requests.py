@@ -21,7 +21,7 @@ from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.framed import Slot
 from penstock.wire.kafka.access import Access
-from penstock.wire.kafka.codec import Head, Values, encode_answer
+from penstock.wire.kafka.codec import RequestHead, Values, encode_answer
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
 
@@ -29,16 +29,16 @@ MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the eve
 MAX_FETCHED = 4 << 20  # bytes of an answer, of which the last batch may be beyond it
 MAX_WAIT = 60.0  # seconds a Fetch may wait for records
 LEADER_EPOCH = 1  # the highest that is in our batches (`kafka_batch`)
-LATEST, EARLIEST = -1, -2
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 MAX_EPOCH = (1 << 15) - 1
 
 
-class Produced(Slot):
+class ProduceAnswer(Slot):
     """The answer to a Produce: it is complete when every partition's append is answered."""
 
     __slots__ = ("_connection", "_head", "_topics", "_waiting")
 
-    def __init__(self, connection: KafkaConnection, head: Head | None, weight: int) -> None:
+    def __init__(self, connection: KafkaConnection, head: RequestHead | None, weight: int) -> None:
         super().__init__(weight)
         self._connection = connection
         self._head = head  # None: the client wants no answer
@@ -69,7 +69,7 @@ class PartitionAppend:
 
     __slots__ = ("_answer", "_produced", "_topic")
 
-    def __init__(self, produced: Produced, answer: dict[str, Any], topic: AnyLog) -> None:
+    def __init__(self, produced: ProduceAnswer, answer: dict[str, Any], topic: AnyLog) -> None:
         self._produced = produced
         self._answer = answer
         self._topic = topic
@@ -105,7 +105,7 @@ class LogRequests:
     def produce(self, connection: KafkaConnection, request: KafkaRequest) -> None:
         body = request.body
         size = sum(len(p.records or b"") for t in body.topic_data for p in t.partition_data)
-        produced = Produced(connection, request.head if body.acks else None, max(1, size))
+        produced = ProduceAnswer(connection, request.head if body.acks else None, max(1, size))
         connection.promise(produced)
         for data in body.topic_data:
             answers = produced.partitions(data.name)
@@ -123,7 +123,7 @@ class LogRequests:
         produced.end()
 
     def _append(
-        self, topic: AnyLog, records: Bytes | None, produced: Produced, answer: dict[str, Any]
+        self, topic: AnyLog, records: Bytes | None, produced: ProduceAnswer, answer: dict[str, Any]
     ) -> None:
         batches = split_batches(records or b"")
         if len(batches) != 1:
@@ -231,11 +231,14 @@ async def _find(topic: AnyLog, timestamp: int) -> tuple[int, int]:
         return topic.next_offset, -1
     if timestamp == EARLIEST:
         return topic.first_offset, -1
-    if timestamp < 0:
+    seconds = timestamp / 1000
+    if timestamp == MAX_TIMESTAMP and not isinstance(topic, SharedLog):
+        seconds = max(segment.newest for segment in topic.segments) / 1e6
+    elif timestamp < 0:
         raise InvalidRequest(f"{timestamp} is not a time")
 
     def search() -> tuple[int, int]:
-        offset = topic.offset_at(timestamp / 1000)
+        offset = topic.offset_at(seconds)
         if offset >= topic.next_offset:
             return -1, -1
         return offset, int(topic.timestamps(np.array([offset]))[0]) // 1000

@@ -15,12 +15,12 @@ from penstock.protocol.frames import Bytes, Command
 from penstock.protocol.roles import Role
 from penstock.wire.auth import Identity, Verifier
 from penstock.wire.auth.verifier import UnknownKey
-from penstock.wire.tcp.connection import Connection
+from penstock.wire.tcp.connection import TcpConnection
 
 MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection that has shown no token
 
 
-class TokenGuard:
+class TcpTokenGuard:
     """Says whether a connection may do what it asks for."""
 
     def __init__(self, verifier: Verifier, max_frame: int) -> None:
@@ -28,7 +28,7 @@ class TokenGuard:
         self._verifier = verifier
         self._max_frame = max_frame
 
-    def check(self, connection: Connection, role: Role) -> None:
+    def check(self, connection: TcpConnection, role: Role) -> None:
         identity = connection.identity
         if identity is None:
             self._verifier.count("missing")
@@ -40,7 +40,7 @@ class TokenGuard:
             self._verifier.count("role")
             identity.require(role)
 
-    def admit(self, connection: Connection, body: bytes) -> list[Bytes] | Awaitable[list[Bytes]]:
+    def admit(self, connection: TcpConnection, body: bytes) -> list[Bytes] | Awaitable[list[Bytes]]:
         """The answer to AUTH; from now on the connection is whoever the token names."""
         connection.identity = None
         token = body.decode("ascii", "replace").strip()
@@ -49,10 +49,10 @@ class TokenGuard:
         except UnknownKey:
             return self._admit_later(connection, token)
 
-    async def _admit_later(self, connection: Connection, token: str) -> list[Bytes]:
+    async def _admit_later(self, connection: TcpConnection, token: str) -> list[Bytes]:
         return self._admitted(connection, await self._verifier.learn(token))
 
-    def _admitted(self, connection: Connection, identity: Identity) -> list[Bytes]:
+    def _admitted(self, connection: TcpConnection, identity: Identity) -> list[Bytes]:
         connection.identity = identity
         connection.max_frame = self._max_frame
         return [frames.answer(Command.AUTH)]

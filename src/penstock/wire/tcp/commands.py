@@ -44,18 +44,18 @@ from penstock.protocol.record_batch import RECORD_HEADER
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
-from penstock.topics.groups import Groups, Range
+from penstock.topics.groups import Groups, OffsetRange
 from penstock.topics.shared.groups import SharedLease
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Promise
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import Pieces, Slot
-from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TokenGuard
-from penstock.wire.tcp.connection import Answer, Connection, failure
+from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TcpTokenGuard
+from penstock.wire.tcp.connection import Answer, TcpConnection, failure
 
 T = TypeVar("T")
-Handler = Callable[[Connection, Body], Answer]
+Handler = Callable[[TcpConnection, Body], Answer]
 
 CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
 # A FETCH answer likewise; it is read from the page cache on the event loop, so it stays small.
@@ -67,14 +67,14 @@ MIN_TABLE = MAX_STRUCT_RECORDS + 1  # so many PRODUCEs of one shape are treated 
 EMPTY = bytes(16)
 
 
-class Produced(Slot):
+class ProduceSlot(Slot):
     """The answers to the PRODUCEs of one append, or (`count` 0) the answer to a PRODUCE_BATCH. The
     commit fills it directly: there is no future, whose callback would cost a turn of the loop.
     """
 
     __slots__ = ("connection", "count")
 
-    def __init__(self, connection: Connection, count: int, weight: int) -> None:
+    def __init__(self, connection: TcpConnection, count: int, weight: int) -> None:
         self.data = None  # as in `Slot`, whose __init__ would be a call more for each append
         self.weight = weight
         self.connection = connection
@@ -95,7 +95,7 @@ class Produced(Slot):
         self.connection.fill(self, failure(error, produce=True) * (self.count or 1))
 
 
-class ProducedRecords(Produced):
+class ProducedRecords(ProduceSlot):
     """The answer to a PRODUCE_RECORDS."""
 
     __slots__ = ()
@@ -122,7 +122,7 @@ class Commands:
         self.record: Record | None = None  # what writes changes to the audit log
         self._topics = topics
         self._groups = groups
-        self._guard = TokenGuard(verifier, max_frame) if verifier is not None else None
+        self._guard = TcpTokenGuard(verifier, max_frame) if verifier is not None else None
         # the largest frame of a connection that has shown no token
         self.first_frame = min(MAX_FIRST_FRAME, max_frame) if self._guard else max_frame
         self._handlers: dict[int, tuple[Command, Handler]] = {
@@ -135,7 +135,7 @@ class Commands:
         )
         self._count = requests.add
 
-    def run(self, connection: Connection, command: int, body: memoryview) -> Answer:
+    def run(self, connection: TcpConnection, command: int, body: memoryview) -> Answer:
         entry = self._handlers.get(command)
         if self._guard is not None and command != Command.AUTH:
             self._guard.check(connection, entry[0].role if entry else Role.READ_WRITE)
@@ -146,7 +146,7 @@ class Commands:
 
     # Appends
 
-    def produce(self, connection: Connection, data: bytes | bytearray, at: int, end: int) -> int:
+    def produce(self, connection: TcpConnection, data: bytes | bytearray, at: int, end: int) -> int:
         """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch;
         where they end.
         """
@@ -172,21 +172,21 @@ class Commands:
             return stop
         size = stop - at
         if stop == end:  # nothing behind it
-            slot = Produced(connection, 1, size)
+            slot = ProduceSlot(connection, 1, size)
             self._append(slot, topic, topic.appends.enqueue, [data[at + head : stop]])
             return stop
         if (end - at) // size >= MIN_TABLE and size > head:
             count = _count_alike(data, at, (end - at) // size, size, head)
             if count >= MIN_TABLE:
                 table = np.ndarray(count, f"V{size - head}", data, at + head, (size,))
-                slot = Produced(connection, count, count * size)
+                slot = ProduceSlot(connection, count, count * size)
                 self._append(slot, topic, topic.appends.enqueue_table, table)
                 return at + count * size
         return self._produce_few(connection, topic, data, at, end, head)
 
     def _produce_few(
         self,
-        connection: Connection,
+        connection: TcpConnection,
         topic: AnyLog,
         data: bytes | bytearray,
         at: int,
@@ -213,13 +213,13 @@ class Commands:
             while at + size <= end and data.startswith(alike, at):  # one of the same shape
                 batch.append(data[at + head : at + size])
                 at += size
-        slot = Produced(connection, len(batch), at - start)
+        slot = ProduceSlot(connection, len(batch), at - start)
         self._append(slot, topic, topic.appends.enqueue, batch)
         return at
 
     def _append(
         self,
-        slot: "Produced",
+        slot: "ProduceSlot",
         topic: AnyLog,
         enqueue: Callable[[T, Promise], None],
         payloads: T,
@@ -231,7 +231,7 @@ class Commands:
         except PenstockError as error:
             if isinstance(error, TooLarge) and isinstance(payloads, list) and slot.count > 1:
                 for payload in payloads:  # it is one of them: the others are appended all the same
-                    one = Produced(connection, 1, len(payload) + 1)
+                    one = ProduceSlot(connection, 1, len(payload) + 1)
                     self._append(one, topic, topic.appends.enqueue, [payload])
                 return
             connection.answer(failure(error, produce=True) * slot.count)
@@ -239,7 +239,7 @@ class Commands:
             connection.append(slot, topic)
         self._count(slot.count, "produce")
 
-    def produce_batch(self, connection: Connection, body: Body) -> None:
+    def produce_batch(self, connection: TcpConnection, body: Body) -> None:
         request = frames.read_batch(body.view)
         lengths, payloads = request.lengths, request.payloads
         producer = Producer(*request.producer) if request.producer is not None else None
@@ -254,11 +254,11 @@ class Commands:
                 _produced_batch,
             )
             return
-        slot = Produced(connection, 0, len(body.view))
+        slot = ProduceSlot(connection, 0, len(body.view))
         topic.appends.enqueue_arrays(lengths, payloads, slot, producer)
         connection.append(slot, topic)
 
-    def produce_records(self, connection: Connection, body: Body) -> None:
+    def produce_records(self, connection: TcpConnection, body: Body) -> None:
         request = frames.read_records(body.view)
         records = request.records
         producer = Producer(*request.producer) if request.producer is not None else None
@@ -279,7 +279,7 @@ class Commands:
 
     def _create_and_append(
         self,
-        connection: Connection,
+        connection: TcpConnection,
         name: str,
         append: "Callable[[AnyLog], asyncio.Future[Appended]]",
         encode: Callable[[Appended], Bytes],
@@ -291,7 +291,7 @@ class Commands:
 
         connection.hold_for(work(), connection.promise(Slot(1)))
 
-    def auth(self, connection: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
+    def auth(self, connection: TcpConnection, body: Body) -> Pieces | Awaitable[Pieces]:
         """Where nobody asks for tokens one is as good as none, as in a request over HTTP."""
         token = bytes(body.rest())
         return (
@@ -300,7 +300,7 @@ class Commands:
 
     # Reads
 
-    def consume(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
+    def consume(self, _: TcpConnection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.find(body.name())
         start, most = body.take(CONSUME_REQUEST)
         body.end()
@@ -308,7 +308,7 @@ class Commands:
             return [frames.consumed([], [])]
         return topic.read_or_wait(lambda: _consumed(topic, start, most))
 
-    def fetch(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
+    def fetch(self, _: TcpConnection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
         start, most, wait_ms = body.take(FETCH_REQUEST)
         flags = body.rest()
@@ -325,7 +325,7 @@ class Commands:
         await topic.wait_for(start, wait)
         return await topic.read_through(lambda: _fetched(topic, start, most, extras))
 
-    async def next_offset(self, _: Connection, body: Body) -> Pieces:
+    async def next_offset(self, _: TcpConnection, body: Body) -> Pieces:
         topic = self._topics.find(body.name())
         body.end()
         if isinstance(topic, SharedLog):
@@ -333,7 +333,7 @@ class Commands:
         packed = U64.pack(topic.next_offset if topic is not None else 0)
         return [frames.answer(Command.NEXT_OFFSET, packed)]
 
-    def offset_at(self, _: Connection, body: Body) -> Pieces | Awaitable[Pieces]:
+    def offset_at(self, _: TcpConnection, body: Body) -> Pieces | Awaitable[Pieces]:
         topic = self._topics.require(body.name())
         (milliseconds,) = body.take(TIMESTAMP)
         body.end()
@@ -344,7 +344,7 @@ class Commands:
 
         return topic.read_or_wait(search)
 
-    async def topic_info(self, _: Connection, body: Body) -> Pieces:
+    async def topic_info(self, _: TcpConnection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         body.end()
         if isinstance(topic, SharedLog):
@@ -365,18 +365,18 @@ class Commands:
 
     # Topics
 
-    def list_topics(self, _: Connection, body: Body) -> Pieces:
+    def list_topics(self, _: TcpConnection, body: Body) -> Pieces:
         body.end()
         return [frames.names(self._topics.names())]
 
-    async def create_topic(self, connection: Connection, body: Body) -> Pieces:
+    async def create_topic(self, connection: TcpConnection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.create(name)
         await self._changed(connection, "topic.create", name)
         return [frames.answer(Command.CREATE_TOPIC)]
 
-    async def create_partitioned(self, connection: Connection, body: Body) -> Pieces:
+    async def create_partitioned(self, connection: TcpConnection, body: Body) -> Pieces:
         name, form = body.name(), body.name("format")
         (partitions,) = body.take(U32)
         body.end()
@@ -384,20 +384,20 @@ class Commands:
         await self._changed(connection, "topic.create", name)
         return [frames.answer(Command.CREATE_PARTITIONED)]
 
-    async def delete_topic(self, connection: Connection, body: Body) -> Pieces:
+    async def delete_topic(self, connection: TcpConnection, body: Body) -> Pieces:
         name = body.name()
         body.end()
         await self._topics.delete(name)
         await self._changed(connection, "topic.delete", name)
         return [frames.answer(Command.DELETE_TOPIC)]
 
-    async def _changed(self, connection: Connection, action: str, topic: str) -> None:
+    async def _changed(self, connection: TcpConnection, action: str, topic: str) -> None:
         if self.record is not None:
             await self.record(connection.who, action, topic, {"over": "TCP"})
 
     # Groups
 
-    async def group_lease(self, _: Connection, body: Body) -> Pieces:
+    async def group_lease(self, _: TcpConnection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         group, member = body.name("group"), body.name("member")
         most, wait_ms = body.take(LEASE_REQUEST)
@@ -411,12 +411,12 @@ class Commands:
             packed = LEASE_ANSWER.pack(lease_id, lease.start, lease.end, remaining)
         return [frames.answer(Command.GROUP_LEASE, packed)]
 
-    async def group_complete(self, _: Connection, body: Body) -> Pieces:
+    async def group_complete(self, _: TcpConnection, body: Body) -> Pieces:
         topic, lease_id = self._lease_id(body)
         committed = await self._groups.complete(lease_id, topic)
         return [frames.answer(Command.GROUP_COMPLETE, U64.pack(committed))]
 
-    async def group_renew(self, _: Connection, body: Body) -> Pieces:
+    async def group_renew(self, _: TcpConnection, body: Body) -> Pieces:
         lease = await self._groups.renew_on(*self._lease_id(body))
         return [frames.answer(Command.GROUP_RENEW, U32.pack(_remaining_ms(lease)))]
 
@@ -428,14 +428,14 @@ class Commands:
         body.end()
         return topic.name, lease_id
 
-    async def group_commit(self, _: Connection, body: Body) -> Pieces:
+    async def group_commit(self, _: TcpConnection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
         (offset,) = body.take(U64)
         body.end()
         await self._groups.commit(group, topic.name, offset)
         return [frames.answer(Command.GROUP_COMMIT)]
 
-    async def group_fetch(self, _: Connection, body: Body) -> Pieces:
+    async def group_fetch(self, _: TcpConnection, body: Body) -> Pieces:
         topic, group = self._topics.require(body.name()), body.name("group")
         body.end()
         committed, lag = await self._groups.resume(group, topic.name)
@@ -443,7 +443,7 @@ class Commands:
         packed = FETCHED_ANSWER.pack(position, lag)
         return [frames.answer(Command.GROUP_FETCH, packed)]
 
-    async def group_leave(self, _: Connection, body: Body) -> Pieces:
+    async def group_leave(self, _: TcpConnection, body: Body) -> Pieces:
         topic = self._topics.require(body.name())
         group, member = body.name("group"), body.name("member")
         body.end()
@@ -452,11 +452,11 @@ class Commands:
 
     # Exactly-once sinks
 
-    async def sink_claim(self, _: Connection, body: Body) -> Pieces:
+    async def sink_claim(self, _: TcpConnection, body: Body) -> Pieces:
         claimed = await self._groups.write_claims.claim(_json(body, Claim))
         return [frames.answer(Command.SINK_CLAIM, msgspec.json.encode(claimed))]
 
-    async def sink_commit(self, _: Connection, body: Body) -> Pieces:
+    async def sink_commit(self, _: TcpConnection, body: Body) -> Pieces:
         await self._groups.write_claims.commit(_json(body, Commit))
         return [frames.answer(Command.SINK_COMMIT)]
 
@@ -468,7 +468,7 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _remaining_ms(lease: Range | SharedLease) -> int:
+def _remaining_ms(lease: OffsetRange | SharedLease) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 

@@ -45,28 +45,28 @@ def failure(error: BaseException, *, produce: bool = False) -> bytes:
     return frames.failure(status, str(error), tcp_details(error, status))
 
 
-class Listener(framed.Listener, Protocol):
-    last_producer: "Connection | None"  # whose read appended last
+class TcpListener(framed.FrameListener, Protocol):
+    last_producer: "TcpConnection | None"  # whose read appended last
 
 
-class Requests(Protocol):
+class TcpRequests(Protocol):
     """Runs the requests that a connection cuts out of its bytes."""
 
     first_frame: int  # bytes that a client may send before it is known
     max_frame: int
 
-    def run(self, connection: "Connection", command: int, body: memoryview) -> Answer: ...
+    def run(self, connection: "TcpConnection", command: int, body: memoryview) -> Answer: ...
 
     def produce(
-        self, connection: "Connection", data: bytes | bytearray, at: int, end: int
+        self, connection: "TcpConnection", data: bytes | bytearray, at: int, end: int
     ) -> int: ...
 
 
-class Connection(FramedConnection):
+class TcpConnection(FramedConnection):
     head_size = REQUEST.size
-    _server: Listener
+    _server: TcpListener
 
-    def __init__(self, server: Listener, commands: Requests) -> None:
+    def __init__(self, server: TcpListener, commands: TcpRequests) -> None:
         super().__init__(server)
         self._commands = commands
         # Grows to the configured limit when we know who it is.

@@ -11,7 +11,7 @@ from penstock.wire.framed import FramedConnection
 from penstock.wire.framed_server import FramedServer
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp.commands import Commands
-from penstock.wire.tcp.connection import Connection
+from penstock.wire.tcp.connection import TcpConnection
 from penstock.wire.tcp.memory import keep_freed_memory
 from penstock.wire.tls import Certificate
 
@@ -43,14 +43,14 @@ class TcpServer(FramedServer):
             memory=memory,
         )
         self.commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
-        self.last_producer: Connection | None = None  # whose read appended last
+        self.last_producer: TcpConnection | None = None  # whose read appended last
 
     async def start(self) -> None:
         keep_freed_memory()
         await super().start()
 
-    def connect(self) -> Connection:
-        return Connection(self, self.commands)
+    def connect(self) -> TcpConnection:
+        return TcpConnection(self, self.commands)
 
     def lost(self, connection: FramedConnection) -> None:
         super().lost(connection)

@@ -11,17 +11,17 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from penstock.protocol.kafka_batch import NewRecord
-from penstock.protocol.records import RecordFields, Text, payload_bytes
+from penstock.protocol.records import MessageFields, Text, payload_bytes
 
 ReqId = Raw | UnsetType
 Partition = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Command(Struct, tag_field="command", kw_only=True):
+class WebsocketCommand(Struct, tag_field="command", kw_only=True):
     req_id: ReqId = UNSET
 
 
-class Produce(Command, tag="produce_request"):
+class ProduceCommand(WebsocketCommand, tag="produce_request"):
     topic: str
     message_payload: str | None
     encoding: str | UnsetType = UNSET
@@ -34,76 +34,76 @@ class Produce(Command, tag="produce_request"):
         payload = None
         if self.message_payload is not None:
             payload = payload_bytes(self.message_payload, self.encoding)
-        return RecordFields(self.key, self.headers, self.timestamp).record(payload)
+        return MessageFields(self.key, self.headers, self.timestamp).record(payload)
 
 
-class Subscribe(Command, tag="subscribe_topic_request"):
+class Subscribe(WebsocketCommand, tag="subscribe_topic_request"):
     topic: str
     start_offset: int | Literal["earliest", "latest"] = 0
     partition: Partition = 0
 
 
-class Unsubscribe(Command, tag="unsubscribe_topic_request"):
+class Unsubscribe(WebsocketCommand, tag="unsubscribe_topic_request"):
     topic: str
     partition: Partition = 0
 
 
-class Create(Command, tag="create_topic_request"):
+class Create(WebsocketCommand, tag="create_topic_request"):
     topic: str
     format: str | None = None
     partitions: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
-class ListTopics(Command, tag="list_topics_request"):
+class ListTopics(WebsocketCommand, tag="list_topics_request"):
     pass
 
 
-class GetNextOffset(Command, tag="get_next_offset_request"):
+class GetNextOffset(WebsocketCommand, tag="get_next_offset_request"):
     topic: str
     partition: Partition = 0
 
 
-Request = Produce | Subscribe | Unsubscribe | Create | ListTopics | GetNextOffset
+Request = ProduceCommand | Subscribe | Unsubscribe | Create | ListTopics | GetNextOffset
 COMMANDS = {kind: str(kind.__struct_config__.tag) for kind in Request.__args__}
 
 
-class Envelope(Struct):
+class CommandEnvelope(Struct):
     """What can still be read of a request that is not understood."""
 
     command: Any = UNSET
     req_id: ReqId = UNSET
 
 
-class Answer(Struct):
+class WebsocketAnswer(Struct):
     command: str
     req_id: ReqId
 
 
-class Produced(Answer):
+class ProducedMessage(WebsocketAnswer):
     topic: str
     offset: int
     success: bool = True
 
 
-class TopicDone(Answer):
+class TopicDone(WebsocketAnswer):
     """The answer to subscribe, unsubscribe and create."""
 
     topic: str
     success: bool = True
 
 
-class Listed(Answer):
+class Listed(WebsocketAnswer):
     topics: list[str]
     success: bool = True
 
 
-class NextOffset(Answer):
+class NextOffsetMessage(WebsocketAnswer):
     topic: str
     next_offset: int
     success: bool = True
 
 
-class Failed(Answer):
+class Failed(WebsocketAnswer):
     error_message: str
     original_command_type: str | UnsetType = UNSET
     # as in `penstock.protocol.status.Details`
@@ -114,4 +114,4 @@ class Failed(Answer):
 
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(Request).decode
-decode_envelope = msgspec.json.Decoder(Envelope).decode
+decode_envelope = msgspec.json.Decoder(CommandEnvelope).decode

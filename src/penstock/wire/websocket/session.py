@@ -31,15 +31,15 @@ from penstock.wire.request_memory import MIN_RATE, SMALL, TOO_MANY, RequestMemor
 from penstock.wire.websocket import messages
 from penstock.wire.websocket.messages import (
     COMMANDS,
+    CommandEnvelope,
     Create,
-    Envelope,
     Failed,
     GetNextOffset,
     Listed,
     ListTopics,
-    NextOffset,
-    Produce,
-    Produced,
+    NextOffsetMessage,
+    ProduceCommand,
+    ProducedMessage,
     ReqId,
     Request,
     Subscribe,
@@ -216,7 +216,7 @@ class Session(WSListener):
         try:
             envelope = messages.decode_envelope(data)
         except NOT_JSON:
-            envelope = Envelope()
+            envelope = CommandEnvelope()
         named = envelope.command if isinstance(envelope.command, str) else None
         if named is not None and named not in COMMANDS.values():
             error = InvalidRequest(f"unknown command {named!r}")
@@ -231,7 +231,7 @@ class Session(WSListener):
         if self._identity is not None:
             self._check(self._identity, request)
         match request:
-            case Produce():
+            case ProduceCommand():
                 record = request.record()
                 topic = topics.get(partition_label(request.topic, request.partition))
                 if topic is None:
@@ -247,7 +247,7 @@ class Session(WSListener):
                 label = partition_label(request.topic, request.partition)
                 watch = self._watches.pop(label, None)
                 if watch is None:
-                    raise NotFound(f"AnyLog '{label}' is not subscribed to.")
+                    raise NotFound(f"Topic '{label}' is not subscribed to.")
                 if watch.subscription is not None:
                     watch.subscription.close()
                 self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
@@ -259,14 +259,16 @@ class Session(WSListener):
                 topic = topics.get(partition_label(request.topic, request.partition))
                 following = topic.next_offset if topic is not None else 0
                 self._answer(
-                    NextOffset("get_next_offset_response", request.req_id, request.topic, following)
+                    NextOffsetMessage(
+                        "get_next_offset_response", request.req_id, request.topic, following
+                    )
                 )
 
     def _check(self, identity: Identity, request: Request) -> None:
         if identity.expires <= time.time():
             self._close_expired()
             raise Unauthorized("The token has expired")
-        if isinstance(request, Produce | Create):
+        if isinstance(request, ProduceCommand | Create):
             identity.require(Role.READ_WRITE)
 
     def _close_expired(self) -> None:
@@ -278,7 +280,7 @@ class Session(WSListener):
         label = partition_label(request.topic, request.partition)
         topic = self._server.topics.get(label)
         if topic is None:
-            raise NotFound(f"AnyLog '{label}' not found for subscription.")
+            raise NotFound(f"Topic '{label}' not found for subscription.")
         position = start_position(topic, request.start_offset)
         old = self._watches.pop(label, None)
         if old is not None and old.subscription is not None:
@@ -292,12 +294,14 @@ class Session(WSListener):
         await topics.create(request.topic, form=form, partitions=request.partitions)
         self._answer(TopicDone("create_topic_response", request.req_id, request.topic))
 
-    async def _create_and_produce(self, request: Produce, record: NewRecord) -> None:
+    async def _create_and_produce(self, request: ProduceCommand, record: NewRecord) -> None:
         await self._server.topics.create(request.topic)
         topic = self._server.topics.partition(request.topic, request.partition)
         appended = await topic.append_records([record])
         self._answer(
-            Produced("produce_response", request.req_id, request.topic, appended.first_offset)
+            ProducedMessage(
+                "produce_response", request.req_id, request.topic, appended.first_offset
+            )
         )
 
     def _hold_for(self, work: Awaitable[None], request: Request) -> None:
@@ -314,7 +318,9 @@ class Session(WSListener):
         self._work = asyncio.ensure_future(work)
         self._work.add_done_callback(finished)
 
-    def _appended(self, request: Produce, size: int, future: "asyncio.Future[Appended]") -> None:
+    def _appended(
+        self, request: ProduceCommand, size: int, future: "asyncio.Future[Appended]"
+    ) -> None:
         self._in_flight -= size
         self._pending -= 1
         error = future.exception()
@@ -322,7 +328,7 @@ class Session(WSListener):
             self._fail("produce_request", request.req_id, error)
         else:
             offset = future.result().first_offset
-            self._answer(Produced("produce_response", request.req_id, request.topic, offset))
+            self._answer(ProducedMessage("produce_response", request.req_id, request.topic, offset))
         if not self._reading:
             self._resume()
         self._close_if_done()
@@ -351,7 +357,7 @@ class Session(WSListener):
     def topic_gone(self, watch: _Watch) -> None:
         if self._watches.get(watch.name) is watch:
             del self._watches[watch.name]
-            error = NotFound(f"AnyLog '{watch.name}' was deleted.")
+            error = NotFound(f"Topic '{watch.name}' was deleted.")
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:

@@ -41,6 +41,34 @@ export function roundUp(value) {
 
 const MINUTE = 60_000;
 
+/**
+ * The means of steps of `ms`, for series of seconds that are joined to series of minutes: seconds jump, and a
+ * line that jumps only at its end looks like an outage. A step that has just begun says nothing yet.
+ */
+export function inSteps({ times, series }, ms = 10_000) {
+  const groups = new Map(); // step -> the indexes of its samples
+  times.forEach((time, i) => {
+    const step = Math.floor(time / ms);
+    groups.set(step, [...(groups.get(step) ?? []), i]);
+  });
+  const last = Math.floor((times.at(-1) ?? 0) / ms);
+  if (groups.size > 1 && groups.get(last)?.length < ms / 2000) groups.delete(last);
+  const steps = [...groups];
+  const mean = (values) => {
+    const known = values.filter((value) => value !== null && value !== undefined);
+    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+  };
+  return {
+    times: steps.map(([, places]) => mean(places.map((i) => times[i]))),
+    series: Object.fromEntries(
+      Object.entries(series).map(([name, values]) => [
+        name,
+        steps.map(([, places]) => mean(places.map((i) => values[i]))),
+      ]),
+    ),
+  };
+}
+
 /** Path data of the points that have a value, with gaps where they have none, and where nobody sampled for long. */
 function path(values, x, y, times = []) {
   let text = "";
@@ -144,9 +172,9 @@ export function followPointer(root, format = short) {
     if (!figure) return;
     const svg = figure.querySelector("svg");
     const { times, series } = figure.points;
+    const start = times[0];
     const box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    const start = times[0];
     const span = times[times.length - 1] - start || 1;
     const wanted = start + ((at - LEFT) / (WIDTH - LEFT - RIGHT)) * span;
     let nearest = 0;

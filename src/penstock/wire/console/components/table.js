@@ -19,6 +19,9 @@ const next = (sort, name, number) => {
   return sort === first ? second : first;
 };
 
+/** What aria-sort says of a column. */
+const sorted = (sort, name) => ({ [name]: "ascending", [`-${name}`]: "descending" })[sort] ?? null;
+
 const shownRows = new Map(); // caption -> the rows as they were drawn last
 let held = null; // the caption of the list under the pointer
 
@@ -52,8 +55,8 @@ export function table({ columns, rows: given, key, href, sort = "", caption, emp
             (column) =>
               html`<th
                 scope="col"
-                class="${column.number ? "number" : ""} ${column.card ? "card" : ""}"
-                aria-sort="${sort && sort.replace("-", "") === column.name ? (sort.startsWith("-") ? "descending" : "ascending") : null}"
+                class="${column.number ? "number" : ""} ${column.card ? "card" : ""} ${column.kind ?? ""}"
+                aria-sort="${sorted(sort, column.name)}"
               >
                 ${
                   column.sort
@@ -64,7 +67,7 @@ export function table({ columns, rows: given, key, href, sort = "", caption, emp
                       >
                         ${column.title} ${arrow(sort, column.name)}
                       </button>`
-                    : column.title || html`<span class="hidden">Actions</span>`
+                    : (column.label ?? (column.title || html`<span class="hidden">Actions</span>`))
                 }
               </th>`,
           )}

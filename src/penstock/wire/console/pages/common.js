@@ -18,7 +18,7 @@ export const filter = (query, what, name = "filter", words = null) =>
       type="search"
       data-filter="${name}"
       value="${query[name] ?? ""}"
-      placeholder="${what}${name === "filter" ? " ( / )" : ""}"
+      placeholder="${what}${name === "filter" ? " ( f )" : ""}"
       aria-label="${what}"
       list="${words ? `words-${name}` : null}"
     />
@@ -35,6 +35,7 @@ const STATES = {
   paused: "warn",
   draining: "warn",
   half_open: "warn",
+  probing: "bad",
   waiting: "warn",
   starting: "warn",
   stopping: "warn",
@@ -53,6 +54,19 @@ const STATES = {
 /** A state as a word, in the colour that it means. */
 export const badge = (state) =>
   html`<span class="badge ${STATES[state] ?? ""}">${state ? String(state).replace("_", "-") : "–"}</span>`;
+
+/** Links to parts of a view; `list` has [name, label] of each. */
+export const tabs = (list, current, href, label) =>
+  html`<div class="tabs" role="navigation" aria-label="${label}">
+    ${list.map(
+      ([name, title]) =>
+        html`<a class="badge" href="${href(name)}" aria-current="${name === current ? "page" : null}">${title}</a>`,
+    )}
+  </div>`;
+
+/** A queue or topic by its name; its namespace only where that says more. */
+export const named = (name, namespace) =>
+  html`${name}${namespace && namespace !== name ? html` <small>${namespace}</small>` : ""}`;
 
 /** Names and values, one under the other. */
 export const pairs = (rows) =>

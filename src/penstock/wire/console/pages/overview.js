@@ -1,19 +1,29 @@
 /** In five seconds: is it well? */
-import { html } from "../html.js";
+import { each, html } from "../html.js";
 import { count, duration, plural, rate, size } from "../format.js";
 import { live } from "../live.js";
-import { bars, lines, sparkline } from "../components/chart.js";
+import { bars, inSteps, lines, sparkline } from "../components/chart.js";
 import { age, figure, groupName, pairs, since, teach } from "./common.js";
 import { loadHistory, ranges } from "./history.js";
 
-const tail = (name) => (live.history.series[name] ?? []).slice(-60);
+const MINUTE = 60_000;
 
-const PARTS = { queues: "queues (per group)", routes: "routes", topics: "topics" };
+/** The samples of the last minute, for a line beside a figure. */
+function tail(name) {
+  const { times, series } = live.history;
+  const first = times.findIndex((at) => at > times.at(-1) - MINUTE);
+  return first < 0 ? [] : (series[name] ?? []).slice(first);
+}
+
+const WAITING = "messages that a group of their queue has not finished yet, or that no group reads";
+
+const PARTS = { queues: "queues, once per group", routes: "routes", topics: "topics" };
+// A message waits once; what is outstanding are deliveries, one for each group that has not had it.
 const TERMS = [
   ["delivered", "delivered"],
   ["dead", "dead"],
   ["dropped", "dropped"],
-  ["waiting", "waiting"],
+  ["waiting", "outstanding"],
   ["skipped", "skipped, or older than the group"],
   ["kept", "kept"],
   ["removed", "removed by retention"],
@@ -21,31 +31,42 @@ const TERMS = [
 ];
 const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when there are any
 
-/** accepted = delivered + dead + dropped + waiting (+ skipped), per part (of topics: kept + removed + compacted), and whether it is so. */
-function ledger(rows) {
-  return html`<div class="card">
-    <h2>Messages by outcome</h2>
-    ${rows.map(
-      (row) =>
-        html`<div class="ledger" data-key="${row.part}">
-          <div class="sum">
-            <b>${count(row.accepted)}</b> accepted by ${PARTS[row.part] ?? row.part}
-            ${row.agrees ? html`<span class="good">✓ all accounted for</span>` : row.agrees === false ? html`<span class="bad">✗ the figures do not add up</span>` : ""}
-          </div>
-          ${bars(
-            TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name))).map(([name, label]) => ({
-              label,
-              value: row[name],
-            })),
-            count,
-            `Where the messages of ${row.part} are`,
-          )}
-          ${row.skipped ? html`<p><small>“Skipped” is not counted but computed as the remainder, so this total cannot reveal a loss.</small></p>` : ""}
-        </div>`,
+/** Whether what was accepted is all accounted for; null where that cannot be said. */
+const verdict = (agrees) =>
+  agrees === null || agrees === undefined
+    ? ""
+    : agrees
+      ? html`<span class="good">✓ all accounted for</span>`
+      : html`<span class="bad">✗ the figures do not add up</span>`;
+
+/** accepted = delivered + dead + dropped + outstanding (+ skipped), per part (of topics: kept + removed + compacted). */
+function part(row) {
+  const terms = TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name)));
+  return html`<div class="ledger">
+    <div class="sum">
+      <b>${count(row.accepted)}</b> accepted by ${PARTS[row.part] ?? row.part} ${verdict(row.agrees)}
+    </div>
+    ${bars(
+      terms.map(([name, label]) => ({ label, value: row[name] })),
+      count,
+      `Where the messages of ${row.part} are`,
     )}
-    ${rows.length ? "" : html`<p>No group, route or topic has accepted anything yet.</p>`}
+    ${
+      row.skipped
+        ? html`<p>
+            <small>“Skipped” is not counted but computed as the remainder, so this total cannot reveal a loss.</small>
+          </p>`
+        : ""
+    }
   </div>`;
 }
+
+const ledger = (rows) =>
+  html`<div class="card">
+    <h2>Where everything is</h2>
+    ${each(rows, (row) => row.part, part)}
+    ${rows.length ? "" : html`<p>No group, route or topic has accepted anything yet.</p>`}
+  </div>`;
 
 function database(card) {
   if (!card)
@@ -72,31 +93,40 @@ function database(card) {
   </div>`;
 }
 
-function machine(now) {
-  const { disk, buffers, brokers = [] } = now;
-  const left = disk?.daysLeft;
-  const used = disk ? 1 - disk.free / disk.total : null;
+const DAY = 86_400;
+
+/** How full the disk is, and when it will be full if the last hours go on. */
+function space(disk) {
+  if (!disk) return "–";
+  const left = disk.fullInSeconds;
+  const end =
+    left === null
+      ? ""
+      : html`, full in <span class="${left < 7 * DAY ? "bad" : ""}">${duration(left)}</span> at the rate of the last
+          hours`;
+  return html`${Math.round((1 - disk.free / disk.total) * 100)} % used, ${size(disk.free)} free${end}`;
+}
+
+const process = (broker) =>
+  html`<div>
+    ${broker.id}${broker.self ? " (this one)" : ""}
+    <small>${broker.cpu === null ? "" : `${broker.cpu.toFixed(2)} cores, `}seen ${since(broker.lastSeen)}</small>
+  </div>`;
+
+function machine({ disk, buffers, brokers = [] }) {
+  const failed = buffers?.failed ? html`, <span class="bad">${count(buffers.failed)} failed</span>` : "";
   return html`<div class="card">
     <h2>Disk, buffers, brokers</h2>
     ${pairs([
-      [
-        "disk",
-        disk
-          ? html`${Math.round(used * 100)} % used, ${size(disk.free)}
-            free${left === null || left === undefined ? "" : html`, full in <span class="${left < 7 ? "bad" : ""}">${plural(Math.floor(left), "day")}</span> at this rate`}`
-          : "–",
-      ],
+      ["disk", space(disk)],
       [
         "buffers",
-        buffers
-          ? html`<a href="#/buffers">${buffers.mode}</a>, ${count(buffers.pending)}
-              waiting${buffers.failed ? html`, <span class="bad">${count(buffers.failed)} failed</span>` : ""}`
-          : "–",
+        buffers ? html`<a href="#/buffers">${buffers.mode}</a>, ${count(buffers.pending)} buffered${failed}` : "–",
       ],
       [
         "brokers",
-        html`<a href="#/system">${plural(brokers.length, "process", "processes")}</a
-          >${brokers.slice(0, 4).map((broker) => html`<div>${broker.id}${broker.self ? " (this one)" : ""} <small>${broker.cpu === null || broker.cpu === undefined ? "" : `${broker.cpu.toFixed(2)} cores, `}seen ${since(broker.lastSeen)}</small></div>`)}`,
+        html`<a href="#/system">${plural(brokers.length, "process", "processes")}</a>
+          ${brokers.slice(0, 4).map(process)}`,
       ],
     ])}
   </div>`;
@@ -113,7 +143,7 @@ export const overview = {
       return html`<h1>Overview</h1>
         <p class="loading">…</p>`;
     const sample = now.sample ?? {};
-    const { times, series } = data.history ?? live.history;
+    const { times, series } = data.history ?? inSteps(live.history);
     const latency = now.latency;
     const groups = now.groups ?? [];
     return html`<h1 class="hidden">Overview</h1>
@@ -121,7 +151,7 @@ export const overview = {
       <div class="figures">
         ${figure("pushed/s", rate(sample.pushed), sparkline(tail("pushed"), "pushed", "pushed per second"))}
         ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
-        ${figure("waiting", count(sample.waiting), sparkline(tail("waiting"), "waiting", "waiting messages"))}
+        ${figure(html`<span title="${WAITING}">waiting</span>`, count(sample.waiting), sparkline(tail("waiting"), "waiting", "waiting messages"))}
         ${figure("oldest waiting", age(now.oldest))}
         ${figure("push → ack p50", latency ? duration(latency.p50) : "–", latency ? html`<small title="99 % of messages take no longer">p99 ${duration(latency.p99)}</small>` : "")}
       </div>

@@ -5,7 +5,7 @@ import { count, rate } from "../format.js";
 import { sparkline } from "../components/chart.js";
 import { form } from "../components/dialog.js";
 import { table } from "../components/table.js";
-import { age, bad, button, filter, pager, teach } from "./common.js";
+import { age, bad, button, filter, named, pager, teach } from "./common.js";
 
 export const linkTo = (queue) => `#/queues/${encodeURIComponent(queue)}`;
 
@@ -14,8 +14,7 @@ const COLUMNS = [
     name: "name",
     title: "Queue",
     sort: true,
-    cell: (q) =>
-      html`<a href="${linkTo(q.name)}">${q.name}</a>${q.namespace ? html` <small>${q.namespace}</small>` : ""}`,
+    cell: (q) => html`<a href="${linkTo(q.name)}">${named(q.name, q.namespace)}</a>`,
   },
   { name: "waiting", title: "Waiting", number: true, card: true, sort: true, cell: (q) => count(q.waiting) },
   { name: "leased", title: "Leased", number: true, cell: (q) => count(q.leased) },

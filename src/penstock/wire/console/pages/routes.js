@@ -26,15 +26,14 @@ const OUTCOMES = {
   dropped: "dropped",
   queued: "waiting",
 };
-/** A route that sends nothing because its breaker is open does not run well, whatever its state says. */
-const state = (r) =>
-  badge(
-    r.triesAgainSeconds !== null && r.paused
-      ? "denied"
-      : r.state === "running" && r.breaker?.state === "open"
-        ? "failing"
-        : r.state,
-  );
+/** What a running route is while its breaker lets nothing, or only a probe, pass. */
+const BROKEN = { open: "failing", half_open: "probing" };
+
+/** The state of a route: one that cannot send does not run, whatever its process does. */
+function state(r) {
+  if (r.triesAgainSeconds !== null && r.paused) return badge("denied");
+  return badge((r.state === "running" && BROKEN[r.breaker?.state]) || r.state);
+}
 
 const ROUTES = [
   {

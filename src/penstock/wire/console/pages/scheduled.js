@@ -1,5 +1,5 @@
 /** Delayed messages: what waits for its time in a queue, and a way to cancel it. */
-import { ask, get, path } from "../api.js";
+import { ask, bytes, get, path } from "../api.js";
 import { html } from "../html.js";
 import { duration, moment } from "../format.js";
 import { confirm, show } from "../components/dialog.js";
@@ -68,14 +68,15 @@ const of = (element, params) => ({
 
 export const actions = {
   async "show-scheduled"(element, { params }) {
-    const one = await get(address(of(element, params)));
+    const at = address(of(element, params));
+    const [one, body] = await Promise.all([get(at), bytes(`${at}/payload`)]);
     await show({
       title: "Delayed message",
       content: html`${pairs([
         ["due", moment(time(one.deliverAt))],
         ["pushed", moment(time(one.pushedAt))],
         ...Object.entries(one.headers ?? {}).map(([name, value]) => [html`header <code>${name}</code>`, value]),
-      ])}${payload(JSON.stringify(one.payload ?? null), "json")}`,
+      ])}${payload(body)}`,
     });
   },
   async "cancel-scheduled"(element, { params, say, refresh }) {

@@ -1,7 +1,8 @@
 /** Schedules: what is pushed at the times of a cron expression, and what became of the last runs. */
-import { ask, get, path } from "../api.js";
+import { ask, get, path, withJson } from "../api.js";
 import { html } from "../html.js";
-import { duration, moment } from "../format.js";
+import { inWords } from "../cron.js";
+import { day, duration, moment } from "../format.js";
 import { confirm, form, show } from "../components/dialog.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
@@ -27,12 +28,26 @@ const RUNS = [
   { name: "id", title: "Transaction id", cell: (r) => html`<code>${r.transactionId}</code>` },
 ];
 
+const SHOWN_TIMES = 5;
+
+/** The next times: the first as a duration, the others on request. */
+function next(s) {
+  if (!s.nextRuns.length) return "–";
+  const times = s.nextRuns.slice(0, SHOWN_TIMES);
+  return html`<details>
+    <summary>${until(times[0])}</summary>
+    <ol class="times-list" aria-label="Next times of ${s.name}">
+      ${times.map((at) => html`<li><time title="${moment(time(at))}">${day(time(at))}</time></li>`)}
+    </ol>
+  </details>`;
+}
+
 const columns = (context) => [
   {
     name: "name",
     title: "Schedule",
     card: true,
-    cell: (s) => html`<b>${s.name}</b><br /><small><code>${s.cron}</code> ${s.timezone}</small>`,
+    cell: (s) => html`<b>${s.name}</b><br />${inWords(s.cron)} <small><code>${s.cron}</code> ${s.timezone}</small>`,
   },
   {
     name: "queue",
@@ -40,13 +55,7 @@ const columns = (context) => [
     cell: (s) => html`<a href="#/queues/${encodeURIComponent(s.queue)}">${s.queue}</a>`,
   },
   { name: "state", title: "State", card: true, cell: (s) => badge(s.paused ? "paused" : "active") },
-  {
-    name: "next",
-    title: "Next",
-    number: true,
-    card: true,
-    cell: (s) => (s.nextRuns.length ? until(s.nextRuns[0]) : "–"),
-  },
+  { name: "next", title: "Next", number: true, card: true, cell: next },
   {
     name: "last",
     title: "Last",
@@ -133,7 +142,7 @@ export const schedules = {
       const check = async ({ name, payload, ...rest }) => {
         if (!name) return "A schedule needs a name.";
         try {
-          await ask("PUT", path`/api/v1/schedules/${name}`, { body: { ...rest, payload: JSON.parse(payload) } });
+          await ask("PUT", path`/api/v1/schedules/${name}`, { body: withJson(rest, "payload", payload) });
         } catch (error) {
           return error.message;
         }

@@ -5,7 +5,7 @@ import { count, duration, size } from "../format.js";
 import { live } from "../live.js";
 import { visible } from "../components/json.js";
 import { table } from "../components/table.js";
-import { filter, pairs, since } from "./common.js";
+import { filter, pairs, since, tabs } from "./common.js";
 
 const LEVELS = ["warning", "error", "info"];
 
@@ -144,9 +144,7 @@ export const system = {
   view(data, context) {
     const [tab, , draw] = tabOf(context.query);
     return html`<h1>System</h1>
-      <div class="tabs" role="navigation" aria-label="Parts of the system">
-        ${TABS.map(([name, label]) => html`<a class="badge" href="#/system?tab=${name}" aria-current="${name === tab ? "page" : null}">${label}</a>`)}
-      </div>
+      ${tabs(TABS, tab, (name) => `#/system?tab=${name}`, "Parts of the system")}
       ${tab === data.tab ? draw(data.list, context) : html`<p class="loading">…</p>`}`;
   },
 };

@@ -18,7 +18,7 @@ import msgspec
 from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from penstock.export.manager import Exports
 from penstock.export.protobuf import text_field
-from penstock.export.routes import Route
+from penstock.export.routes import ExportRoute
 from penstock.export.telemetry_request import (
     JSON,
     PROTOBUF,
@@ -28,7 +28,7 @@ from penstock.export.telemetry_request import (
     media_type,
 )
 from penstock.wire.http.compress import unpack
-from penstock.wire.http.messages import EMPTY, Head, Headers, Request, Response
+from penstock.wire.http.messages import EMPTY, Headers, Request, RequestHead, Response
 from penstock.wire.http.routes import route
 
 ROUTE = "/api/v1/routes/{name}"
@@ -39,7 +39,7 @@ _STATUS_MESSAGE = 2  # field of google.rpc.Status
 _NOT_STORED = "the send queue of route {name} is full"
 
 
-def write_otlp_error(head: Head, status: int, text: str, headers: Headers) -> Response:
+def write_otlp_error(head: RequestHead, status: int, text: str, headers: Headers) -> Response:
     """google.rpc.Status in the type of the request; in JSON when it had another."""
     status, headers = _for_exporters(status, headers)
     if media_type((head.media or b"").decode("latin-1")) == PROTOBUF:
@@ -47,7 +47,7 @@ def write_otlp_error(head: Head, status: int, text: str, headers: Headers) -> Re
     return Response(status, msgspec.json.encode({"message": text}), JSON, headers)
 
 
-def write_plain_error(_: Head, status: int, text: str, headers: Headers) -> Response:
+def write_plain_error(_: RequestHead, status: int, text: str, headers: Headers) -> Response:
     """What senders of remote write put into their log."""
     status, headers = _for_exporters(status, headers)
     return Response(status, f"{text}\n".encode(), PLAIN, headers)
@@ -105,7 +105,9 @@ class TelemetryApi:
         """Take Prometheus remote write into this route."""
         return await self._samples(request, lambda: self._named(name, "remote_write"))
 
-    async def _otlp(self, request: Request, signal: str, find: Callable[[], Route]) -> Response:
+    async def _otlp(
+        self, request: Request, signal: str, find: Callable[[], ExportRoute]
+    ) -> Response:
         if signal not in SIGNALS:
             raise NotFound(f"OTLP has no signal {signal[:40]!r}: {', '.join(SIGNALS)}")
         content_type, coding = _described(request)
@@ -119,7 +121,7 @@ class TelemetryApi:
         await self._store(find(), TelemetryRequest(signal, content_type, coding, request.body))
         return Response(200, b"{}" if kind == JSON else b"", kind)
 
-    async def _samples(self, request: Request, find: Callable[[], Route]) -> Response:
+    async def _samples(self, request: Request, find: Callable[[], ExportRoute]) -> Response:
         content_type, coding = _described(request)
         # Version 2.0 is another message in the same type, named by a parameter.
         if media_type(content_type) != PROTOBUF or "write.v2" in content_type:
@@ -131,7 +133,7 @@ class TelemetryApi:
         await self._store(find(), TelemetryRequest(SAMPLES, content_type, coding, request.body))
         return EMPTY
 
-    def _named(self, name: str, takes: str) -> Route:
+    def _named(self, name: str, takes: str) -> ExportRoute:
         if name in self._exports.failed:
             raise Unavailable(f"route {name} could not start: {self._exports.failed[name]}")
         named = self._exports.get(name)
@@ -139,7 +141,7 @@ class TelemetryApi:
             raise InvalidRequest(f"route {name} does not take {takes}: its destination is another")
         return named
 
-    async def _store(self, into: Route, request: TelemetryRequest) -> None:
+    async def _store(self, into: ExportRoute, request: TelemetryRequest) -> None:
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._pool, self._is_empty, request):
             return

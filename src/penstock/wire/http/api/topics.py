@@ -12,7 +12,7 @@ from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
-from penstock.protocol.records import Message, RecordFields, payload_bytes
+from penstock.protocol.records import MessageFields, RecordMessage, payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
 from penstock.topics.scrub import ScrubStatus
@@ -62,21 +62,21 @@ class AtQuery(PartitionQuery, frozen=True):
     at: str
 
 
-class ProducedRecord(RecordFields):
+class ProducedRecord(MessageFields):
     """A record of a batch. Without a payload it is a tombstone."""
 
     payload: str | None = None
     encoding: str | UnsetType = UNSET
 
 
-class Produce(RecordFields):
+class ProduceBody(MessageFields):
     payload: str | UnsetType | None = UNSET
     payloads: list[str] | UnsetType = UNSET
     records: list[ProducedRecord] | UnsetType = UNSET
     encoding: str | UnsetType = UNSET
 
 
-class Produced(Struct):
+class RecordProduced(Struct):
     topic: str
     offset: int
     partition: int | UnsetType = UNSET  # of a topic that has several
@@ -160,7 +160,7 @@ class Created(Struct):
     status: str = "created_or_exists"
 
 
-class NextOffset(Struct):
+class TopicNextOffset(Struct):
     topic: str
     next_offset: int
 
@@ -171,7 +171,7 @@ class OffsetAt(Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-read_produce = body_decoder(Produce)
+read_produce = body_decoder(ProduceBody)
 
 
 class TopicsApi:
@@ -286,8 +286,8 @@ class TopicsApi:
         "POST",
         "/topics/{topic}/produce",
         query=PartitionQuery,
-        body=Produce,
-        answer=Produced | ProducedMany,
+        body=ProduceBody,
+        answer=RecordProduced | ProducedMany,
         status=201,
     )
     def produce(self, request: Request) -> Awaitable[Response]:
@@ -316,9 +316,9 @@ class TopicsApi:
         if many:
             answer = ProducedMany(topic.topic, first, appended.count, partition)
             return Response(201, _encode(answer))
-        return Response(201, _encode(Produced(topic.topic, first, partition)))
+        return Response(201, _encode(RecordProduced(topic.topic, first, partition)))
 
-    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[Message])
+    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[RecordMessage])
     def consume(self, request: Request) -> Response | Awaitable[Response]:
         """Read records from an offset."""
         query: ConsumeQuery = request.args
@@ -344,12 +344,12 @@ class TopicsApi:
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @route("GET", "/topics/{topic}/next_offset")
-    async def next_offset(self, topic: str, args: PartitionQuery) -> NextOffset:
+    async def next_offset(self, topic: str, args: PartitionQuery) -> TopicNextOffset:
         """The offset that the next record will get."""
         log = self._find(topic, args.partition)
         if isinstance(log, SharedLog):
             await log.refresh_if_possible()
-        return NextOffset(topic, log.next_offset if log is not None else 0)
+        return TopicNextOffset(topic, log.next_offset if log is not None else 0)
 
     @route("GET", "/topics/{topic}/offset")
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
