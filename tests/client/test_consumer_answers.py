@@ -10,7 +10,7 @@ import pytest
 from penstock import Client, Message
 from penstock.client import DeadLetter
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import Stocked, raising
 from tests.support.http import serving
 from tests.support.wait import eventually
@@ -130,8 +130,8 @@ class Combining(Stocked):
         return json_response({"messages": out, "queue": "q", "acknowledged": answers})
 
     @property
-    def all_routes(self) -> tuple[Route, ...]:
-        return *self.routes, Route("POST", "/api/v1/pop/queue/{queue}", self.ack_and_pop)
+    def all_routes(self) -> tuple[HttpRoute, ...]:
+        return *self.routes, HttpRoute("POST", "/api/v1/pop/queue/{queue}", self.ack_and_pop)
 
 
 @pytest.mark.parametrize("broken", [0, 1])
