@@ -279,3 +279,11 @@ async def test_ten_thousand_topics_are_served_and_appended_to_together(database_
         appended = await asyncio.gather(*(log.append([b"x"]) for log in logs if log is not None))
         assert [one.first_offset for one in appended] == [0] * 500
         assert len(await values(logs[-1])) == 1  # type: ignore[arg-type]
+
+
+async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> None:
+    async with shared_topics(database_url) as topics:
+        log = await topics.create("orders", 1)
+        waiting = [log.append([b"%d" % i]) for i in range(500)]
+        large = [log.append([bytes(3 << 20)]) for _ in range(3)]  # each takes a turn of its own
+    assert sorted([one.result().first_offset for one in waiting + large]) == list(range(503))
