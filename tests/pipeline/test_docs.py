@@ -143,7 +143,7 @@ def test_the_guide_to_tables_enriches_upserts_and_writes_to_postgresql(
     from deltalake import DeltaTable
 
     from penstock.client import SyncClient
-    from penstock.pipeline.sinks.postgres import Session
+    from penstock.pipeline.sinks.postgres import PostgresSession
 
     tag = uuid.uuid4().hex[:8]
     page = blocks(ROOT / TABLES)
@@ -174,7 +174,7 @@ def test_the_guide_to_tables_enriches_upserts_and_writes_to_postgresql(
         b'{"id":0,"amount":1.50,"name":"Ada"}',
         b'{"id":1,"amount":1.50}',
     ]
-    with closing(Session(database_url)) as session:
+    with closing(PostgresSession(database_url)) as session:
         session.run(create)
         session.commit()
         run(postgres)
