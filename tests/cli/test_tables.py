@@ -15,8 +15,8 @@ from penstock.cli.old_words import current_words
 from penstock.cli.tables import (
     Column,
     Facts,
-    Line,
-    Table,
+    TableBlock,
+    TextLine,
     View,
     count,
     duration,
@@ -63,7 +63,7 @@ def drawn(view: View, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_tables_fit_the_terminal_with_numbers_to_the_right_and_no_broken_word(width):
-    lines = drawn(View(ROWS, [Table(COLUMNS, ROWS)]), width)
+    lines = drawn(View(ROWS, [TableBlock(COLUMNS, ROWS)]), width)
     header, first, second = lines[:3]
     assert all(len(line) <= width for line in lines)
     for title, shown in (("waiting", "1,234,567"), ("oldest", "14 min"), ("size", "1.2 GiB")):
@@ -90,7 +90,9 @@ def test_a_pipe_gets_a_header_plain_numbers_and_no_sentences(capsys):
         Column("size", format=size),
         Column("no", format=count),
     )
-    view = View(rows, [Table(columns, rows), Line("a sentence"), Facts(columns[:2], rows[0])])
+    view = View(
+        rows, [TableBlock(columns, rows), TextLine("a sentence"), Facts(columns[:2], rows[0])]
+    )
     show(lambda: view)
     printed = capsys.readouterr()
     assert printed.out == (

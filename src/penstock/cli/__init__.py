@@ -172,7 +172,7 @@ class BrokerConfig:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Api:
+class BrokerApi:
     """The HTTP API of the broker that --url and --token name."""
 
     url: Url = LOCAL_URL
@@ -214,12 +214,12 @@ class Api:
 
 
 @dataclass(frozen=True)
-class JsonApi(Api, JsonOutput):
+class JsonApi(BrokerApi, JsonOutput):
     """The API, and a view that is shown once."""
 
 
 @dataclass(frozen=True)
-class WatchApi(Api, WatchOutput):
+class WatchApi(BrokerApi, WatchOutput):
     """The API, and a view that can be watched."""
 
 
@@ -236,7 +236,7 @@ def completer(
         token = os.environ.get("PENSTOCK_TOKEN") or ""
         query = {"filter": context.incomplete, "limit": COMPLETED_NAMES} if filtered else {}
         try:
-            answer = Api(url=url, token=token).get(target, timeout=1.0, **query)
+            answer = BrokerApi(url=url, token=token).get(target, timeout=1.0, **query)
         except PenstockError:
             return []  # an error would disturb the shell's prompt
         rows = answer[key] if key else answer

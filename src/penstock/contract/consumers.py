@@ -23,7 +23,7 @@ class ConsumerHealth(Noun, kw_only=True):
     pid: int = 0
     concurrency: int = 1
     in_flight: int = 0
-    waiting: int = 0  # messages waiting for their next attempt
+    in_flight_seconds: float = 0.0  # since the oldest call under way began
     handled: int = 0
     failed: int = 0
     last_error: Annotated[str, msgspec.Meta(max_length=1000)] | None = None

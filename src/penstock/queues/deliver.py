@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.database.batching import SLICE
@@ -46,7 +47,17 @@ MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
 OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
 MAX_HAND_OFFS = 64  # pops that one push takes for
-MESSAGE_COLUMNS = ("transactions", "traces", "times", "producers", "keys", "payloads", "headers")
+MESSAGE_COLUMNS = (
+    "transactions",
+    "traces",
+    "times",
+    "producers",
+    "keys",
+    "payloads",
+    "headers",
+    "attempts",
+)
+ATTEMPT_HEADER = "penstock-attempt"
 LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
 LOOK_SOON = ("discovering", "locked")
 
@@ -198,7 +209,7 @@ class Deliverer:
             if number is None:
                 return None
         group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or self._catalog.lease_time(queue) is None:
+        if group_id is None or self._catalog.options(queue) is None:
             return None
         return GroupTarget(queue, wanted.group, group_id, number)
 
@@ -282,12 +293,14 @@ class Deliverer:
         ids = self._catalog.message_uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
         columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
-        for id_, transaction, trace, at, producer, key, payload, headers in zip(
+        for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
             ids, *columns, strict=True
         ):
             if key is not None:
                 payload = keys.open(partition, key, payload)
                 headers = headers and keys.open_headers(partition, key, headers)
+            if failed:
+                headers = _with_attempt(headers, failed + 1)
             yield Delivered(
                 id_,
                 transaction,
@@ -300,7 +313,14 @@ class Deliverer:
                 lease_id,
                 group,
                 UNSET if headers is None else Raw(headers),
+                failed + 1 if failed else UNSET,
             )
+
+
+def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
+    """The headers with the number of the attempt, for clients that know no field `attempt`."""
+    known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
+    return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
 
 
 class HandOff:

@@ -202,7 +202,7 @@ class AppendBatch:
             if first != index:
                 self._repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs))
+            await self._catalog.ensure(list(logs), unordered_of(self._items))
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]
@@ -376,6 +376,11 @@ def name_items(items: list[Item], checked: Collection[Log]) -> None:
 
 def logs_of(items: Iterable[Item]) -> set[Log]:
     return {(item.queue, item.partition) for item in items}
+
+
+def unordered_of(items: Iterable[Item]) -> set[str]:
+    """The queues that have no order if these items create them."""
+    return {item.queue for item in items if item.ordering == "none"}
 
 
 def _size(items: list[Item]) -> int:

@@ -21,10 +21,13 @@ Broker = Callable[..., AbstractAsyncContextManager[SharedTopics]]
 
 @asynccontextmanager
 async def shared_topics(
-    url: str, store: ObjectStore | None = None, **settings: Any
+    url: str,
+    store: ObjectStore | None = None,
+    acquire_timeout: float = DATABASE_TIMEOUT,
+    **settings: Any,
 ) -> AsyncIterator[SharedTopics]:
     """What a broker has of shared topics, for the length of a block."""
-    async with started(url, acquire_timeout=DATABASE_TIMEOUT) as database:
+    async with started(url, acquire_timeout=acquire_timeout) as database:
         metrics = Metrics()
         topics = SharedTopics(
             database, TopicsSettings(**settings), Instruments(metrics), metrics, store

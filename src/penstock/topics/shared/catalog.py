@@ -39,6 +39,7 @@ from penstock.topics.shared.chunks import ChunkCache
 from penstock.topics.shared.context import SharedContext
 from penstock.topics.shared.groups import SharedGroups
 from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.mover import Mover
 from penstock.topics.shared.nodes import SharedNodes
 
 log = logging.getLogger("penstock.topics.shared")
@@ -104,6 +105,14 @@ class SharedTopics:
             fetch=self._fetch,
             configure=self.configure,
         )
+        self.mover = Mover(
+            database,
+            settings,
+            lambda: list(self._logs.values()),
+            store,
+            lambda *call: in_pool(self._readers, *call),
+            metrics,
+        )
         metrics.gauge(
             "penstock_shared_topics",
             "Number of shared topics",
@@ -128,6 +137,7 @@ class SharedTopics:
         ]
         self._look.set()
         await self._database.listen(self._channel, self._heard)
+        await self.mover.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
                 await self._looked.wait()
@@ -139,6 +149,7 @@ class SharedTopics:
 
     async def stop(self) -> None:
         await self.nodes.stop()
+        await self.mover.stop()
         for shared in self._logs.values():
             shared.appends.close()
         await self.context.flusher.drain()

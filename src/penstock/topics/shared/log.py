@@ -64,7 +64,6 @@ class SharedLog:
     format = BATCHES
     # What only logs on a disk have
     segments: tuple[Segment, ...] = ()
-    damage: Sequence[dict[str, Any]] = ()
     tier: TierManifest | None = None
     archived_offset: int | None = None
     broken: str | None = None
@@ -80,7 +79,8 @@ class SharedLog:
         self.incarnation: str = row["incarnation"].hex
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
-        self.size_bytes = 0
+        self.size_bytes = 0  # as far as it was asked for (`measure`), as is the damage
+        self.damage: list[dict[str, Any]] = []
         self._context = context
         self._denied: int | None = (
             None  # an offset that the database has just said is behind the end
@@ -333,9 +333,20 @@ class SharedLog:
         return min(ends, default=self.next_offset)
 
     async def measure(self) -> None:
-        """Ask the database for the bounds and for the size, which nothing else needs."""
+        """Ask the database for what only people look at: the size, and what a failover lost."""
         await self.refresh()
         self.size_bytes = await self._context.calls.size(self.log_id)
+        self.damage = [
+            {
+                "outcome": "lost",
+                "lost_from": gap["gap_start"],
+                "lost_to": gap["gap_end"],
+                "text": f"timeline {gap['timeline']} of the database ended before offset "
+                f"{gap['gap_start']} in a failover",
+                "at": gap["at"].isoformat(),
+            }
+            for gap in await self._context.calls.gaps(self.log_id)
+        ]
 
     async def refresh(self) -> None:
         """Ask the database for the bounds."""
@@ -423,11 +434,14 @@ class SharedLog:
         """Set the limits of the whole topic."""
         await self._context.configure(self.topic, None, limits)
 
-    async def drop_before(self, offset: int) -> None:
-        """Delete the batches that end before this offset."""
-        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
-            pass
+    async def drop_before(self, offset: int) -> int:
+        """Delete the batches that end before this offset; how many."""
+        total = 0
+        drop = self._context.calls.drop_before
+        while dropped := await drop(self.log_id, offset, self._context.grace):
+            total += dropped
         await self.refresh()
+        return total
 
     # Ending
 

@@ -34,7 +34,7 @@ class PipelineBatch(msgspec.Struct):
     ms: int
 
 
-class Report(msgspec.Struct):
+class PipelineReport(msgspec.Struct):
     """The state that a pipeline reports."""
 
     state: str
@@ -76,7 +76,7 @@ class PipelineMinute(msgspec.Struct):
     lag: int | None
 
 
-class Pipeline(Report, kw_only=True):
+class PipelineStatus(PipelineReport, kw_only=True):
     """A pipeline's last report, its last runs (the newest first) and its last minutes."""
 
     name: str
@@ -87,7 +87,7 @@ class Pipeline(Report, kw_only=True):
 
 
 class PipelineList(msgspec.Struct):
-    pipelines: list[Pipeline]
+    pipelines: list[PipelineStatus]
 
 
 class Rolled(msgspec.Struct):
@@ -99,7 +99,7 @@ class Wish(msgspec.Struct):
     stop: bool
 
 
-class Archived(msgspec.Struct):
+class ArchivedOffset(msgspec.Struct):
     offset: int
 
 
@@ -130,17 +130,17 @@ class PipelinesApi:
         return PipelineList([_pipeline(one) for one in self._pipelines.all()])
 
     @route("GET", PIPELINE)
-    def one(self, name: str) -> Pipeline:
+    def one(self, name: str) -> PipelineStatus:
         """A pipeline's last report, its last runs and its last minutes."""
         return _pipeline(self._pipelines.get(name))
 
     @route("PUT", PIPELINE, tag="internal")
-    def report(self, name: str, body: Report) -> Wish:
+    def report(self, name: str, body: PipelineReport) -> Wish:
         """Report the state of a pipeline; the answer says whether it should stop."""
         return Wish(self._pipelines.put(name, msgspec.to_builtins(body)))
 
     @route("POST", f"{PIPELINE}/stop", role=Role.ADMIN, audit=Audited("pipeline.stop"))
-    def stop(self, name: str) -> Pipeline:
+    def stop(self, name: str) -> PipelineStatus:
         """Ask a pipeline to stop after its current batch."""
         return _pipeline(self._pipelines.ask_to_stop(name))
 
@@ -150,7 +150,7 @@ class PipelinesApi:
         self._pipelines.forget(name)
 
     @route("PUT", "/topics/{topic}/archived", tag="internal")
-    async def archived(self, topic: str, body: Archived) -> Archived:
+    async def archived(self, topic: str, body: ArchivedOffset) -> ArchivedOffset:
         """Set the archived offset: from now on, retention deletes only records before it."""
         await self._topics.local(topic).mark_archived(body.offset)
         return body
@@ -187,5 +187,5 @@ class PipelinesApi:
         return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)
 
 
-def _pipeline(report: dict[str, object]) -> Pipeline:
-    return msgspec.convert(report, Pipeline)
+def _pipeline(report: dict[str, object]) -> PipelineStatus:
+    return msgspec.convert(report, PipelineStatus)

@@ -72,7 +72,7 @@ class Alive(msgspec.Struct):
     status: str = "alive"
 
 
-class PoolFigures(msgspec.Struct, rename="camel"):
+class DatabasePoolFigures(msgspec.Struct, rename="camel"):
     pool_size: int
     idle_connections: int
     waiting_requests: int
@@ -93,7 +93,7 @@ class MetricsAnswer(msgspec.Struct):
     uptime: float
     requests: RequestCounts
     messages: OperationCounts
-    database: PoolFigures
+    database: DatabasePoolFigures
     memory: MemoryFigures
     cpu: CpuFigures
     file_buffer: FileBuffer
@@ -183,7 +183,7 @@ class SystemApi:
         scrape = broker.metrics.scrape(await self._worker_states())
         samples = await asyncio.to_thread(scrape.samples)
         figures = broker.presence.figures()
-        pool = PoolFigures(
+        pool = DatabasePoolFigures(
             broker.database.pool_size,
             broker.database.pool_idle,
             _total(samples, "penstock_queue_merging"),
