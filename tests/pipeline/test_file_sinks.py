@@ -174,7 +174,7 @@ def test_steps_run_on_given_rows_and_are_previewed(
     assert 'named: unexpected {"id": 3, "name": "n3"}' in differs.stderr
     expect.write_text('{"nothing": []}')
     wrong = penstock("test", file, "--input", given, "--expect", expect)
-    assert wrong.exit_code == 2
+    assert wrong.exit_code == 1
     output = " ".join(wrong.stderr.split())
     assert "there is no 'nothing'; there are orders, big, named, dead:orders" in output
 
