@@ -309,10 +309,8 @@ def run(given: Sequence[str]) -> int:
         with errors_explained():
             words = current_words(list(given), say)
             program = _program(words)
-            if words[:1] == ["serve"]:
-                from penstock.config.governor_flags import translate_flags
-
-                words = translate_flags(words)
+            if next((word for word in words if word in COMMANDS), "") == "serve":
+                words = _translate_flags(words)
             command, bound, _ = _parse(program.meta, words)
             if command is _connection_options:
                 command, bound, _ = _parse(program, command(*bound.args, **bound.kwargs))
@@ -331,6 +329,16 @@ def run(given: Sequence[str]) -> int:
             raise
         return _needs_extra(word, missing.name or "")
     return 0
+
+
+def _translate_flags(words: list[str]) -> list[str]:
+    """Replace the flags of metrics-governor, which `serve` takes too."""
+    from penstock.config.governor_flags import translate_flags
+
+    try:
+        return translate_flags(words)
+    except ConfigError as error:
+        raise usage(str(error)) from None
 
 
 def _parse(program: App, words: Sequence[str]) -> Any:
@@ -402,8 +410,6 @@ def errors_explained() -> Iterator[None]:
             problem = f"unexpected argument: {' '.join(error.unused_tokens or ())}."
         hint = " ".join(["penstock", *(error.command_chain or ()), "--help"])
         raise usage(f"{problem} See: {hint}") from None
-    except ConfigError as error:
-        raise usage(str(error)) from None
     except PenstockError as error:
         say(f"penstock: {explain(error)}")
         raise SystemExit(REFUSED) from None

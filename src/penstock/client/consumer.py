@@ -574,7 +574,7 @@ class Consumer(Generic[P, R]):
             f" and {len(messages) - 1} more" if len(messages) > 1 else "",
             first.attempt,
             f" of {first.max_attempts}" if first.max_attempts else "",
-            reason,
+            " ".join(reason.split()),
             following,
             exc_info=failure if log.isEnabledFor(logging.DEBUG) else None,
             extra=self._extra()

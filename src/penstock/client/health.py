@@ -22,9 +22,8 @@ from penstock.protocol.names import QUEUE_MODE
 log = logging.getLogger("penstock.client")
 
 IDLE = (
-    "%s: messages wait while handlers idle, because the queue keeps order in %d partition(s) and "
-    "the concurrency is %d. Push with partition=, or give up order: configure(queue, "
-    "ordering='none')"
+    "messages wait while handlers idle, because the queue keeps order in {} partition(s) and the "
+    "concurrency is {}. Push with partition=, or give up order: configure(queue, ordering='none')"
 )
 
 REPORT_SECONDS = 5.0
@@ -41,6 +40,7 @@ class HealthReporter:
     ) -> None:
         self._brokers, self._admin, self._consumers = brokers, admin, consumers
         self._unchecked = {one for one in consumers if one.concurrency > 1}
+        self._problems: dict[Consumer[..., Any], str] = {}
         self._ids = {consumer: os.urandom(8).hex() for consumer in consumers}
 
     async def run(self) -> None:
@@ -81,7 +81,9 @@ class HealthReporter:
                     self._unchecked.discard(consumer)
                 elif busy < consumer.concurrency and waiting > busy:
                     self._unchecked.discard(consumer)
-                    log.warning(IDLE, consumer.address, busy, consumer.concurrency)
+                    problem = IDLE.format(busy, consumer.concurrency)
+                    self._problems[consumer] = problem
+                    log.warning("%s: %s", consumer.address, problem)
 
     async def _ordered_partitions(self, consumer: Consumer[..., Any]) -> tuple[int | None, int]:
         """Return in how many partitions the consumer can work at a time, and how many messages
@@ -111,6 +113,7 @@ class HealthReporter:
             failed=consumer.failed,
             last_error=error[:MAX_ERROR_CHARS] if error else None,
             last_error_at=consumer.last_error_at,
+            problem=self._problems.get(consumer),
             started_at=consumer.started_at,
             ended=ended,
         )

@@ -28,6 +28,7 @@ class ConsumerHealth(Noun, kw_only=True):
     failed: int = 0
     last_error: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
     last_error_at: datetime | None = None
+    problem: Annotated[str, msgspec.Meta(max_length=500)] | None = None  # with its remedy
     started_at: datetime | None = None
     ended: bool = False  # the last report of a consumer that has stopped
     seen_at: datetime | None = None  # time of the last report, by the broker's clock
