@@ -11,7 +11,6 @@ from penstock.client.messages import Acked, AckStatus, Pushed, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
-    BrokerStatus,
     QueueSettings,
     TransactionStep,
 )
@@ -28,6 +27,7 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
+from penstock.contract.broker import BrokerStatus
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek

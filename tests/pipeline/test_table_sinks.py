@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.failure import PipelineFailed
-from penstock.pipeline.pipeline_file import Sink, parse
+from penstock.pipeline.pipeline_file import PipelineSink, parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
 from tests.pipeline.support import batch_rows
@@ -36,7 +36,7 @@ def test_a_table_is_partitioned_takes_new_columns_and_refuses_other_types(
     spark: Any, tmp_path: Path
 ) -> None:
     uri = tmp_path / "lake"
-    sink = TableSink(Sink(table=str(uri), partitionBy=["Country", "day"]), "app")
+    sink = TableSink(PipelineSink(table=str(uri), partitionBy=["Country", "day"]), "app")
     first = "id BIGINT, Country STRING, day DATE"
     day = pa.scalar(19000, pa.date32()).as_py()
     sink(spark.createDataFrame([(1, "DE", day), (2, "F/R ä", None)], first), 0)
@@ -58,15 +58,17 @@ def test_a_table_is_partitioned_takes_new_columns_and_refuses_other_types(
     with pytest.raises(InvalidRequest, match=r"column id .*long.* rows have id .*string"):
         sink(spark.createDataFrame([("x", "DE", day)], first.replace("BIGINT", "STRING")), 2)
     with pytest.raises(InvalidRequest, match="partitioned by Country, day, the sink by nothing"):
-        TableSink(Sink(table=str(uri)), "app")(spark.createDataFrame([(1,)], "id BIGINT"), 2)
+        TableSink(PipelineSink(table=str(uri)), "app")(
+            spark.createDataFrame([(1,)], "id BIGINT"), 2
+        )
     with pytest.raises(InvalidRequest, match="partitionBy: x is double"):
-        other = TableSink(Sink(table=str(tmp_path / "other"), partitionBy=["x"]), "app")
+        other = TableSink(PipelineSink(table=str(tmp_path / "other"), partitionBy=["x"]), "app")
         other(spark.createDataFrame([(1.5,)], "x DOUBLE"), 0)
     assert rows_of(uri, "id") == expected
 
 
 def test_small_files_of_a_table_are_merged(spark: Any, tmp_path: Path) -> None:
-    sink = TableSink(Sink(table=str(tmp_path / "lake")), "app")
+    sink = TableSink(PipelineSink(table=str(tmp_path / "lake")), "app")
     for number in range(21):
         sink(spark.createDataFrame([(number,)], "id INT").coalesce(1), number)
     table = deltalake.DeltaTable(str(tmp_path / "lake"))
@@ -76,7 +78,7 @@ def test_small_files_of_a_table_are_merged(spark: Any, tmp_path: Path) -> None:
 
 def test_an_upsert_keeps_the_last_row_of_each_key_and_deletes(spark: Any, tmp_path: Path) -> None:
     uri, columns = tmp_path / "state", "customerId STRING, v INT, _offset BIGINT, _gone BOOLEAN"
-    given = Sink(
+    given = PipelineSink(
         table=str(uri), mode="upsert", key=["customerId"], orderBy=["_offset"], delete="_gone"
     )
     sink = TableSink(given, "app")
@@ -88,7 +90,7 @@ def test_an_upsert_keeps_the_last_row_of_each_key_and_deletes(spark: Any, tmp_pa
         sink(spark.createDataFrame(second, columns), 1)
     state = [{"customerId": "b", "v": 7}, {"customerId": "d", "v": 4}]
     assert rows_of(uri, "customerId") == state
-    unordered = TableSink(Sink(table=str(uri), mode="upsert", key=["customerId"]), "app")
+    unordered = TableSink(PipelineSink(table=str(uri), mode="upsert", key=["customerId"]), "app")
     with pytest.raises(InvalidRequest, match="two rows of one batch have the same customerId"):
         unordered(spark.createDataFrame(second, columns), 2)
     with pytest.raises(InvalidRequest, match="a row has no customerId"):
@@ -203,7 +205,7 @@ def test_a_stream_is_joined_with_a_table_that_is_read_again(
         if kind == "parquet":
             rows.write.mode("overwrite").parquet(str(where))
         else:
-            upsert = Sink(table=str(where), mode="upsert", key=["customer"])
+            upsert = PipelineSink(table=str(where), mode="upsert", key=["customer"])
             TableSink(upsert, "names")(rows, number)
 
     customer(0)
@@ -231,7 +233,7 @@ def test_a_table_that_is_read_again_does_not_go_before_state(
     from penstock.pipeline.query_builder import build
 
     write_topic("orders", [b"{}"])
-    TableSink(Sink(table=str(tmp_path / "c")), "c")(
+    TableSink(PipelineSink(table=str(tmp_path / "c")), "c")(
         spark.createDataFrame([("a", "x")], "customer STRING, name STRING"), 0
     )
     text = ENRICHED.format(directory=tmp_path, customers=f"table: {tmp_path}/c", refresh=1)

@@ -309,7 +309,7 @@ def run(given: Sequence[str]) -> int:
         with errors_explained():
             words = current_words(list(given), say)
             program = _program(words)
-            if words[:1] == ["serve"]:
+            if next((word for word in words if word in COMMANDS), "") == "serve":
                 words = _translate_flags(words)
             command, bound, _ = _parse(program.meta, words)
             if command is _connection_options:

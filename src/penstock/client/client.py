@@ -33,12 +33,13 @@ from penstock.client.hooks import Hook, hook_of
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
-from penstock.client.results import BrokerStatus, QueueSettings
+from penstock.client.results import QueueSettings
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicBroker, TopicFinder
 from penstock.contract import operations
+from penstock.contract.broker import BrokerStatus
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.net.addresses import Token, parse_addresses

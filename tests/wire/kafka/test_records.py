@@ -270,3 +270,12 @@ async def test_the_offset_of_the_newest_record_is_listed(tmp_path: Path):
         (found,) = answer.topics[0].partitions
         assert (found.error_code, found.offset, found.timestamp) == (0, 1, times[1])
         wire.close()
+
+
+async def test_an_answer_without_an_error_has_no_error_message(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
+        answer = await wire.ask(19, 4, topics=[{**topic, "assignments": [], "configs": []}])
+        assert (answer.topics[0].error_code, answer.topics[0].error_message) == (0, None)
+        wire.close()

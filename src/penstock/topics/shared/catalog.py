@@ -152,7 +152,10 @@ class SharedTopics:
         await self.mover.stop()
         for shared in self._logs.values():
             shared.appends.close()
-        await self.context.flusher.drain()
+            while shared.appends.busy:  # answered or refused, one turn after the other
+                shared.appends.commit()
+                await self.context.flusher.drain()
+                await asyncio.sleep(0)
         for task in [*self._tasks, *self._catching_up.values()]:
             await cancelled(task)
         with suppress(Unavailable, asyncpg.PostgresError):
