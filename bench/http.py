@@ -19,7 +19,7 @@ from bench import load
 from bench.harness import Contest
 from penstock.config.schema import HttpServerSettings as Settings
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import HttpRoute, Router
 from penstock.wire.http.server import HttpServer
 from tests.support import guard
 
@@ -48,10 +48,10 @@ def typed(request: Request) -> Response:
 
 async def serve_ours() -> None:
     routes = [
-        Route("POST", "/empty", plain),
-        Route("POST", "/coroutine", coroutine),
-        Route("POST", "/typed", typed, body=Item),
-        Route("POST", "/topics/{topic}/produce", plain),
+        HttpRoute("POST", "/empty", plain),
+        HttpRoute("POST", "/coroutine", coroutine),
+        HttpRoute("POST", "/typed", typed, body=Item),
+        HttpRoute("POST", "/topics/{topic}/produce", plain),
     ]
     server = HttpServer(Router(routes), Settings(port=0))
     await server.start()

@@ -29,7 +29,7 @@ from penstock.pipeline.options import RECORDS_PER_TASK, TopicSourceOptions, read
 from penstock.pipeline.session import build
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
-from penstock.pipeline.sources.topic import Task, TopicPlan
+from penstock.pipeline.sources.topic import TopicPlan, TopicTask
 from penstock.queues.types import Item
 from tests.support.broker import BrokerProcess
 from tests.support.postgres import TRUST
@@ -69,7 +69,7 @@ class RowReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         from datetime import UTC, datetime
 
-        assert isinstance(partition, Task)
+        assert isinstance(partition, TopicTask)
         (part,) = partition.ranges
         for piece in TopicFiles(Path(self._directory) / TOPIC).read(part.start, part.end):
             raw, ends = piece.raw, piece.starts[1:].tolist()

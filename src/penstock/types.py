@@ -3,7 +3,7 @@
 Programs catch errors from `penstock.errors` and construct what `penstock` itself exports.
 """
 
-from penstock.client.admin import Admin, DeadLetterFilter
+from penstock.client.admin import AdminClient, DeadLetterFilter
 from penstock.client.buffer import BufferOptions
 from penstock.client.consumer import ConsumerOptions
 from penstock.client.items import PushOptions
@@ -11,14 +11,13 @@ from penstock.client.messages import Acked, AckStatus, Pushed, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
-    BrokerStatus,
     QueueSettings,
     TransactionStep,
 )
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.sync import (
-    SyncAdmin,
+    SyncAdminClient,
     SyncProducer,
     SyncPushBuffer,
     SyncReader,
@@ -28,11 +27,12 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
+from penstock.contract.broker import BrokerStatus
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessage, ScheduledMessages
-from penstock.contract.queues import Configured, Queue, QueueDetails, QueueGroup, QueuePartition
+from penstock.contract.queues import Queue, QueueDetails, QueueGroup, QueuePartition
 from penstock.contract.routes import RoutePushed, RouteStatus
 from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
@@ -40,10 +40,9 @@ from penstock.protocol.queue_options import QueueOptions
 __all__ = [
     "AckStatus",
     "Acked",
-    "Admin",
+    "AdminClient",
     "BrokerStatus",
     "BufferOptions",
-    "Configured",
     "ConsumerHealth",
     "ConsumerOptions",
     "DeadLetterFilter",
@@ -72,7 +71,7 @@ __all__ = [
     "ScheduledMessages",
     "Schedules",
     "Seek",
-    "SyncAdmin",
+    "SyncAdminClient",
     "SyncProducer",
     "SyncPushBuffer",
     "SyncReader",

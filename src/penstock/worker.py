@@ -22,10 +22,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 
-from penstock.client import Client, SyncClient
+from penstock.client import Client, SyncClient, queues
 from penstock.client.sync import consumers_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.io.parent import watch_parent
@@ -123,6 +124,7 @@ def client_of(target: str) -> Client | SyncClient:
     module_name, colon, name = target.partition(":")
     if not colon or not name:
         raise InvalidRequest(f"{target!r} names no client: write module:client")
+    queues.watched_pushes = set()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -131,11 +133,23 @@ def client_of(target: str) -> Client | SyncClient:
         raise InvalidRequest(
             f"there is no module {error.name!r} here: run this where it is, or say --directory"
         ) from None
-    client = getattr(module, name, None)
-    if not isinstance(client, Client | SyncClient):
-        raise InvalidRequest(
-            f"{target} is {type(client).__name__}, and no penstock.Client or SyncClient"
+    finally:
+        pushed, queues.watched_pushes = queues.watched_pushes, None
+    if pushed:
+        log.warning(
+            "importing %s pushed to %s, and every process of this worker does so when it starts. "
+            "Push in a function, or in a module of its own",
+            module_name,
+            ", ".join(sorted(pushed)),
         )
+    client = getattr(module, name, None)
+    if client is None:
+        near = get_close_matches(name, vars(module), 1, 0.6)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InvalidRequest(f"module {module_name!r} has no attribute {name!r}{hint}")
+    if not isinstance(client, Client | SyncClient):
+        kind = type(client).__name__
+        raise InvalidRequest(f"{target} is a {kind}, not a penstock.Client or SyncClient")
     if not consumers_of(client):
         raise InvalidRequest(f"{target} has no consumers: decorate functions with @{name}.consumer")
     return client

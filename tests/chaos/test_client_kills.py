@@ -10,7 +10,7 @@ import pytest
 from penstock import Client
 from penstock.errors import AckRefused, Conflict, Unavailable
 from penstock.wire.http.messages import EMPTY, Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.http import serving
@@ -117,7 +117,7 @@ async def test_transactions_move_each_message_once_though_brokers_die_one_after_
 
         async def all_moved() -> bool:
             rows = [row for row in await client.admin.queues() if row.name == "out"]
-            return bool(rows) and rows[0].messages.total >= 60
+            return bool(rows) and rows[0].stored >= 60
 
         await eventually(all_moved, 60)
         assert not any(task.done() for task in moving)
@@ -144,7 +144,7 @@ async def test_a_long_poll_uses_up_no_patience():
             await asyncio.Event().wait()  # until it is cut
         return EMPTY
 
-    route = Route("GET", "/api/v1/pop/queue/{queue}", pop)
+    route = HttpRoute("GET", "/api/v1/pop/queue/{queue}", pop)
     async with serving(route) as server:
         port = server.port
         client = Client(server.url, retry_for=0.6)

@@ -15,8 +15,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from rich.console import Console
 
-from penstock.cli import Api, app, tables
-from penstock.cli.tables import Line, View
+from penstock.cli import BrokerApi, app, tables
+from penstock.cli.tables import TextLine, View
 from penstock.config.schema import Auth
 from penstock.errors import Unavailable
 from penstock.metrics import Metrics
@@ -46,7 +46,7 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
     shell.run("route", "create", name, "-", given=json.dumps(route))
     try:
         shell.run("queue", "push", name, "1")
-        api = Api(shell.env["PENSTOCK_URL"])
+        api = BrokerApi(shell.env["PENSTOCK_URL"])
         api.post("/api/v1/routes", name, "push", body={"records": [1]})
         until(lambda: "lastError" in shell.lines("route", "list", name, "--json")[0], 30)
         (about,) = shell.lines("status", "--json")
@@ -73,7 +73,7 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
 
 
 def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
-    api = Api(shell.env["PENSTOCK_URL"])
+    api = BrokerApi(shell.env["PENSTOCK_URL"])
 
     def commands() -> dict[str, str]:
         problems = shell.lines("status", "--json")[0]["problems"]
@@ -281,7 +281,7 @@ def test_top_sorts_by_the_key_that_is_pressed(shell, name):
 
 
 def test_top_shows_queues_beside_many_problems_on_a_small_screen(shell, name):
-    api = Api(url=shell.env["PENSTOCK_URL"])
+    api = BrokerApi(url=shell.env["PENSTOCK_URL"])
     failed = [f"{name}-{n}" for n in range(6)]
     shell.run("queue", "push", name, "1")
     try:
@@ -330,7 +330,7 @@ def test_watching_says_when_the_broker_is_away_and_goes_on(monkeypatch):
         following = next(looks)
         if isinstance(following, BaseException):
             raise following
-        return View({}, [Line(following)])
+        return View({}, [TextLine(following)])
 
     monkeypatch.setattr(
         tables, "Console", lambda: Console(file=screen, force_terminal=True, width=80)

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from penstock.cli import Api
+from penstock.cli import BrokerApi
 from penstock.cli.queue import commands
 from tests.cli.conftest import Shell
 from tests.support.cli import CliRunner
@@ -144,7 +144,7 @@ def test_dead_letters_are_listed_requeued_and_purged(shell, queue):
 
 def test_messages_for_later_are_listed_and_cancelled(shell, queue, broker):
     item = {"queue": queue, "payload": 1, "transactionId": f"{queue}-1", "delay": 3600}
-    Api(broker.url).post("/api/v1/push", body={"items": [item]})
+    BrokerApi(broker.url).post("/api/v1/push", body={"items": [item]})
     (row,) = shell.rows("messages", queue, "--scheduled")
     assert (row["partition"], row["transactionId"]) == ("Default", f"{queue}-1")
     shell.run("cancel", queue, "Default", f"{queue}-1")

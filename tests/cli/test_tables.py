@@ -5,18 +5,19 @@ import re
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from cyclopts import App
 from rich.console import Console
 
-from penstock.cli import COMMANDS, app
+from penstock.cli import COMMANDS, app, queue, route, schedule
 from penstock.cli.old_words import COMMANDS as COMMANDS_OF_THE_LAST_RELEASE
 from penstock.cli.old_words import current_words
 from penstock.cli.tables import (
     Column,
     Facts,
-    Line,
-    Table,
+    TableBlock,
+    TextLine,
     View,
     count,
     duration,
@@ -25,6 +26,9 @@ from penstock.cli.tables import (
     size,
     when,
 )
+from penstock.contract.queues import Queue, QueueGroup
+from penstock.contract.routes import RouteStatus
+from penstock.contract.schedules import Schedule, ScheduleRun
 
 ROWS = [
     {
@@ -63,7 +67,7 @@ def drawn(view: View, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_tables_fit_the_terminal_with_numbers_to_the_right_and_no_broken_word(width):
-    lines = drawn(View(ROWS, [Table(COLUMNS, ROWS)]), width)
+    lines = drawn(View(ROWS, [TableBlock(COLUMNS, ROWS)]), width)
     header, first, second = lines[:3]
     assert all(len(line) <= width for line in lines)
     for title, shown in (("waiting", "1,234,567"), ("oldest", "14 min"), ("size", "1.2 GiB")):
@@ -90,7 +94,9 @@ def test_a_pipe_gets_a_header_plain_numbers_and_no_sentences(capsys):
         Column("size", format=size),
         Column("no", format=count),
     )
-    view = View(rows, [Table(columns, rows), Line("a sentence"), Facts(columns[:2], rows[0])])
+    view = View(
+        rows, [TableBlock(columns, rows), TextLine("a sentence"), Facts(columns[:2], rows[0])]
+    )
     show(lambda: view)
     printed = capsys.readouterr()
     assert printed.out == (
@@ -179,9 +185,12 @@ def test_old_options_have_their_new_names():
     assert current_words(["topic", "tail", "t", "-n", "3"], said.append) == [
         *("topic", "consume", "t", "--last", "3")
     ]
-    assert len(said) == 7
+    assert current_words(["--ca", "ca.pem", "export", "list"], said.append) == [
+        *("--ca", "ca.pem", "route", "list")
+    ]
+    assert len(said) == 8
     assert current_words(["queue", "list", "-w"], said.append) == ["queue", "list", "-w"]
-    assert len(said) == 7
+    assert len(said) == 8
 
 
 def test_what_shows_a_state_can_be_watched_and_read_by_programs():
@@ -199,3 +208,21 @@ def test_what_shows_a_state_can_be_watched_and_read_by_programs():
             assert wanted <= names, words
         if not words.startswith("penstock pipeline run"):  # a job goes on and shows nothing
             assert "--watch" not in names or "--json" in names, words
+
+
+@pytest.mark.parametrize(
+    ("columns", "noun"),
+    [
+        (queue.FIGURES, Queue),
+        (queue.GROUP_FIGURES, QueueGroup),
+        (schedule.COLUMNS, Schedule),
+        (schedule.RUNS, ScheduleRun),
+        (route.COLUMNS, RouteStatus),
+    ],
+)
+def test_columns_are_fields_of_the_noun_that_the_broker_answers(columns, noun):
+    fields = {field.encode_name for field in msgspec.structs.fields(noun)}
+    named = {
+        str(one.value or one.title).partition(".")[0] for one in columns if not callable(one.value)
+    }
+    assert named <= fields

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 
 MESSAGE = {
     "transactionId": "t",
@@ -53,8 +53,8 @@ class Stocked:
         )
 
     @property
-    def routes(self) -> tuple[Route, Route]:
-        return Route("GET", "/api/v1/pop/queue/{queue}", self.pop), Route(
+    def routes(self) -> tuple[HttpRoute, HttpRoute]:
+        return HttpRoute("GET", "/api/v1/pop/queue/{queue}", self.pop), HttpRoute(
             "POST", "/api/v1/ack/batch", self.ack
         )
 
@@ -121,8 +121,8 @@ class Scripted:
         return answer(items)
 
     @property
-    def route(self) -> Route:
-        return Route("POST", "/api/v1/push", self.push)
+    def route(self) -> HttpRoute:
+        return HttpRoute("POST", "/api/v1/push", self.push)
 
     @property
     def payloads(self) -> list[list[Any]]:

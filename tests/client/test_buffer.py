@@ -26,7 +26,7 @@ async def test_a_buffer_outlives_garbage_a_full_disk_and_a_token_that_ran_out() 
         buffer = client.buffer(batch=3, linger=0.0)
         for number in range(3):
             await buffer.push("q", number)
-        with pytest.raises(TypeError):
+        with pytest.raises(InvalidRequest, match="an instance of object"):
             await buffer.push("q", object())
         await buffer.push("q", 3)
         await buffer.flush(10)

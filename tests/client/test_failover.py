@@ -11,7 +11,7 @@ from penstock import Client, SyncClient
 from penstock.client import Message
 from penstock.errors import Conflict, Full, InvalidRequest, QueueFull, Unavailable
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import GIVEN, Scripted, Stocked, down, flat, queued, raw_server
 from tests.support.http import serving
 from tests.support.wait import eventually
@@ -87,8 +87,8 @@ async def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> 
         return json_response({"messages": out}, headers=(("Lease-Time", "1"),))
 
     routes = (
-        Route("GET", "/api/v1/pop/queue/{queue}", pop),
-        Route("POST", "/api/v1/lease/{lease}/extend", extend),
+        HttpRoute("GET", "/api/v1/pop/queue/{queue}", pop),
+        HttpRoute("POST", "/api/v1/lease/{lease}/extend", extend),
     )
     async with serving(*routes) as server, Client(server.url) as client:
         assert len(await client.pop("q", batch=2)) == 2
@@ -203,7 +203,7 @@ async def test_a_refusal_is_raised_at_once_as_what_it_means():
 
 
 async def test_an_empty_pop_is_an_empty_list():
-    route = Route("GET", "/api/v1/pop/queue/{queue}", lambda _: EMPTY)
+    route = HttpRoute("GET", "/api/v1/pop/queue/{queue}", lambda _: EMPTY)
     async with serving(route) as server, Client(server.url) as client:
         assert await client.pop("nothing") == []
         assert [message async for message in client.take("nothing", idle=0)] == []
@@ -236,7 +236,7 @@ async def test_a_transaction_is_discarded_when_its_block_fails():
         return json_response({"transactionId": "t", "success": False, "error": "no lease"}, 409)
 
     async with (
-        serving(Route("POST", "/api/v1/transaction", transaction)) as server,
+        serving(HttpRoute("POST", "/api/v1/transaction", transaction)) as server,
         Client(server.url) as client,
     ):
         with pytest.raises(ZeroDivisionError):

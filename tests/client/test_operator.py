@@ -10,11 +10,26 @@ from penstock.types import QueueOptions
 from tests.support.wait import eventually
 
 
+async def test_configure_keeps_the_options_that_it_does_not_name_unless_it_resets_them(
+    broker, queue
+):
+    async with Client(broker.url) as client:
+        await client.configure(queue, lease_time=30, task="billing")
+        assert await client.configure(queue, retry_limit=9) == QueueOptions(
+            lease_time=30, retry_limit=9
+        )
+        assert (await client.configure(queue, task="other", ttl=5)).lease_time == 30
+        (about,) = [one for one in await client.admin.queues() if one.name == queue]
+        assert about.task == "other"
+        assert await client.configure(queue, ttl=6, reset=True) == QueueOptions(ttl=6)
+        with pytest.raises(InvalidRequest, match="leaseTime"):
+            await client.configure(queue, lease_time=-1)
+
+
 async def test_queues_groups_and_dead_letters_are_structs(broker, queue):
     async with Client(broker.url) as client:
         made = await client.configure(queue, task="billing", lease_time=30, ordering="none")
-        assert (made.queue, made.task) == (queue, "billing")
-        assert made.options == QueueOptions(lease_time=30, ordering="none")
+        assert made == QueueOptions(lease_time=30, ordering="none")
         await client.push_many(queue, [1, 2, 3], partition="p", headers={"tenant": "a"})
         first, second, _ = await client.pop(f"{queue}@g", batch=3, partitions=3)
         await first.ack()

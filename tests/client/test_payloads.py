@@ -14,7 +14,7 @@ from penstock import Client, SyncClient
 from penstock.client import Message
 from penstock.errors import InvalidRequest
 from penstock.wire.http.messages import EMPTY, Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import GIVEN, queued
 from tests.support.http import serving
 
@@ -75,7 +75,7 @@ async def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
         return queued(sent[-1:])
 
     async with (
-        serving(Route("POST", "/api/v1/push", push)) as server,
+        serving(HttpRoute("POST", "/api/v1/push", push)) as server,
         Client(server.url) as client,
     ):
         await client.push("q", fine)
@@ -114,7 +114,7 @@ async def test_the_address_names_queue_partition_and_group():
         seen.append((request.params, request.head.query))
         return EMPTY
 
-    route = Route("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", pop)
+    route = HttpRoute("GET", "/api/v1/pop/queue/{queue}/partition/{partition}", pop)
     async with serving(route) as server, Client(server.url) as client:
         await client.pop("or ders/c 1@billing", batch=3)
         for bad in ("", "@g", "q/", "q@"):

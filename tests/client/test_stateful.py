@@ -125,7 +125,7 @@ async def test_state_of_another_version_is_refused_unless_it_is_reset(broker, qu
 
         first = consumer(old, "v1")
         old_run = asyncio.create_task(old.run(handle_signals=False))
-        await old.push_many(queue, [0, 0])
+        await old.push_many(queue, [0, 0], partition="p")
         await eventually(lambda: first.handled == 2)
         consumer(refused, "v2")
         with pytest.raises(Conflict, match="config_hash mismatch"):
@@ -134,7 +134,7 @@ async def test_state_of_another_version_is_refused_unless_it_is_reset(broker, qu
         new_run = asyncio.create_task(new.run(handle_signals=False))
 
         async def handled_by_the_new_one() -> bool:
-            await new.push(queue, 0)
+            await new.push(queue, 0, partition="p")
             return old_run.done() and second.handled > 1
 
         await eventually(handled_by_the_new_one)
@@ -145,6 +145,14 @@ async def test_state_of_another_version_is_refused_unless_it_is_reset(broker, qu
         assert states["v1"][:2] == [{}, {"v1": 1}]
         # a message that the old version handled and could not commit is handled again
         assert states["v2"] == [{}, *({"v2": n} for n in range(1, len(states["v2"])))]
+
+
+async def test_a_queue_without_order_is_refused_with_the_remedy(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push(queue, 1)
+        client.consumer(queue, state="v1")(lambda message, state: None)
+        with pytest.raises(InvalidRequest, match="has no order, which a consumer with state needs"):
+            await client.run(handle_signals=False)
 
 
 async def test_options_that_state_does_not_allow_are_refused(broker, queue):
@@ -164,7 +172,7 @@ async def test_options_that_state_does_not_allow_are_refused(broker, queue):
 
 def test_a_function_that_is_not_async_has_state_too(broker, queue):
     with SyncClient(broker.url) as client:
-        client.push_many(queue, [1, 2, 3])
+        client.push_many(queue, [1, 2, 3], partition="p")
 
         @client.consumer(f"{queue}@g", batch=2, state="v1")
         def add(message: Message, state: State) -> None:

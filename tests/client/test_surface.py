@@ -33,10 +33,10 @@ from penstock.outbox import sync as sync_outbox
 from penstock.outbox.sync import SyncOutbox
 from penstock.protocol.queue_options import QueueOptions
 from penstock.types import (
-    Admin,
+    AdminClient,
     Routes,
     Schedules,
-    SyncAdmin,
+    SyncAdminClient,
     SyncProducer,
     SyncPushBuffer,
     SyncReader,
@@ -54,7 +54,7 @@ PAIRS = [
     (SyncTopicGroup, TopicGroup),
     (SyncSchedules, Schedules),
     (SyncRoutes, Routes),
-    (SyncAdmin, Admin),
+    (SyncAdminClient, AdminClient),
     (SyncPushBuffer, PushBuffer),
     (SyncProducer, Producer),
     (SyncReader, Reader),

@@ -8,7 +8,7 @@ import pytest
 from penstock import Client, SyncClient
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.support.http import serving
 
 
@@ -49,7 +49,7 @@ def test_plain_code_has_the_same_topics(broker, queue):
             assert producer.offset(producer.send(b"two")) == 1
 
 
-def health(listeners: dict[str, str], status: int = 200) -> Route:
+def health(listeners: dict[str, str], status: int = 200) -> HttpRoute:
     about: dict[str, Any] = {
         "status": "healthy", "database": "connected", "server": "s", "version": "1", "uptime": 1.0,
     }  # fmt: skip
@@ -57,7 +57,7 @@ def health(listeners: dict[str, str], status: int = 200) -> Route:
     def answer(_: Request) -> Response:
         return json_response({**about, "listeners": listeners}, status)
 
-    return Route("GET", "/health", answer)
+    return HttpRoute("GET", "/health", answer)
 
 
 async def test_the_port_is_taken_from_the_broker_and_the_host_from_the_address(broker, queue):

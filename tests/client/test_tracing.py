@@ -95,7 +95,7 @@ async def test_a_batch_has_links_to_all_its_messages(broker, queue, spans):
             await buffer.push(queue, 3, headers={"traceparent": "of the caller"})
 
         async def stored() -> bool:
-            return (await client.admin.describe(queue)).totals.total == 3
+            return (await client.admin.describe(queue)).stored == 3
 
         await eventually(stored)
 

@@ -81,6 +81,8 @@ def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
         ask("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}]})
         ask("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}], "bufferMs": 10})
         ask("GET", "/api/v1/pop/queue/q?consumerGroup=g&autoAck=true")
+        consumer = {"id": "c", "name": "c", "queue": "q", "group": "g", "inFlightSeconds": 5}
+        ask("POST", "/api/v1/consumers", {"consumers": [consumer]})
         ask("POST", "/topics/t/produce", {"payload": "x"})
         ask("POST", "/topics/t/groups/g/commit", {"offset": 0})
         route = {"type": "http", "url": "http://127.0.0.1:1/in"}
@@ -212,6 +214,11 @@ FIRES = {
         f"penstock_queue_group_members{GROUP}": "0x120",
     },
     "QueueDeadLetters": {'penstock_queue_dead_letters{queue="q"}': "0x110 5x10"},
+    "QueueHandlerHangs": {f"penstock_consumer_in_flight_seconds{GROUP}": "1000x120"},
+    "QueueKeepsEverything": {
+        'penstock_queue_stored{queue="q"}': "2000000+1000x120",
+        'penstock_queue_depth{queue="q"}': "5x120",
+    },
     "QueueDropsMessages": {f"penstock_queue_group_dropped_total{GROUP}": "0x115 1x5"},
     "TopicDiskFull": {"penstock_topic_disk_full": "1x120"},
     "TopicGroupBehind": {f"penstock_topic_group_lag_seconds{TOPIC}": "1000x120"},
@@ -224,6 +231,7 @@ FIRES = {
         'penstock_kafka_requests_refused_total{reason="authentication"}': "0+60x120"
     },
     "TopicTierBehind": {"penstock_topic_tier_lag_seconds": "4000x120"},
+    "TopicSharedMoverBehind": {"penstock_shared_mover_lag_seconds": "4000x120"},
     "TopicScrubOverdue": {"penstock_topic_scrub_finished_seconds": "-3000000x120"},
     "BufferFillsUp": {
         'penstock_buffer_pending{kind="failover"}': "9x120",

@@ -71,7 +71,7 @@ def test_every_public_name_and_method_of_the_client_is_there() -> None:
     for name in (*penstock.client.__all__, *penstock.types.__all__):
         assert name.endswith("Options") or f"### {name}\n" in page or f"| `{name}` |" in page, name
     exported = vars(penstock.client) | vars(penstock.types)
-    for name in ("Client", "Admin", "Topic", "Message", "Schedules", "Routes", "Reader"):
+    for name in ("Client", "AdminClient", "Topic", "Message", "Schedules", "Routes", "Reader"):
         for method, value in inspect.getmembers(exported[name]):
             if not method.startswith("_") and inspect.isfunction(value):
                 assert f"#### {name}.{method}\n" in page, f"{name}.{method}"

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock import SyncClient
 from tests.conftest import fresh_database
 from tests.support import guard
 from tests.support.broker import BrokerProcess
@@ -131,6 +132,53 @@ def test_a_shop_with_an_outbox(broker: BrokerProcess, database: str) -> None:
         assert client.get("/invoices").json() == [[1, 10], [3, 30]]
         stored = httpx.get(f"{broker.url}/api/v1/messages?queue=shop-orders").json()["messages"]
         assert len(stored) == 2  # nothing of the orders that were refused
+
+
+def test_the_shop_from_its_setup_to_its_report(broker: BrokerProcess, database: str) -> None:
+    env = {**os.environ, "PENSTOCK_URL": broker.url, "PYTHONPATH": str(EXAMPLES)}
+    env["SHOP_DATABASE"] = database
+    for _ in range(2):  # a deployment may run it again
+        subprocess.run([sys.executable, "-m", "shop.setup"], env=env, check=True, timeout=100)
+    command = [sys.executable, "-m", "penstock", "worker", "shop.worker:client"]
+    worker = subprocess.Popen([*command, "--processes", "2"], env=env)
+    guard.watch(worker.pid)
+    try:
+        with web(broker, "shop.web:app", SHOP_DATABASE=database) as client:
+            for number in range(20):
+                order = {"id": number, "customer": "anna", "total": 100}
+                assert client.post("/orders", json=order).status_code == 202
+            assert client.post("/orders", json=order).status_code == 409
+            bad = {"id": 20, "customer": "anna", "total": -1}
+            assert client.post("/orders", json=bad).status_code == 202
+            until(
+                lambda: all(
+                    client.get(f"/orders/{number}").json()["state"] == "paid"
+                    for number in range(20)
+                ),
+                PATIENCE_SECONDS,
+            )
+            with SyncClient(broker.url) as operator:
+                letters = until(
+                    lambda: operator.admin.dead_letters("shop.orders").messages, PATIENCE_SECONDS
+                )
+                assert [letter.data["id"] for letter in letters] == [20]
+                operator.schedules.run("shop-report")
+            events = client.get("/events", params={"limit": 21}).text
+            assert events.count('"event": "paid"') == 20
+            assert '"event": "report", "orders": {"paid": 20, "new": 1}' in events.replace(
+                '{"new": 1, "paid": 20}', '{"paid": 20, "new": 1}'
+            )
+    finally:
+        worker.terminate()
+        assert worker.wait(PATIENCE_SECONDS) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "shop")],
+        env={**env, "PENSTOCK_TEST_URL": broker.url},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_spans_that_survive_a_backend_that_is_away(

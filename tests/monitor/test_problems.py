@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.routes import RouteStatus
 from penstock.metrics import Metrics
 from penstock.monitor.ledger import ledger
@@ -56,6 +57,30 @@ def test_too_many_open_files_are_a_problem_before_connections_are_cut_off(tmp_pa
     (problem,) = problems.look(10.0, {}, {}, None, [])
     assert problem.level == "warning"
     assert "more will be cut off" in problem.text
+
+
+def test_a_handler_that_hangs_and_handlers_that_idle_are_problems(tmp_path):
+    def consumer(name: str, **more: object) -> ConsumerHealth:
+        return ConsumerHealth(id=name, name=name, queue="orders", group="billing", **more)
+
+    consumers = [
+        consumer("fine", in_flight_seconds=30.0),
+        consumer("hangs", in_flight_seconds=1020.0),
+        consumer("idles", problem="messages wait while handlers idle. Push with partition="),
+    ]
+    seen = problems_of(Pipelines(tmp_path)).look(2000.0, {}, {}, None, [], consumers)
+    assert [(one.text, one.since, one.path) for one in seen] == [
+        (
+            "a handler of orders@billing at hangs has been in flight for long",
+            980_000,
+            "/queues/orders",
+        ),
+        (
+            "group orders@billing: messages wait while handlers idle. Push with partition=",
+            2_000_000,
+            "/queues/orders",
+        ),
+    ]
 
 
 def route(name, last_error, **more):

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from penstock.contract.tasks import BackgroundTask
 from penstock.errors import NotFound, Unavailable
 from penstock.monitor import tasks as task_module
-from penstock.monitor.tasks import ADVANCE, Task, Tasks
+from penstock.monitor.tasks import ADVANCE, Tasks
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.admin import dead_letters
@@ -25,11 +26,11 @@ async def make_letters(queues: Queues) -> None:
     await answer(queues, messages[6:], "failed", "bad address")
 
 
-async def nothing(_: Task) -> None:
+async def nothing(_: BackgroundTask) -> None:
     pass
 
 
-async def has_done(tasks: Tasks, task: Task, count: int) -> bool:
+async def has_done(tasks: Tasks, task: BackgroundTask, count: int) -> bool:
     return (await tasks.get(task.id)).done == count
 
 
@@ -39,9 +40,9 @@ async def test_all_that_match_are_requeued_and_the_end_is_reported(
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async with running(database_url) as queues:
-        ended: list[Task] = []
+        ended: list[BackgroundTask] = []
 
-        async def note(task: Task) -> None:
+        async def note(task: BackgroundTask) -> None:
             ended.append(task)
 
         await make_letters(queues)
@@ -67,9 +68,9 @@ async def test_it_ends_although_what_it_puts_back_fails_again(database_url, monk
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async with running(database_url) as queues:
-        ended: list[Task] = []
+        ended: list[BackgroundTask] = []
 
-        async def note(task: Task) -> None:
+        async def note(task: BackgroundTask) -> None:
             ended.append(task)
 
         await make_letters(queues)
@@ -94,9 +95,9 @@ async def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async with running(database_url) as queues:
-        ended: list[Task] = []
+        ended: list[BackgroundTask] = []
 
-        async def note(task: Task) -> None:
+        async def note(task: BackgroundTask) -> None:
             ended.append(task)
 
         await make_letters(queues)
@@ -135,9 +136,9 @@ async def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
     monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
 
     async with running(database_url) as queues:
-        ended: list[Task] = []
+        ended: list[BackgroundTask] = []
 
-        async def note(task: Task) -> None:
+        async def note(task: BackgroundTask) -> None:
             ended.append(task)
 
         await make_letters(queues)

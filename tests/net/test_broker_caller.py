@@ -13,13 +13,13 @@ from penstock.errors import ConnectionLost, InvalidRequest, NotFound, StorageFul
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.http import CannotConnect
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.support.http import serving_in_thread
 
 
 @contextmanager
 def answering(answer: Callable[[Request], Response], **settings: Any) -> Iterator[str]:
-    routes = [Route(method, "/x", answer) for method in ("GET", "POST")]
+    routes = [HttpRoute(method, "/x", answer) for method in ("GET", "POST")]
     with serving_in_thread(*routes, **settings) as server:
         yield f"http://127.0.0.1:{server.port}"
 

@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from penstock.pipeline.jobs import archive
-from penstock.pipeline.jobs.archive import Archived, Archiver, Origin
+from penstock.pipeline.jobs.archive import Archiver, ArchiveResult, Origin
 from penstock.pipeline.lake import commits, data_files, maintenance
 from penstock.pipeline.lake.data_files import DataFile, FileWriter
 from penstock.pipeline.lake.maintenance import Merger, Upkeep, merge
@@ -64,7 +64,7 @@ def archiver(root: Path | str, topics: Path, **upkeep: Any) -> LocalArchiver:
     return LocalArchiver(str(root), origin, Upkeep(**{"file_bytes": 1 << 20, **upkeep}))
 
 
-def run(root: Path | str, topics: Path) -> Archived:
+def run(root: Path | str, topics: Path) -> ArchiveResult:
     job = archiver(root, topics)
     job.convert()
     done = job.run(None)

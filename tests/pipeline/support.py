@@ -22,8 +22,8 @@ def rows_of(reader: Any, tasks: Any) -> list[dict[str, Any]]:
     return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
 
-def batch_rows(**options: Any) -> list[dict[str, Any]]:
-    reader = TopicReader(topic_options(**options))
+def batch_rows(columns: list[str] | None = None, **options: Any) -> list[dict[str, Any]]:
+    reader = TopicReader(topic_options(columns, **options))
     return rows_of(reader, reader.partitions())
 
 

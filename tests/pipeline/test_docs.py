@@ -1,5 +1,6 @@
-"""What README.md, docs/reference/pipelines.md, docs/how-to/exactly-once-with-spark.md and
-docs/start/tutorial.md tell people to type, typed: only addresses, names and directories are other
+"""What README.md, docs/reference/pipelines.md, docs/how-to/exactly-once-with-spark.md,
+docs/how-to/tables-with-spark.md and docs/start/tutorial.md tell people to type, typed: only
+addresses, names and directories are other
 ones. The tutorial's other steps are in tests/docs.
 """
 
@@ -128,3 +129,54 @@ def test_the_tutorial_ends_with_a_pipeline(spark, server, tcp, tmp_path) -> None
         patiently(lambda: Runner(parse(file), "local[2]").run(spark))
         rows = batch_rows(broker=tcp, topic="tutorial-big-numbers")
         assert prints(expected, "\n".join(row["payload"].decode() for row in rows))
+
+
+TABLES = "docs/how-to/tables-with-spark.md"
+
+
+@pytest.mark.spark
+def test_the_guide_to_tables_enriches_upserts_and_writes_to_postgresql(
+    spark, server, tcp, tmp_path, database_url
+) -> None:
+    from contextlib import closing
+
+    from deltalake import DeltaTable
+
+    from penstock.client import SyncClient
+    from penstock.pipeline.sinks.postgres import PostgresSession
+
+    tag = uuid.uuid4().hex[:8]
+    page = blocks(ROOT / TABLES)
+    enrich, upsert, postgres = (one.text for one in page if one.language == "yaml")
+    (create,) = (one.text for one in page if one.language == "sql")
+
+    def run(text: str) -> None:
+        text = text.replace("/var/lib/shop", str(tmp_path))
+        text = re.sub(r"(topic: )([a-z-]+)", rf"\1\2-{tag}", text)
+        text = text.replace("postgresql://shop@db/shop", database_url)
+        text += f"broker: {tcp}\nurl: {server.url}\n"
+        patiently(lambda: Runner(parse(text), "local[2]").run(spark))
+
+    with SyncClient(topics=tcp) as client:
+        client.topic(f"customers-{tag}").create(format="kafka")
+        changes = [("a", b'{"name": "Ada", "country": "UK"}'), ("b", b"{}"), ("b", None)]
+        for key, value in changes:
+            client.topic(f"customers-{tag}").produce(value, key=key.encode())
+        for number in range(4):
+            order = b'{"id": %d, "customer": "%s", "country": "UK", "amount": 1.5}'
+            client.topic(f"orders-{tag}").produce(order % (number, b"ab"[number % 2 :][:1]))
+    run(upsert)
+    rows = DeltaTable(str(tmp_path / "customers")).to_pyarrow_table().to_pylist()
+    assert rows == [{"id": "a", "name": "Ada", "country": "UK"}]
+    run(enrich)
+    named = [row["payload"] for row in batch_rows(broker=tcp, topic=f"named-orders-{tag}")]
+    assert sorted(named)[:2] == [
+        b'{"id":0,"amount":1.50,"name":"Ada"}',
+        b'{"id":1,"amount":1.50}',
+    ]
+    with closing(PostgresSession(database_url)) as session:
+        session.run(create)
+        session.commit()
+        run(postgres)
+        sums = session.run("SELECT country, total::text, orders FROM country_sums")
+    assert sums == [("UK", "6.00", 4)]

@@ -12,7 +12,7 @@ from penstock.cli import app
 from penstock.cli.pipeline import Spark
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.lake.data_files import ROWS, FileWriter
-from penstock.pipeline.pipeline_file import Sink, parse
+from penstock.pipeline.pipeline_file import PipelineSink, parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
 from penstock.pipeline.validation import check
@@ -64,7 +64,7 @@ def test_a_table_keeps_the_files_of_a_commit_whose_answer_was_lost(
     table = deltalake.DeltaTable.create(str(tmp_path), batch.schema)
     stale = deltalake.DeltaTable(str(tmp_path))
     sink, real = (
-        TableSink(Sink(table=str(tmp_path)), "app"),
+        TableSink(PipelineSink(table=str(tmp_path)), "app"),
         deltalake.DeltaTable.create_write_transaction,
     )
 
@@ -84,7 +84,7 @@ def test_a_table_with_partitions_is_refused_whose_columns_would_be_lost(tmp_path
     schema = pa.schema([(name, pa.string()) for name in names])
     deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=["day"])
     with pytest.raises(InvalidRequest, match="is partitioned by day"):
-        TableSink(Sink(table=str(tmp_path)), "app")._table(schema)
+        TableSink(PipelineSink(table=str(tmp_path)), "app")._table(schema)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from penstock.pipeline.jobs.archive import (
     queue_steps,
     read_archive,
 )
-from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
+from penstock.pipeline.jobs.archive_directory import DirectoryEntry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.jobs.recover import find_files, recover
 from penstock.pipeline.jobs.replay import ReplayOptions, replay
@@ -39,7 +39,7 @@ def test_only_files_of_the_manifest_count_and_strays_are_removed(tmp_path: Path)
         "topic",
         "a/b c",
         {"next": 3},
-        [Entry("topic=a%2Fb%20c/date=2026-01-01/x-0.parquet", 3, 9, 0, 2)],
+        [DirectoryEntry("topic=a%2Fb%20c/date=2026-01-01/x-0.parquet", 3, 9, 0, 2)],
     )
     folder = tmp_path / "topic=a%2Fb%20c" / "date=2026-01-01"
     folder.mkdir(parents=True)
@@ -228,17 +228,17 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
 def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
     from penstock.errors import Unavailable
     from penstock.pipeline.jobs import recover as job
-    from penstock.pipeline.sinks.queue import Pushed
+    from penstock.pipeline.sinks.queue import PushCounts
 
     class Link:
         pushed: ClassVar[list[list[bytes]]] = []
 
-        def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
+        def push(self, items: list[bytes], *, repeatable: bool) -> PushCounts:
             assert repeatable
             if b"2\n" in items:
                 raise Unavailable("the broker is away")
             self.pushed.append(items)
-            return Pushed(queued=len(items))
+            return PushCounts(queued=len(items))
 
         def close(self) -> None:
             pass

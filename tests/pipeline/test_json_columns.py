@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.json_schema import typed
-from penstock.pipeline.pipeline_file import Sink
+from penstock.pipeline.pipeline_file import PipelineSink
 from penstock.pipeline.progress import rate_of, rows_of
 from penstock.pipeline.query_builder import as_messages
 from penstock.pipeline.sinks.queue import check_json
@@ -28,7 +28,7 @@ def source(spark: Any, kind: str, *payloads: str) -> Any:
 
 
 def written(frame: Any) -> list[Any]:
-    rows = as_messages(frame, Sink(topic="out")).collect()
+    rows = as_messages(frame, PipelineSink(topic="out")).collect()
     return [json.loads(row.payload) for row in rows]
 
 

@@ -31,7 +31,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import archive as archive_job
 from penstock.pipeline.jobs import archive_watch
 from penstock.pipeline.jobs.archive import Archiver, Origin, Payloads
-from penstock.pipeline.jobs.archive_directory import Entry, Lake, Manifest
+from penstock.pipeline.jobs.archive_directory import DirectoryEntry, Lake, Manifest
 from penstock.pipeline.jobs.archive_watch import ArchiveWatch
 from penstock.pipeline.lake import commits, data_files, maintenance
 from penstock.pipeline.lake import table as lake_table
@@ -42,7 +42,7 @@ from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded, folder
 from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
-from penstock.pipeline.report import Report
+from penstock.pipeline.report import PipelineReport
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
 from penstock.protocol import frames
 from tests.pipeline import scale
@@ -516,7 +516,7 @@ def old(root: Path, topics: Path, until: int) -> Lake:
     rows = pa.Table.from_batches([batch(0, until)])
     parquet.write_table(rows, root / name, use_deprecated_int96_timestamps=True)
     position = {"incarnation": TopicFiles(topics / TOPIC).incarnation, "next": until}
-    entry = Entry(name, until, (root / name).stat().st_size, 0, until - 1)
+    entry = DirectoryEntry(name, until, (root / name).stat().st_size, 0, until - 1)
     lake.replace(Manifest("topic", "orders", position, [entry]))
     return lake
 
@@ -771,7 +771,7 @@ def test_a_watched_table_follows_its_topic_and_says_how_far_behind_it_is(
     topics, root = tmp_path / "topics", tmp_path / "lake"
     monkeypatch.setattr(archive_watch, "HEARTBEAT_SECONDS", 0.02)
     write_topic(TOPIC, [b"x"] * 10, directory=topics)
-    reports: list[Report] = []
+    reports: list[PipelineReport] = []
     job, free, holds = archiver(root, topics), threading.Event(), threading.Event()
     free.set()
     run = job.run

@@ -25,7 +25,7 @@ from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, Report
+from penstock.pipeline.report import Heartbeat, PipelineReport
 from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_routes
@@ -41,11 +41,11 @@ from tests.support.wait import until
 
 def output(frame: Any) -> Any:
     """A frame as the rows of the sink of BASE."""
-    from penstock.pipeline.query_builder import Output
+    from penstock.pipeline.query_builder import SinkOutput
 
     sink = parse(BASE).sink
     assert sink is not None
-    return Output("main", "big", frame, sink, "app")
+    return SinkOutput("main", "big", frame, sink, "app")
 
 
 BASE = """
@@ -495,7 +495,7 @@ def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(
     def payloads(topic: str) -> list[int]:
         return [int(row["payload"]) for row in batch_rows(broker=tcp, topic=f"{topic}-{tag}")]
 
-    def run(sink: str, more: str) -> Report:
+    def run(sink: str, more: str) -> PipelineReport:
         text = f"""
 name: same-{tag}
 source: {{topic: in-{tag}}}

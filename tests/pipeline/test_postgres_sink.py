@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.pipeline_file import Sink, parse
+from penstock.pipeline.pipeline_file import PipelineSink, parse
 from penstock.pipeline.runner import Runner
-from penstock.pipeline.sinks.postgres import CopyTask, PostgresSink, Session
+from penstock.pipeline.sinks.postgres import CopyTask, PostgresSession, PostgresSink
 from tests.support.form import pick
 from tests.support.topics import append
 from tests.support.wait import until
@@ -27,12 +27,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Session]:
-    with closing(Session(database_url)) as session:
+def database(database_url: str) -> Iterator[PostgresSession]:
+    with closing(PostgresSession(database_url)) as session:
         yield session
 
 
-def run(session: Session, *statements: str) -> list[tuple[Any, ...]]:
+def run(session: PostgresSession, *statements: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for statement in statements:
         rows = session.run(statement)
@@ -40,16 +40,16 @@ def run(session: Session, *statements: str) -> list[tuple[Any, ...]]:
     return rows
 
 
-def stages(session: Session) -> list[tuple[Any, ...]]:
+def stages(session: PostgresSession) -> list[tuple[Any, ...]]:
     return run(session, "SELECT relname::text FROM pg_class WHERE relname LIKE 'penstock_stage%'")
 
 
 def sink(url: str, table: str = "sums", **more: Any) -> PostgresSink:
-    return PostgresSink(Sink(postgres=table, options={"database": url}, **more), "app")
+    return PostgresSink(PipelineSink(postgres=table, options={"database": url}, **more), "app")
 
 
 def test_a_batch_is_inserted_once_in_the_types_of_the_table(
-    spark: Any, database: Session, database_url: str
+    spark: Any, database: PostgresSession, database_url: str
 ) -> None:
     run(
         database,
@@ -75,7 +75,7 @@ def test_a_batch_is_inserted_once_in_the_types_of_the_table(
 
 
 def test_an_upsert_replaces_and_deletes_by_its_key(
-    spark: Any, database: Session, database_url: str
+    spark: Any, database: PostgresSession, database_url: str
 ) -> None:
     run(database, "CREATE SCHEMA shop", "CREATE TABLE shop.state (id text PRIMARY KEY, v int)")
     given = {"mode": "upsert", "key": ["id"], "orderBy": ["_at"], "delete": "_gone"}
@@ -94,7 +94,7 @@ def test_an_upsert_replaces_and_deletes_by_its_key(
 
 
 def test_rows_of_a_task_that_spark_ran_twice_count_once(
-    spark: Any, database: Session, database_url: str, monkeypatch: pytest.MonkeyPatch
+    spark: Any, database: PostgresSession, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An executor that is lost after its copy: the attempt is in the staging table and unknown."""
     run(database, "CREATE TABLE sums (id int)")
@@ -128,7 +128,7 @@ checkpoint: {directory}/checkpoint
 
 
 def test_kills_of_driver_and_database_sessions_lose_and_double_nothing(
-    spark: Any, database: Session, database_url: str, tmp_path: Path
+    spark: Any, database: PostgresSession, database_url: str, tmp_path: Path
 ) -> None:
     records, kills = 1_000, pick(short=1, usual=2, soak=20)
     run(database, "CREATE TABLE sums (id int)")

@@ -22,7 +22,7 @@ from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.dlq_report import ReportOptions, dlq_report
-from penstock.pipeline.jobs.html_report import Report, check_target, colors, fit, to_html, write
+from penstock.pipeline.jobs.html_report import HtmlReport, check_target, colors, fit, to_html, write
 from penstock.pipeline.jobs.rollup import (
     REACHED,
     RollupOptions,
@@ -33,7 +33,7 @@ from penstock.pipeline.jobs.rollup import (
 )
 from penstock.pipeline.jobs.rollup_minutes import bytes_queries, levels_now, merge_queue
 from penstock.pipeline.jobs.rollup_report import Point, build
-from penstock.pipeline.jobs.svg_chart import Panel, Series
+from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel
 from penstock.pipeline.options import ReachOptions
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol import frames
@@ -481,20 +481,27 @@ def test_charts_fill_their_window_and_coinciding_lines_stay_visible() -> None:
     same: list[float | None] = [float(i) for i in range(12)]
     hole = [None if i in (4, 6) else 5.0 for i in range(12)]
     panels = [
-        Panel("a", "n", [Series("x", same), Series("y", list(same)), Series("z", hole)]),
-        Panel("b", "n", [Series("y", same), Series("x", hole), Series("w", [1.0] * 12)], "bar"),
+        Panel(
+            "a", "n", [ChartSeries("x", same), ChartSeries("y", list(same)), ChartSeries("z", hole)]
+        ),
+        Panel(
+            "b",
+            "n",
+            [ChartSeries("y", same), ChartSeries("x", hole), ChartSeries("w", [1.0] * 12)],
+            "bar",
+        ),
     ]
     chosen = colors(panels)
     assert len({chosen[label] for label in "xyzw"}) == 4
-    page = to_html(Report("r", times[0], times[-1], times, panels))
+    page = to_html(HtmlReport("r", times[0], times[-1], times, panels))
     first, second = page.split("<svg ")[1:]
     dashed = re.findall(r'<g stroke="(#\w+)"[^/]*?stroke-dasharray="10 10"', first)
     assert dashed == [chosen["y"]]  # with x between the dashes
     assert first.count("<circle") == 1  # a value between two gaps
     assert chosen["x"] in second
-    many = [Series(f"q{i}", [i + 0.123456 for _ in range(180)]) for i in range(9)]
+    many = [ChartSeries(f"q{i}", [i + 0.123456 for _ in range(180)]) for i in range(9)]
     steps = [noon + timedelta(minutes=i) for i in range(180)]
-    large = Report("r", noon, steps[-1], steps, [Panel("p", "n", many)] * 10)
+    large = HtmlReport("r", noon, steps[-1], steps, [Panel("p", "n", many)] * 10)
     assert len(to_html(large)) < 500_000
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.failure import PipelineFailed
-from penstock.pipeline.pipeline_file import Sink, parse
+from penstock.pipeline.pipeline_file import PipelineSink, parse
 from penstock.pipeline.runner import Runner
 from penstock.pipeline.sinks.table import TableSink
+from tests.pipeline.support import batch_rows
 
 pytestmark = pytest.mark.spark
 
@@ -35,7 +36,7 @@ def test_a_table_is_partitioned_takes_new_columns_and_refuses_other_types(
     spark: Any, tmp_path: Path
 ) -> None:
     uri = tmp_path / "lake"
-    sink = TableSink(Sink(table=str(uri), partitionBy=["Country", "day"]), "app")
+    sink = TableSink(PipelineSink(table=str(uri), partitionBy=["Country", "day"]), "app")
     first = "id BIGINT, Country STRING, day DATE"
     day = pa.scalar(19000, pa.date32()).as_py()
     sink(spark.createDataFrame([(1, "DE", day), (2, "F/R ä", None)], first), 0)
@@ -57,15 +58,17 @@ def test_a_table_is_partitioned_takes_new_columns_and_refuses_other_types(
     with pytest.raises(InvalidRequest, match=r"column id .*long.* rows have id .*string"):
         sink(spark.createDataFrame([("x", "DE", day)], first.replace("BIGINT", "STRING")), 2)
     with pytest.raises(InvalidRequest, match="partitioned by Country, day, the sink by nothing"):
-        TableSink(Sink(table=str(uri)), "app")(spark.createDataFrame([(1,)], "id BIGINT"), 2)
+        TableSink(PipelineSink(table=str(uri)), "app")(
+            spark.createDataFrame([(1,)], "id BIGINT"), 2
+        )
     with pytest.raises(InvalidRequest, match="partitionBy: x is double"):
-        other = TableSink(Sink(table=str(tmp_path / "other"), partitionBy=["x"]), "app")
+        other = TableSink(PipelineSink(table=str(tmp_path / "other"), partitionBy=["x"]), "app")
         other(spark.createDataFrame([(1.5,)], "x DOUBLE"), 0)
     assert rows_of(uri, "id") == expected
 
 
 def test_small_files_of_a_table_are_merged(spark: Any, tmp_path: Path) -> None:
-    sink = TableSink(Sink(table=str(tmp_path / "lake")), "app")
+    sink = TableSink(PipelineSink(table=str(tmp_path / "lake")), "app")
     for number in range(21):
         sink(spark.createDataFrame([(number,)], "id INT").coalesce(1), number)
     table = deltalake.DeltaTable(str(tmp_path / "lake"))
@@ -75,7 +78,7 @@ def test_small_files_of_a_table_are_merged(spark: Any, tmp_path: Path) -> None:
 
 def test_an_upsert_keeps_the_last_row_of_each_key_and_deletes(spark: Any, tmp_path: Path) -> None:
     uri, columns = tmp_path / "state", "customerId STRING, v INT, _offset BIGINT, _gone BOOLEAN"
-    given = Sink(
+    given = PipelineSink(
         table=str(uri), mode="upsert", key=["customerId"], orderBy=["_offset"], delete="_gone"
     )
     sink = TableSink(given, "app")
@@ -87,7 +90,7 @@ def test_an_upsert_keeps_the_last_row_of_each_key_and_deletes(spark: Any, tmp_pa
         sink(spark.createDataFrame(second, columns), 1)
     state = [{"customerId": "b", "v": 7}, {"customerId": "d", "v": 4}]
     assert rows_of(uri, "customerId") == state
-    unordered = TableSink(Sink(table=str(uri), mode="upsert", key=["customerId"]), "app")
+    unordered = TableSink(PipelineSink(table=str(uri), mode="upsert", key=["customerId"]), "app")
     with pytest.raises(InvalidRequest, match="two rows of one batch have the same customerId"):
         unordered(spark.createDataFrame(second, columns), 2)
     with pytest.raises(InvalidRequest, match="a row has no customerId"):
@@ -202,7 +205,7 @@ def test_a_stream_is_joined_with_a_table_that_is_read_again(
         if kind == "parquet":
             rows.write.mode("overwrite").parquet(str(where))
         else:
-            upsert = Sink(table=str(where), mode="upsert", key=["customer"])
+            upsert = PipelineSink(table=str(where), mode="upsert", key=["customer"])
             TableSink(upsert, "names")(rows, number)
 
     customer(0)
@@ -230,7 +233,7 @@ def test_a_table_that_is_read_again_does_not_go_before_state(
     from penstock.pipeline.query_builder import build
 
     write_topic("orders", [b"{}"])
-    TableSink(Sink(table=str(tmp_path / "c")), "c")(
+    TableSink(PipelineSink(table=str(tmp_path / "c")), "c")(
         spark.createDataFrame([("a", "x")], "customer STRING, name STRING"), 0
     )
     text = ENRICHED.format(directory=tmp_path, customers=f"table: {tmp_path}/c", refresh=1)
@@ -240,3 +243,68 @@ def test_a_table_that_is_read_again_does_not_go_before_state(
     with pytest.raises(ConfigError, match=r"customers is read again.*`refresh: 0`"):
         build(spark, parse(text))
     assert build(spark, parse(text.replace("refresh: 1", "refresh: 0"))).columns == ["name", "n"]
+
+
+CDC = """
+name: customers-{tag}
+sources:
+  changes:
+    topic: customers-{tag}
+    format: json
+    schema: "name STRING, country STRING"
+    columns: [key]
+    deadLetter: {{topic: bad-{tag}}}
+    options: {{maxOffsetsPerTrigger: 3}}
+steps:
+  - name: customers
+    sql: SELECT CAST(_key AS STRING) AS id, name, country, _offset, _tombstone FROM changes
+sinks:
+  lake: {{table: {directory}/customers, mode: upsert, key: [id], orderBy: [_offset], delete: _tombstone}}
+  copy: {{topic: copy-{tag}, from: keyed}}
+checkpoint: {directory}/checkpoint
+broker: {tcp}
+url: {url}
+"""
+
+
+def test_a_compacted_topic_becomes_the_table_of_its_current_state(
+    spark: Any, server: Any, tcp: str, tmp_path: Path
+) -> None:
+    from penstock.client import SyncClient
+
+    tag = uuid.uuid4().hex[:8]
+    text = CDC.format(tag=tag, directory=tmp_path, tcp=tcp, url=server.url)
+    keyed = "SELECT _key AS key, IF(_tombstone, NULL, name) AS payload, CAST(1 AS INT) AS partition"
+    text = text.replace("sinks:\n", f"  - {{name: keyed, sql: '{keyed} FROM changes'}}\nsinks:\n")
+    text = text.replace("  lake: {", "  lake: {from: customers, ")
+
+    def change(client: Any, key: str, **fields: Any) -> None:
+        payload = json.dumps(fields).encode() if fields else None
+        client.topic(f"customers-{tag}").produce(payload, key=key.encode())
+
+    with SyncClient(topics=tcp) as client:
+        for name in ("customers", "copy"):
+            client.topic(f"{name}-{tag}").create(format="kafka", partitions=2)
+        change(client, "a", name="Ada", country="UK")
+        change(client, "b", name="Bob", country="US")
+        change(client, "a", name="Ada L.", country="UK")
+        change(client, "b")
+        Runner(parse(text)).run(spark)
+        state = [{"id": "a", "name": "Ada L.", "country": "UK"}]
+        assert rows_of(tmp_path / "customers", "id") == state
+        change(client, "c", name="Cy", country="DE")
+        change(client, "a", name="Ada", country="DE")
+        Runner(parse(text)).run(spark)
+    columns = ["partition", "key", "payload"]
+    copies = [
+        (row["key"], row["payload"] or None)
+        for row in batch_rows(columns, broker=tcp, topic=f"copy-{tag}")
+        if row["partition"] == 1
+    ]
+    assert rows_of(tmp_path / "customers", "id") == [
+        {"id": "a", "name": "Ada", "country": "DE"},
+        {"id": "c", "name": "Cy", "country": "DE"},
+    ]
+    first = [(b"a", b"Ada"), (b"b", b"Bob"), (b"a", b"Ada L."), (b"b", None)]
+    expected = [*first, (b"c", b"Cy"), (b"a", b"Ada")]
+    assert sorted(copies, key=str) == sorted(expected, key=str)

@@ -411,3 +411,28 @@ def test_spark_finds_the_source_by_itself_and_refuses_what_it_does_not_know(
     with pytest.raises(Exception, match="a topic source has no option 'maxoffsets'") as failure:
         patiently(lambda: started.trigger(availableNow=True).start().awaitTermination())
     assert "Traceback" not in str(failure.value)
+
+
+def test_a_driver_on_the_brokers_machine_reads_its_files_if_they_are_the_brokers(
+    tmp_path: Path, write_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.net.topic_link import TopicLink
+    from tests.pipeline.conftest import ServedTopics
+
+    fetched: list[str] = []
+    real = TopicLink.fetch
+
+    def fetch(self: TopicLink, topic: str, *given: Any, **more: Any) -> Any:
+        fetched.append(topic)
+        return real(self, topic, *given, **more)
+
+    monkeypatch.setattr(TopicLink, "fetch", fetch)
+    write_topic("orders", [b"another"], directory=tmp_path / "other")
+    with ServedTopics(tmp_path / "data") as served:
+        served.append("orders", [b"a", b"b"])
+        for directory, asked in (("data", []), ("other", ["orders"]), ("none", ["orders"])):
+            monkeypatch.setenv("PENSTOCK_DATA_DIRECTORY", str(tmp_path / directory))
+            fetched.clear()
+            rows = batch_rows(broker=served.address, topic="orders")
+            assert [row["payload"] for row in rows] == [b"a", b"b"]
+            assert fetched == asked, directory

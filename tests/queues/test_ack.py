@@ -246,7 +246,7 @@ async def test_acknowledging_part_of_a_lease_costs_the_same_however_many_leases_
                     [message.group],
                     [UUID(message.lease_id)],
                 ),
-                *(["completed"], [None], [message.transaction_id], None, None, None, None),
+                *(["completed"], [None], [message.transaction_id], *[None] * 6),
             )
             return int(json.loads(plan)[0]["Plan"]["Shared Hit Blocks"])
 

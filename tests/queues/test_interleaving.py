@@ -21,7 +21,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.queues.schema import SCHEMA
@@ -467,6 +467,24 @@ MEETING = st.tuples(N, N).map(lambda n: [(0, "push", n[0])] * 3 + [(1, "first_po
 STEPS = st.one_of(ANY_STEPS, st.tuples(MEETING, ANY_STEPS).map(lambda parts: parts[0] + parts[1]))
 
 
+# A group meets a partition, and settles its message, while retention deletes the message and has not
+# committed: its lag was -1.
+FIRST_POP_BESIDE_RETENTION = [
+    (1, "resubscribe", 279),
+    (3, "push", 136),
+    (1, "resubscribe", 160),
+    (3, "release", 298),
+    (1, "first_pop", 86),
+    (3, "push", 52),
+    (3, "retain", 717),
+    (1, "push", 664),
+    (3, "retain", 788),
+    (1, "drop", 597),
+    (1, "resubscribe", 316),
+    (1, "release", 80),
+]
+
+
 @pytest.mark.timeout(7200 if SOAK else 600)
 def test_every_group_gets_what_it_is_owed_whatever_overlaps(database_url: str) -> None:
     runner = asyncio.Runner()
@@ -504,8 +522,9 @@ def test_every_group_gets_what_it_is_owed_whatever_overlaps(database_url: str) -
         suppress_health_check=list(HealthCheck),
         print_blob=True,
         database=None,
-        phases=[Phase.generate, Phase.shrink] if SOAK else [Phase.generate],
+        phases=[Phase.explicit, Phase.generate, *([Phase.shrink] if SOAK else [])],
     )
+    @example(steps=FIRST_POP_BESIDE_RETENTION, competing=True)
     @given(steps=STEPS, competing=st.booleans())
     def any_history(steps: list[tuple[int, str, int]], competing: bool) -> None:
         runner.run(play(steps, competing))

@@ -12,7 +12,7 @@ import uvloop
 from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.openapi import DocsApi
-from penstock.wire.http.routes import Route, Router, routes_of
+from penstock.wire.http.routes import HttpRoute, Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -21,7 +21,7 @@ from penstock.wire.tls import Certificate
 
 @asynccontextmanager
 async def serving(
-    *routes: Route,
+    *routes: HttpRoute,
     metrics: Metrics | None = None,
     certificate: Certificate | None = None,
     origins: Origins | None = None,
@@ -123,14 +123,14 @@ def request(method: str, path: str, body: bytes, *headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def talking(*routes: Route, **settings: Any) -> AsyncIterator[tuple[HttpServer, Wire]]:
+async def talking(*routes: HttpRoute, **settings: Any) -> AsyncIterator[tuple[HttpServer, Wire]]:
     """A server and one connection to it."""
     async with serving(*routes, **settings) as server, connected(server) as wire:
         yield server, wire
 
 
 @contextmanager
-def serving_in_thread(*routes: Route, **settings: Any) -> Iterator[HttpServer]:
+def serving_in_thread(*routes: HttpRoute, **settings: Any) -> Iterator[HttpServer]:
     """A server on a loop of its own, for clients that block."""
     loop = uvloop.new_event_loop()
     router = Router(routes)

@@ -14,9 +14,9 @@ import jsonschema
 import msgspec
 import pytest
 
-from penstock.client import results
 from penstock.contract import operations as contract
 from penstock.contract.operation import Operation
+from penstock.types import BrokerStatus
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 
@@ -27,7 +27,7 @@ DECODED: dict[str, Any] = {
         for one in vars(contract).values()
         if isinstance(one, Operation) and one.answer is not NoneType
     },
-    "GET /health": results.BrokerStatus,
+    "GET /health": BrokerStatus,
 }
 # The fields that clients of Queen MQ know, by operation, as paths into the answers of the session.
 QUEEN = json.loads((Path(__file__).parent / "queen_fields.json").read_text())

@@ -9,7 +9,7 @@ from penstock.config import Config
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
 from penstock.wire.http.audit import object_of, recording
-from penstock.wire.http.messages import EMPTY, Head
+from penstock.wire.http.messages import EMPTY, RequestHead
 from penstock.wire.http.routes import Audited
 from penstock.wire.listeners import Listeners
 from tests.queues.support import running
@@ -81,7 +81,7 @@ async def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_reco
 
     class Nested:
         params, who = {"queue": "orders"}, "ann"
-        head = Head("POST", "/", "/", [])
+        head = RequestHead("POST", "/", "/", [])
         body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
     handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)
@@ -111,7 +111,8 @@ async def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_
         await audit.record("ana", "queue.delete", "orders\0", {"deleted": 3, "why": "x" * 999})
         assert await database.fetch("SELECT 1 FROM audit") == []
         outage.healthy = True
-        entries, following = await audit.page("", None, 10)
+        page = await audit.page("", None, 10)
+        entries, following = page.entries, page.next
         assert [(one.who, one.action, one.object) for one in entries] == [
             ("ana", "queue.delete", "orders\ufffd")
         ]
@@ -120,11 +121,13 @@ async def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_
         assert following is None
         for number in range(8):
             await audit.record("bo", "group.seek", f"q{number}", {})
-        entries, following = await audit.page("", None, 3)
+        page = await audit.page("", None, 3)
+        entries, following = page.entries, page.next
         assert [one.object for one in entries] == ["q7", "q6", "q5"]
-        entries, following = await audit.page("SEEK", following, 10)
+        page = await audit.page("SEEK", following, 10)
+        entries, following = page.entries, page.next
         assert [one.object for one in entries] == ["q4", "q3"]  # five are kept
         old = datetime.now(UTC) - timedelta(days=storage.KEPT_DAYS + 1)
         await database.fetch("UPDATE audit SET at = $1 WHERE object = 'q3'", old)
         await audit.record("bo", "group.seek", "last", {})
-        assert "q3" not in [one.object for one in (await audit.page("", None, 10))[0]]
+        assert "q3" not in [one.object for one in (await audit.page("", None, 10)).entries]

@@ -52,6 +52,7 @@ def _event(item: Item) -> Event:
         sealed=item.key_id,
         headers=msgspec.Raw(headers or b""),
         deliver_at=item.due,
+        unordered=item.ordering == "none",
     )
 
 
@@ -84,6 +85,7 @@ def item_of(event: Event) -> Item:
         key_id=event.sealed,
         headers=headers,
         due=event.deliver_at,
+        ordering="none" if event.unordered else None,
     )
 
 

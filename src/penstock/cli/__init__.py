@@ -172,7 +172,7 @@ class BrokerConfig:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Api:
+class BrokerApi:
     """The HTTP API of the broker that --url and --token name."""
 
     url: Url = LOCAL_URL
@@ -214,12 +214,12 @@ class Api:
 
 
 @dataclass(frozen=True)
-class JsonApi(Api, JsonOutput):
+class JsonApi(BrokerApi, JsonOutput):
     """The API, and a view that is shown once."""
 
 
 @dataclass(frozen=True)
-class WatchApi(Api, WatchOutput):
+class WatchApi(BrokerApi, WatchOutput):
     """The API, and a view that can be watched."""
 
 
@@ -236,7 +236,7 @@ def completer(
         token = os.environ.get("PENSTOCK_TOKEN") or ""
         query = {"filter": context.incomplete, "limit": COMPLETED_NAMES} if filtered else {}
         try:
-            answer = Api(url=url, token=token).get(target, timeout=1.0, **query)
+            answer = BrokerApi(url=url, token=token).get(target, timeout=1.0, **query)
         except PenstockError:
             return []  # an error would disturb the shell's prompt
         rows = answer[key] if key else answer
@@ -309,10 +309,8 @@ def run(given: Sequence[str]) -> int:
         with errors_explained():
             words = current_words(list(given), say)
             program = _program(words)
-            if words[:1] == ["serve"]:
-                from penstock.config.governor_flags import translate_flags
-
-                words = translate_flags(words)
+            if next((word for word in words if word in COMMANDS), "") == "serve":
+                words = _translate_flags(words)
             command, bound, _ = _parse(program.meta, words)
             if command is _connection_options:
                 command, bound, _ = _parse(program, command(*bound.args, **bound.kwargs))
@@ -331,6 +329,16 @@ def run(given: Sequence[str]) -> int:
             raise
         return _needs_extra(word, missing.name or "")
     return 0
+
+
+def _translate_flags(words: list[str]) -> list[str]:
+    """Replace the flags of metrics-governor, which `serve` takes too."""
+    from penstock.config.governor_flags import translate_flags
+
+    try:
+        return translate_flags(words)
+    except ConfigError as error:
+        raise usage(str(error)) from None
 
 
 def _parse(program: App, words: Sequence[str]) -> Any:
@@ -402,8 +410,6 @@ def errors_explained() -> Iterator[None]:
             problem = f"unexpected argument: {' '.join(error.unused_tokens or ())}."
         hint = " ".join(["penstock", *(error.command_chain or ()), "--help"])
         raise usage(f"{problem} See: {hint}") from None
-    except ConfigError as error:
-        raise usage(str(error)) from None
     except PenstockError as error:
         say(f"penstock: {explain(error)}")
         raise SystemExit(REFUSED) from None

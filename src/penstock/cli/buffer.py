@@ -34,7 +34,7 @@ from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
 from penstock.buffer.status import BufferStatus
 from penstock.cli import (
-    Api,
+    BrokerApi,
     LimitOrAll,
     WatchApi,
     WatchOutput,
@@ -44,7 +44,7 @@ from penstock.cli import (
     say,
     usage,
 )
-from penstock.cli.tables import Column, Facts, Table, View, count, duration, rate, size, table
+from penstock.cli.tables import Column, Facts, TableBlock, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
 from penstock.database import Database
@@ -69,7 +69,7 @@ Directory = Annotated[
 
 
 @dataclass(slots=True)
-class StoredFile:
+class ListedBufferFile:
     name: files.Name
     path: Path
     place: str  # "", failed or quarantine
@@ -109,7 +109,7 @@ def status(*, api: WatchApi = WatchApi()) -> View:
                 ),
                 report,
             ),
-            Table(
+            TableBlock(
                 (
                     Column("kind"),
                     Column("pending", format=count),
@@ -210,7 +210,7 @@ def replay(
     failed: bool = False,
     directory: Directory = None,
     database_url: str = "",
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Write the buffered events to the database now, and show the progress.
 
@@ -280,9 +280,9 @@ def _directory(option: Path | None) -> Path:
     return directory
 
 
-def _find(directory: Path) -> list[StoredFile]:
+def _find(directory: Path) -> list[ListedBufferFile]:
     stored = [
-        StoredFile(name, directory / place / text, place, files.is_live(directory, name.tag))
+        ListedBufferFile(name, directory / place / text, place, files.is_live(directory, name.tag))
         for place in ("", files.FAILED)
         for text in DISK.list_dir(directory / place)
         if (name := files.parse(text))
@@ -308,7 +308,7 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _replay_there(api: Api) -> int:
+def _replay_there(api: BrokerApi) -> int:
     with api.caller() as caller, _bar() as bar:
 
         def status(method: str, path: str) -> BufferStatus:

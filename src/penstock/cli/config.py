@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.cli import USAGE, ConfigFile, JsonOutput, app, say
-from penstock.cli.tables import Column, Line, View, table
+from penstock.cli.tables import Column, TextLine, View, table
 from penstock.config import load
 from penstock.config import show as effective
 from penstock.config.load import default_file
@@ -57,4 +57,4 @@ def _checked(file: Path | None) -> View:
     from penstock.export.spec import parse_routes
 
     parse_routes(load(file, environ={}).config)
-    return View({"file": str(file), "valid": True}, [Line(f"{file or 'the default'} is fine")])
+    return View({"file": str(file), "valid": True}, [TextLine(f"{file or 'the default'} is fine")])

@@ -9,8 +9,7 @@ reminders for later, a schedule, a topic with two groups, a route whose destinat
 down, and the reports of three pipelines. Everything has `demo-` in front of its name and is removed
 again at Ctrl-C and SIGTERM, unless `--keep`.
 
-Each part is a loop of its own that makes its requests over the public API. While the broker is away
-they wait and then go on.
+Each part is a loop of its own that uses the public API. While the broker is away, they wait.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.cli import Api, app
+from penstock.cli import BrokerApi, app
 from penstock.client.brokers import Brokers
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
@@ -65,7 +64,7 @@ NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Marg
 
 
 class Shop:
-    def __init__(self, api: Api, rate: float) -> None:
+    def __init__(self, api: BrokerApi, rate: float) -> None:
         self.brokers = Brokers([api.url], token=api.token or None, retry_for=0.0)
         self._rate = rate  # orders per second
         self._order = 0
@@ -277,7 +276,7 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(RETRY_SECONDS)  # the broker is away
 
 
-async def run(api: Api, rate: float, keep: bool) -> None:
+async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     shop = Shop(api, rate)
     this = asyncio.current_task()
     assert this is not None
@@ -302,7 +301,7 @@ def demo(
     *,
     rate: Annotated[float, Parameter(validator=Number(gte=0.1, lte=1000))] = 20.0,
     keep: bool = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Fill a broker with live example data, to try the Console.
 

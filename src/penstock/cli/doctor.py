@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from penstock import __version__
-from penstock.cli import Api, BrokerConfig, JsonOutput, app
+from penstock.cli import BrokerApi, BrokerConfig, JsonOutput, app
 from penstock.cli.live import LiveFigures
-from penstock.cli.tables import Column, Line, Table, View, duration, size
+from penstock.cli.tables import Column, TableBlock, TextLine, View, duration, size
 from penstock.config.values import parse_duration, parse_size
 from penstock.errors import NotFound, PenstockError
 
@@ -33,7 +33,7 @@ DURABILITY = ("fsync", "synchronous_commit", "full_page_writes")  # that Postgre
 LISTENERS = ("http_server", "tcp_server", "kafka_server", "websocket_server")
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     level: Literal["error", "warning"]
     what: str
     mend: str  # a command, or a line of a configuration
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 class Examined:
     """What is known about a broker: from its API, and on its machine from PostgreSQL and disk."""
 
-    api: Api
+    api: BrokerApi
     config: dict[str, str]  # key -> value, as `penstock config` shows it
     live: dict[str, Any]
     asked_at: float  # the time here when `live` was current
@@ -58,7 +58,7 @@ def doctor(
     *,
     fail_on: Literal["warning", "error"] = "warning",
     given: BrokerConfig = BrokerConfig(),
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
     output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
 ) -> View:
     """Check a broker and its configuration for what will hurt in production.
@@ -86,14 +86,14 @@ def doctor(
     return View(
         {"findings": [one._asdict() for one in findings], "skipped": broker.skipped},
         [
-            Table(columns, findings, "nothing found"),
-            *(Line(f"not checked: {one}", "dim") for one in broker.skipped),
+            TableBlock(columns, findings, "nothing found"),
+            *(TextLine(f"not checked: {one}", "dim") for one in broker.skipped),
         ],
         failed=bool(failing),
     )
 
 
-def _examine(api: Api, given: BrokerConfig) -> Examined:
+def _examine(api: BrokerApi, given: BrokerConfig) -> Examined:
     figures = LiveFigures(api)
     try:
         live = figures.take()
@@ -141,7 +141,7 @@ async def _ask_postgres(config: Any) -> dict[str, Any]:
 # Checks
 
 
-def _check_retention(broker: Examined) -> Iterator[Finding]:
+def _check_retention(broker: Examined) -> Iterator[DoctorFinding]:
     largest = broker.api.get("/api/v1/queues", sort="-stored", limit=LARGEST_QUEUES)["queues"]
     for name in (row["name"] for row in largest):
         options = broker.api.get("/api/v1/queues", name)["options"]
@@ -149,7 +149,7 @@ def _check_retention(broker: Examined) -> Iterator[Finding]:
             options["completedRetentionSeconds"] or options["retentionSeconds"]
         )
         if not kept and not options["ttl"]:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 f"queue {name} keeps completed messages for ever",
                 f"penstock queue configure {name} retentionEnabled=true "
@@ -159,31 +159,31 @@ def _check_retention(broker: Examined) -> Iterator[Finding]:
     limits = [parse_size(topics["topics.retention_bytes"])]
     limits.append(int(parse_duration(topics["topics.retention_age"])))
     if broker.live["counts"].get("topics") and not any(limits):
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             "topics keep their records for ever",
             "penstock serve --set topics.retention_age=7d",
         )
 
 
-def _check_durability(broker: Examined) -> Iterator[Finding]:
+def _check_durability(broker: Examined) -> Iterator[DoctorFinding]:
     for name in DURABILITY:
         if broker.postgres.get(name) == "off":
-            yield Finding(
+            yield DoctorFinding(
                 "error",
                 f"PostgreSQL has {name} off: a power failure loses acknowledged messages",
                 ALTER.format(f"{name} = on"),
             )
     for key, wanted in (("topics.fsync", "group"), ("exporter.queue.fsync", "always")):
         if (mode := broker.config[key]) in ("interval", "never"):
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 f"{key} is {mode}: a power failure loses acknowledged records",
                 f"penstock serve --set {key}={wanted}",
             )
 
 
-def _check_access(broker: Examined) -> Iterator[Finding]:
+def _check_access(broker: Examined) -> Iterator[DoctorFinding]:
     public = [
         f"{name} ({host})"
         for name in LISTENERS
@@ -191,16 +191,16 @@ def _check_access(broker: Examined) -> Iterator[Finding]:
         and not re.fullmatch(r"localhost|127\..*|::1", host := broker.config[f"{name}.host"])
     ]
     if public and broker.config["auth.enabled"] != "true":
-        yield Finding(
+        yield DoctorFinding(
             "error",
             f"everyone who reaches {', '.join(public)} is admin: no tokens are required",
             "penstock serve --set auth.enabled=true --set auth.secret=$(openssl rand -hex 32)",
         )
 
 
-def _check_postgres(broker: Examined) -> Iterator[Finding]:
+def _check_postgres(broker: Examined) -> Iterator[DoctorFinding]:
     if broker.postgres.get("autovacuum") == "off":
-        yield Finding(
+        yield DoctorFinding(
             "error",
             "PostgreSQL has autovacuum off: tables grow without limit",
             ALTER.format("autovacuum = on"),
@@ -213,7 +213,7 @@ def _check_postgres(broker: Examined) -> Iterator[Finding]:
     )
     processes = max(int(broker.config["workers"]), len(broker.live["brokers"]))
     if processes * pool > 0.8 * allowed:
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             f"the brokers may open {processes * pool} connections, and PostgreSQL allows "
             f"{allowed} in all",
@@ -222,7 +222,7 @@ def _check_postgres(broker: Examined) -> Iterator[Finding]:
         )
 
 
-def _check_disk(broker: Examined) -> Iterator[Finding]:
+def _check_disk(broker: Examined) -> Iterator[DoctorFinding]:
     if broker.config["buffer.enabled"] != "true" or broker.live["disk"] is None:
         return
     wal = (broker.live["database"] or {}).get("walPerSecond") or 0
@@ -230,7 +230,7 @@ def _check_disk(broker: Examined) -> Iterator[Finding]:
     reserve = parse_size(broker.config["buffer.free_space_reserve"])
     room = min(broker.live["disk"]["free"] - reserve, parse_size(broker.config["buffer.max_bytes"]))
     if room < needed:
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             f"the buffer has room for {size(max(room, 0))}; {duration(BUFFER_SECONDS)} without "
             f"PostgreSQL need {size(needed)}",
@@ -239,13 +239,13 @@ def _check_disk(broker: Examined) -> Iterator[Finding]:
         )
 
 
-def _check_clock(broker: Examined) -> Iterator[Finding]:
+def _check_clock(broker: Examined) -> Iterator[DoctorFinding]:
     clocks = {"this machine": broker.live["at"] / 1000 - broker.asked_at}
     if "skew" in broker.postgres:
         clocks["PostgreSQL"] = broker.postgres["skew"]
     for other, seconds in clocks.items():
         if abs(seconds) > CLOCK_SECONDS:
-            yield Finding(
+            yield DoctorFinding(
                 "warning",
                 f"the clocks of the broker and of {other} differ by {duration(abs(seconds))}: "
                 "delays, schedules and tokens are wrong by that",
@@ -253,11 +253,11 @@ def _check_clock(broker: Examined) -> Iterator[Finding]:
             )
 
 
-def _check_files(broker: Examined) -> Iterator[Finding]:
+def _check_files(broker: Examined) -> Iterator[DoctorFinding]:
     found = re.search(r"^process_max_fds (\S+)$", broker.metrics, re.M)
     wanted = int(broker.config["http_server.max_connections"])
     if found and 0 < float(found[1]) < wanted:
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             f"the broker may open {float(found[1]):.0f} files, and http_server.max_connections is "
             f"{wanted}: connections beyond are cut off",
@@ -265,7 +265,7 @@ def _check_files(broker: Examined) -> Iterator[Finding]:
         )
 
 
-def _check_parallelism(broker: Examined) -> Iterator[Finding]:
+def _check_parallelism(broker: Examined) -> Iterator[DoctorFinding]:
     slots: dict[tuple[str, str], int] = {}
     for one in broker.api.get("/api/v1/consumers")["consumers"]:
         key = one["queue"], one["group"]
@@ -280,7 +280,7 @@ def _check_parallelism(broker: Examined) -> Iterator[Finding]:
             partitions = broker.api.get("/api/v1/queues", queue, "partitions", group=group)["total"]
             options = broker.api.get("/api/v1/queues", queue)["options"]
             if partitions <= 1 and options["ordering"] != "none":
-                yield Finding(
+                yield DoctorFinding(
                     "warning",
                     f"{number} consumers of {queue}@{group} share one partition, and run one at a "
                     "time",
@@ -288,32 +288,32 @@ def _check_parallelism(broker: Examined) -> Iterator[Finding]:
                 )
 
 
-def _check_backup(broker: Examined) -> Iterator[Finding]:
+def _check_backup(broker: Examined) -> Iterator[DoctorFinding]:
     if broker.private_directory is None:
         return
     try:
         age = time.time() - (broker.private_directory / BACKUP_RECORD).stat().st_mtime
     except FileNotFoundError:
-        yield Finding("warning", "no backup was made", "penstock backup PLACE")
+        yield DoctorFinding("warning", "no backup was made", "penstock backup PLACE")
         return
     if age > BACKUP_DAYS * 86_400:
-        yield Finding(
+        yield DoctorFinding(
             "warning", f"the last backup was made {duration(age)} ago", "penstock backup PLACE"
         )
 
 
-def _check_versions(broker: Examined) -> Iterator[Finding]:
+def _check_versions(broker: Examined) -> Iterator[DoctorFinding]:
     versions = {one["version"] for one in broker.live["brokers"] if one["version"]}
     if len(versions | {__version__}) > 1:
         names = ", ".join(sorted(versions))
-        yield Finding(
+        yield DoctorFinding(
             "warning",
             f"the brokers have {names}, and this command {__version__}",
             f"pip install 'penstock=={max(versions | {__version__})}' everywhere",
         )
 
 
-CHECKS: tuple[Callable[[Examined], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Examined], Iterator[DoctorFinding]], ...] = (
     _check_access,
     _check_durability,
     _check_postgres,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.cli import Api
+from penstock.cli import BrokerApi
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.broker_caller import BrokerCaller
 
@@ -15,7 +15,7 @@ RATE_SECONDS = 0.9  # the least over which a rate is a rate
 class LiveFigures:
     """What `GET /api/v1/live` said so far, its events merged."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: BrokerApi) -> None:
         self._api = api
         self._caller: BrokerCaller | None = None
         self._events: Iterator[Any] = iter(())

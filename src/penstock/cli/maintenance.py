@@ -3,7 +3,7 @@
 from typing import Literal
 
 from penstock.cli import WatchApi, app
-from penstock.cli.tables import Column, Facts, Line, View, count
+from penstock.cli.tables import Column, Facts, TextLine, View, count
 
 MAINTENANCE = "/api/v1/system/maintenance"
 
@@ -35,7 +35,7 @@ def maintenance(
     if switch is not None:
         target = f"{MAINTENANCE}/pop" if pops else MAINTENANCE
         answer = api.post(target, body={"enabled": switch == "on"})
-        return View(answer, [Line(answer["message"])])
+        return View(answer, [TextLine(answer["message"])])
     report = api.get(MAINTENANCE)
     columns = (
         Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),

@@ -43,10 +43,12 @@ COMMANDS = {
     "worker": Renamed("worker", {"-d": "--directory"}),
 }
 
+FIRST_WORDS = {*GROUPS, *(words.split()[0] for words in COMMANDS)}
+
 
 def current_words(words: list[str], say: Callable[[str], None]) -> list[str]:
     """Return a command line with old names replaced; `say` gets a line for each."""
-    start = next((at for at, word in enumerate(words) if not word.startswith("-")), 0)
+    start = next((at for at, word in enumerate(words) if word in FIRST_WORDS), 0)
     options, command = words[:start], words[start:]
     if command and command[0] in GROUPS:
         command = _renamed(command, 1, GROUPS[command[0]], say)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from penstock.cli import Api, Token, WatchApi, command_group, completer, say
+from penstock.cli import BrokerApi, Token, WatchApi, command_group, completer, say
 from penstock.cli.tables import Column, Facts, View, count, rate, table
 from penstock.errors import PenstockError
 
@@ -268,7 +268,7 @@ def list_pipelines(name: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
 
 
 @commands.command
-def stop(name: Name, /, *, api: Api = Api()) -> None:
+def stop(name: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Ask a running pipeline, on any machine, to stop after its current batch.
 
     Example: `penstock pipeline stop big-orders`
@@ -278,7 +278,7 @@ def stop(name: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def forget(name: Name, /, *, api: Api = Api()) -> None:
+def forget(name: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Delete the report of a pipeline that failed or is lost and will not run again.
 
     Example: `penstock pipeline forget big-orders`

@@ -9,7 +9,7 @@ from cyclopts.validators import Number
 
 from penstock.cli import LOCAL_URL, JsonOutput, NotNegative, Positive, Token, Url, say, usage
 from penstock.cli.pipeline import ShowReports, Spark, reporting, run_commands, stop_by_signal
-from penstock.cli.tables import Column, Table, View, count, print_json, when
+from penstock.cli.tables import Column, TableBlock, View, count, print_json, when
 
 LOCAL_BROKER = "127.0.0.1:12345"
 Broker = Annotated[
@@ -340,7 +340,7 @@ def dlq_report(
         Column("last", lambda kind: kind.last.isoformat(), when),
         Column("sample", _sample, prose=True, optional=True),
     )
-    return View(made, [Table(columns, figures.kinds, "no dead letters")])
+    return View(made, [TableBlock(columns, figures.kinds, "no dead letters")])
 
 
 def _sample(kind: Any) -> str | None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from penstock.cli import JsonOutput, Positive, Token, say
 from penstock.cli.pipeline import File, LoggedSpark, commands, load_file, reporting
-from penstock.cli.tables import Column, Table, View
+from penstock.cli.tables import Column, TableBlock, View
 from penstock.errors import PenstockError
 
 
@@ -93,10 +93,10 @@ def preview(
     return View(views, [_table(view, some) for view, some in views.items()])
 
 
-def _table(view: str, rows: list[dict[str, Any]]) -> Table:
+def _table(view: str, rows: list[dict[str, Any]]) -> TableBlock:
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [Column(name, partial(_cell, name), prose=True) for name in names]
-    return Table([Column(view, lambda _: ""), *columns], rows, f"{view}: no rows")
+    return TableBlock([Column(view, lambda _: ""), *columns], rows, f"{view}: no rows")
 
 
 def _cell(name: str, row: dict[str, Any]) -> str:

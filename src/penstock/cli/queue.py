@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from penstock.cli import (
     AnyText,
-    Api,
+    BrokerApi,
     LimitOrAll,
     NotNegative,
     Positive,
@@ -32,8 +32,8 @@ from penstock.cli import (
 from penstock.cli.tables import (
     Column,
     Facts,
-    Line,
-    Table,
+    TableBlock,
+    TextLine,
     View,
     count,
     duration,
@@ -73,7 +73,7 @@ def push(
     text: bool = False,
     batch: Annotated[int, Parameter(validator=Positive)] = 500,
     quiet: Annotated[bool, Parameter(alias="-q")] = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Push messages and print the result of each, one JSON object per line.
 
@@ -129,7 +129,7 @@ def pop(
     follow: Annotated[bool, Parameter(alias="-f")] = False,
     ack: bool = False,
     data: bool = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Pop messages and print them, one JSON object per line.
 
@@ -169,7 +169,7 @@ def ack_command(
         Literal["completed", "failed", "retry", "dlq"], Parameter(alias="-s")
     ] = "completed",
     error: Annotated[str | None, Parameter(alias="-e", allow_leading_hyphen=True)] = None,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Acknowledge messages read from standard input, as printed by `penstock queue pop`.
 
@@ -289,13 +289,13 @@ def describe(queue: Name, /, *, api: WatchApi = WatchApi()) -> View:
         about | {"partitions": partitions["partitions"]},
         [
             Facts(facts, about),
-            Table(
+            TableBlock(
                 (Column("group", lambda row: group_title(row["name"])), *GROUP_FIGURES),
                 about["groups"],
                 f"no groups; a pop makes one: penstock queue pop {queue}@group",
             ),
-            Line(f"partitions as {group_title(slowest['name'])} sees them:", "dim"),
-            Table(PARTITIONS, partitions["partitions"], "no partitions"),
+            TextLine(f"partitions as {group_title(slowest['name'])} sees them:", "dim"),
+            TableBlock(PARTITIONS, partitions["partitions"], "no partitions"),
             *_more(partitions),
         ],
     )
@@ -305,9 +305,9 @@ def group_title(group: str) -> str:
     return "(queue mode)" if group in ("", QUEUE_MODE) else group
 
 
-def _more(page: dict[str, Any]) -> Iterator[Line]:
+def _more(page: dict[str, Any]) -> Iterator[TextLine]:
     if page["total"] > len(page["partitions"]):
-        yield Line(f"{page['total']:,} partitions in all, those with the largest lag are shown")
+        yield TextLine(f"{page['total']:,} partitions in all, those with the largest lag are shown")
 
 
 @commands.command
@@ -318,7 +318,7 @@ def configure(
     namespace: str = "",
     task: str = "",
     reset: bool = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Create a queue or change its options. Options that you leave out stay as they are.
 
@@ -354,7 +354,9 @@ def _options(words: Iterable[str]) -> dict[str, Any]:
 
 
 @commands.command
-def delete(queue: Name, /, *, yes: Yes = False, keep: bool = False, api: Api = Api()) -> None:
+def delete(
+    queue: Name, /, *, yes: Yes = False, keep: bool = False, api: BrokerApi = BrokerApi()
+) -> None:
     """Delete a queue with its messages, groups and dead letters, or one of its consumer groups
     (QUEUE@GROUP): its cursor, leases and retries.
 
@@ -381,7 +383,7 @@ def delete(queue: Name, /, *, yes: Yes = False, keep: bool = False, api: Api = A
 # What they share
 
 
-def _client(api: Api) -> "SyncClient":
+def _client(api: BrokerApi) -> "SyncClient":
     from penstock.client import SyncClient
 
     return SyncClient(api.url, token=api.token, retry_for=5.0)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from penstock.cli import Api, Limit, NotNegative, WatchApi, Yes, confirm
+from penstock.cli import BrokerApi, Limit, NotNegative, WatchApi, Yes, confirm
 from penstock.cli.queue import commands, complete_queue, group_title
 from penstock.cli.tables import Column, View, count, print_json, table, when
 from penstock.errors import PenstockError
@@ -23,7 +23,7 @@ Queue = Annotated[str | None, Parameter(help="Queue; default: all.", completer=c
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class DeadLetterFilter:
+class DeadLetterOptions:
     group: Annotated[
         str | None, Parameter(alias="-g", help="Only dead letters of this consumer group.")
     ] = None
@@ -40,7 +40,7 @@ class DeadLetterFilter:
 
 
 @dataclass(frozen=True)
-class SelectedDeadLetters(DeadLetterFilter):
+class SelectedDeadLetters(DeadLetterOptions):
     id: Annotated[
         int | None, Parameter(help="Only the dead letter with this id, as shown by `dlq list`.")
     ] = None
@@ -51,7 +51,7 @@ def dlq_list(
     queue: Queue = None,
     /,
     *,
-    selected: DeadLetterFilter = DeadLetterFilter(),
+    selected: DeadLetterOptions = DeadLetterOptions(),
     by_error: bool = False,
     limit: Limit = 100,
     offset: Annotated[int, Parameter(validator=NotNegative)] = 0,
@@ -87,7 +87,7 @@ def dlq_list(
     )
 
 
-def _by_error(api: Api, queue: str | None, selected: DeadLetterFilter) -> View:
+def _by_error(api: BrokerApi, queue: str | None, selected: DeadLetterOptions) -> View:
     query = {"queue": queue, "consumerGroup": selected.group, "filter": selected.error}
     return table(
         api.get(DEAD, "errors", **query)["errors"],
@@ -108,7 +108,7 @@ def dlq_requeue(
     *,
     selected: SelectedDeadLetters = SelectedDeadLetters(),
     yes: Yes = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Deliver dead letters again to the groups they failed in.
 
@@ -125,7 +125,7 @@ def dlq_purge(
     *,
     selected: SelectedDeadLetters = SelectedDeadLetters(),
     yes: Yes = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Permanently delete dead letters.
 
@@ -135,14 +135,14 @@ def dlq_purge(
     _do(api, "purge", queue, selected)
 
 
-def _matching(api: Api, queue: str | None, selected: SelectedDeadLetters) -> str:
+def _matching(api: BrokerApi, queue: str | None, selected: SelectedDeadLetters) -> str:
     if selected.id is not None:
         return f"dead letter {selected.id}"
     total = api.get(DEAD, **selected.query(queue), limit=1)["total"]
     return f"{total:,} dead letters of {queue or 'all queues'}"
 
 
-def _do(api: Api, kind: str, queue: str | None, selected: SelectedDeadLetters) -> None:
+def _do(api: BrokerApi, kind: str, queue: str | None, selected: SelectedDeadLetters) -> None:
     """Start a task of the broker, and show its progress. Ctrl-C does not stop the task."""
     query = selected.query(queue)
     if selected.id is not None:

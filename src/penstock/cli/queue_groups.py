@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.cli import Api, WatchApi, Yes, confirm, usage
+from penstock.cli import BrokerApi, WatchApi, Yes, confirm, usage
 from penstock.cli.queue import GROUPS, commands, complete_queue, group_title
 from penstock.cli.tables import Column, View, count, duration, print_json, table
 
@@ -78,7 +78,13 @@ def consumers(queue: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
 
 @commands.command
 def seek(
-    address: Queue, to: str, /, *, dry_run: bool = False, yes: Yes = False, api: Api = Api()
+    address: Queue,
+    to: str,
+    /,
+    *,
+    dry_run: bool = False,
+    yes: Yes = False,
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Move a consumer group to another position in its queue.
 

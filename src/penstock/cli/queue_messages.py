@@ -5,7 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.cli import Api, WatchApi, Yes, confirm, usage
+from penstock.cli import BrokerApi, WatchApi, Yes, confirm, usage
 from penstock.cli.queue import Name, commands
 from penstock.cli.tables import Column, View, print_json, table, when
 
@@ -74,7 +74,7 @@ def message(
     delete: bool = False,
     retry: bool = False,
     yes: Yes = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Print a stored message as JSON, with its payload and its state in each group; or delete it,
     or deliver it again.
@@ -101,7 +101,9 @@ def message(
 
 
 @commands.command
-def cancel(queue: Name, partition: str, transaction: TransactionId, /, *, api: Api = Api()) -> None:
+def cancel(
+    queue: Name, partition: str, transaction: TransactionId, /, *, api: BrokerApi = BrokerApi()
+) -> None:
     """Cancel a delayed message before it is due.
 
     Example: `penstock queue cancel orders Default order-9`

@@ -21,7 +21,7 @@ from msgspec import to_builtins
 from penstock.cli import (
     LOCAL_URL,
     AnyText,
-    Api,
+    BrokerApi,
     ConfigFile,
     DataDir,
     JsonOutput,
@@ -36,8 +36,8 @@ from penstock.cli import (
 )
 from penstock.cli.tables import (
     Column,
-    Line,
-    Table,
+    TableBlock,
+    TextLine,
     View,
     count,
     duration,
@@ -102,16 +102,16 @@ def list_routes(route: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
 
 def _view(routes: list[dict[str, Any]]) -> View:
     troubles = [
-        Line(f"{one['name']}: {trouble}", "red") for one in routes for trouble in _troubles(one)
+        TextLine(f"{one['name']}: {trouble}", "red") for one in routes for trouble in _troubles(one)
     ]
-    return View(routes, [Table(COLUMNS, routes, NO_ROUTES), *troubles])
+    return View(routes, [TableBlock(COLUMNS, routes, NO_ROUTES), *troubles])
 
 
-def _books(route: dict[str, Any]) -> Iterator[Line]:
+def _books(route: dict[str, Any]) -> Iterator[TextLine]:
     if "queue" in route:
         books = route["queue"]["accounting"]
         dropped = ", ".join(f"{why} {n:,}" for why, n in books["dropped"].items()) or "0"
-        yield Line(
+        yield TextLine(
             f"accepted {books['accepted']:,} = delivered {books['delivered']:,}"
             f" + dead {books['deadLettered']:,} + dropped {dropped} + queued {books['queued']:,}"
         )
@@ -130,7 +130,7 @@ def _troubles(route: dict[str, Any]) -> Iterator[str]:
 
 
 @commands.command
-def create(route: str, file: AnyText, /, *, api: Api = Api()) -> None:
+def create(route: str, file: AnyText, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Create a route on a running broker. It exists until you delete it.
 
     Examples:
@@ -155,7 +155,9 @@ def create(route: str, file: AnyText, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def delete(route: Name, /, *, force: bool = False, yes: Yes = False, api: Api = Api()) -> None:
+def delete(
+    route: Name, /, *, force: bool = False, yes: Yes = False, api: BrokerApi = BrokerApi()
+) -> None:
     """Stop and delete a route. Fails if it has records or dead letters, unless you use --force.
 
     Example: `penstock route drain lake && penstock route delete lake`
@@ -168,7 +170,7 @@ def delete(route: Name, /, *, force: bool = False, yes: Yes = False, api: Api = 
 
 
 @commands.command
-def pause(route: Name, /, *, api: Api = Api()) -> None:
+def pause(route: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Stop sending. New records are still queued.
 
     Example: `penstock route pause lake`
@@ -177,7 +179,7 @@ def pause(route: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def resume(route: Name, /, *, api: Api = Api()) -> None:
+def resume(route: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Resume sending immediately.
 
     Example: `penstock route resume lake`
@@ -186,7 +188,7 @@ def resume(route: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def drain(route: Name, /, *, api: Api = Api()) -> None:
+def drain(route: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Accept nothing new and deliver what is queued, until you use `resume`.
 
     Example: `penstock route drain lake`
@@ -195,7 +197,7 @@ def drain(route: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def replay(route: Name, /, *, api: Api = Api()) -> None:
+def replay(route: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Move the dead letters of a route back to its send queue.
 
     Example: `penstock route replay lake`
@@ -204,7 +206,7 @@ def replay(route: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def purge(route: Name, /, *, yes: Yes = False, api: Api = Api()) -> None:
+def purge(route: Name, /, *, yes: Yes = False, api: BrokerApi = BrokerApi()) -> None:
     """Drop all queued records. They are counted as dropped{reason="purged"}.
 
     Example: `penstock route purge lake`
@@ -244,7 +246,7 @@ class InspectedRoute(RouteFiles):
 
     def _get(self, route: str, part: str, **query: Any) -> Any:
         try:
-            api = Api(url=self.url, token=self.token)
+            api = BrokerApi(url=self.url, token=self.token)
             return api.get(ROUTES, route, part, timeout=EXAMINE_TIMEOUT_SECONDS, **query)
         except CannotConnect as error:
             hint = "if the broker is down, --data-dir DIR reads the route's files"
@@ -319,14 +321,14 @@ def _contents(report: dict[str, Any]) -> View:
     return View(
         report,
         [
-            Table(columns, report["chunks"], "no chunks"),
-            Line(
+            TableBlock(columns, report["chunks"], "no chunks"),
+            TextLine(
                 f"{report['waitingBatches']:,} batches with {report['waitingRecords']:,} records "
                 f"wait; {books['delivered']:,} delivered, {books['deadLettered']:,} dead-lettered, "
                 f"{sum(books['dropped'].values()):,} dropped; "
                 f"{report['deadLetters']:,} dead letters"
             ),
-            *(Line(problem, "red") for problem in report["problems"]),
+            *(TextLine(problem, "red") for problem in report["problems"]),
         ],
         failed=bool(report["problems"]),
     )
@@ -347,4 +349,4 @@ def repair(
     report = asyncio.run(repair_queue(files.path(route)))
     lost = report.events.get("lost_blocks", 0)
     text = f"{report.waiting_batches} batches wait, {lost} damaged ones were set aside"
-    return View(to_builtins(report), [Line(text)])
+    return View(to_builtins(report), [TextLine(text)])

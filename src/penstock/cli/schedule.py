@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from penstock.cli import (
     AnyText,
-    Api,
+    BrokerApi,
     JsonApi,
     WatchApi,
     Yes,
@@ -17,7 +17,7 @@ from penstock.cli import (
     confirm,
     usage,
 )
-from penstock.cli.tables import Column, Facts, Table, View, table, when
+from penstock.cli.tables import Column, Facts, TableBlock, View, table, when
 
 commands = command_group("schedule")
 
@@ -138,7 +138,7 @@ def list_schedules(schedule: Name = "", /, *, api: WatchApi = WatchApi()) -> Vie
 
 
 @commands.command
-def pause(schedule: Name, /, *, api: Api = Api()) -> None:
+def pause(schedule: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Pause a schedule until you resume it.
 
     Example: `penstock schedule pause nightly`
@@ -147,7 +147,7 @@ def pause(schedule: Name, /, *, api: Api = Api()) -> None:
 
 
 @commands.command
-def resume(schedule: Name, /, *, api: Api = Api()) -> None:
+def resume(schedule: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     """Resume a schedule. Runs that were due while it was paused are skipped.
 
     Example: `penstock schedule resume nightly`
@@ -162,11 +162,11 @@ def run_now(schedule: Name, /, *, api: JsonApi = JsonApi()) -> View:
     Example: `penstock schedule run nightly`
     """
     run = api.post(SCHEDULES, schedule, "run")
-    return View(run, [Table(RUNS, [run])])
+    return View(run, [TableBlock(RUNS, [run])])
 
 
 @commands.command
-def delete(schedule: Name, /, *, yes: Yes = False, api: Api = Api()) -> None:
+def delete(schedule: Name, /, *, yes: Yes = False, api: BrokerApi = BrokerApi()) -> None:
     """Delete a schedule. Messages that it has pushed are kept.
 
     Example: `penstock schedule delete nightly --yes`
@@ -178,5 +178,5 @@ def delete(schedule: Name, /, *, yes: Yes = False, api: Api = Api()) -> None:
 def _view(schedule: dict[str, Any]) -> View:
     return View(
         schedule,
-        [Facts(FACTS, schedule), Table(RUNS, schedule["lastRuns"], "no runs yet")],
+        [Facts(FACTS, schedule), TableBlock(RUNS, schedule["lastRuns"], "no runs yet")],
     )

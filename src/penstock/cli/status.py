@@ -1,6 +1,6 @@
 """`penstock status`: the whole broker on one screen, what is wrong first.
 
-It shows the figures of the Console: the same list of what needs somebody, the same counts. With
+It shows the figures of the Console: the same list of problems, the same counts. With
 `--check` the exit code is that of monitoring plugins: 0 well, 1 a warning, 2 an error, 3 unknown
 (no broker answers, or it refuses to say).
 """
@@ -16,15 +16,15 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from penstock import __version__
-from penstock.cli import REFUSED, Api, app, errors_explained
+from penstock.cli import REFUSED, BrokerApi, app, errors_explained
 from penstock.cli.live import RATE_SECONDS, LiveFigures
 from penstock.cli.queue import FIGURES
 from penstock.cli.tables import (
     UNKNOWN,
     Column,
     Facts,
-    Line,
-    Table,
+    TableBlock,
+    TextLine,
     View,
     count,
     duration,
@@ -55,7 +55,7 @@ def status(
     json: Annotated[bool, Parameter(alias="-J")] = False,
     watch: Annotated[bool, Parameter(alias="-w")] = False,
     interval: Annotated[float, Parameter(validator=Number(gte=0.1))] = 2.0,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Show the whole broker on one screen: problems first, then each part.
 
@@ -63,7 +63,7 @@ def status(
 
     `penstock status --watch`
 
-    `penstock status --check || echo "somebody should look"`
+    `penstock status --check || echo "the broker has problems"`
 
     :param check: Exit with 1 on a warning, 2 on an error, 3 if the state is unknown.
     :param json: Print JSON instead of text.
@@ -86,12 +86,12 @@ def status(
         raise SystemExit(ERROR if "error" in levels else WARNING if levels else WELL)
 
 
-def _look(api: Api, figures: LiveFigures, seconds: float) -> View:
+def _look(api: BrokerApi, figures: LiveFigures, seconds: float) -> View:
     return whole(api, figures.take(seconds))
 
 
 def whole(
-    api: Api,
+    api: BrokerApi,
     now: dict[str, Any],
     sort: str = "-waiting",
     limit: int = BUSIEST_QUEUES,
@@ -113,33 +113,33 @@ def whole(
     for part in ("routes", "pipelines"):
         if counts.get(part):
             state[part] = api.get(f"/api/v1/{part}")[part]
-    queues = Table((Column("queue", "name"), *FIGURES), state["queues"])
-    rest: list[Facts | Table] = [Facts(list(_parts(state)))]
+    queues = TableBlock((Column("queue", "name"), *FIGURES), state["queues"])
+    rest: list[Facts | TableBlock] = [Facts(list(_parts(state)))]
     if state["queues"]:
         rest.insert(0 if brief else 1, queues)
     return View(state, [*problems(api.url, state, brief), *rest])
 
 
-def problems(url: str, now: dict[str, Any], brief: bool) -> Iterator[Line | Table]:
+def problems(url: str, now: dict[str, Any], brief: bool) -> Iterator[TextLine | TableBlock]:
     """Yield what needs attention, worst first."""
     rows = now["problems"]
     mine = next((one for one in now["brokers"] if one.get("self")), {"version": __version__})
     title = f"Penstock {mine['version']} at {url}"
     if not rows:
-        yield Line(f"{title}: all is well", "green")
+        yield TextLine(f"{title}: all is well", "green")
         return
     things = "1 thing needs you" if len(rows) == 1 else f"{len(rows)} things need you"
     if brief and len(rows) > BRIEF_PROBLEMS:
         things += f", {BRIEF_PROBLEMS} are shown"
         rows = rows[:BRIEF_PROBLEMS]
-    yield Line(f"{title}: {things}", "bold red")
+    yield TextLine(f"{title}: {things}", "bold red")
     columns = (
         Column("level"),
         Column("what", "text", prose=True, wrap=not brief),
         Column("for", _age, duration),
         Column("look with penstock", _words, optional=True),
     )
-    yield Table(columns, rows)
+    yield TableBlock(columns, rows)
 
 
 def _age(problem: dict[str, Any]) -> float | None:

@@ -1,7 +1,7 @@
-"""How every command shows what it has: one look, three readers.
+"""Show the result of a command to three kinds of readers.
 
-A command makes a `View`: the data, and how a person should see it (tables, facts, lines). `show`
-decides who reads it:
+A command returns a `View`: the data, and the tables, facts and lines that people see. `show` prints
+one of:
 
 - `--json`: the data, indented on a terminal and on one line in a pipe.
 - a terminal: tables with numbers to the right and units that people read (`1.2 GiB`, `14 min`).
@@ -81,19 +81,19 @@ def duration(seconds: float) -> str:
 
 
 def estimate(seconds: float) -> str:
-    """How long something will take; negative: it will not end at this rate."""
+    """Format how long something will take; negative: it will not end at this rate."""
     return "never" if seconds < 0 else duration(seconds)
 
 
 def moment(value: float | str) -> datetime:
-    """A time as the API writes it: milliseconds since 1970, or ISO 8601."""
+    """Parse a time as the API writes it: milliseconds since 1970, or ISO 8601."""
     if isinstance(value, str):
         return utc_time(value)
     return datetime.fromtimestamp(value / 1000, UTC)
 
 
 def when(value: float | str) -> str:
-    """In the zone of whoever reads it, to the second today and to the minute before."""
+    """Format a time in the local zone: with seconds today, with the date on other days."""
     at = moment(value).astimezone()
     today = at.date() == datetime.now().astimezone().date()
     return at.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
@@ -145,7 +145,7 @@ class Column:
 
     @property
     def header(self) -> str:
-        """In a pipe: with the unit of its plain numbers."""
+        """Return the title in a pipe, with the unit of its plain numbers."""
         unit = NUMBERS.get(self.format, "")
         return f"{self.title} ({unit})" if unit and unit != "/s" else self.title
 
@@ -161,7 +161,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableBlock:
     columns: Sequence[Column]
     rows: Sequence[Any]
     empty: str = ""  # what to do to have some, for people
@@ -203,7 +203,7 @@ class Table:
 
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list[int], list[str]]:
-    """Which columns are shown, and the titles of those that are not; `widths` are cut to fit."""
+    """Choose the columns that fit, and return the titles of the others; `widths` are cut to fit."""
     shown = list(range(len(columns)))
 
     def excess() -> int:
@@ -236,7 +236,7 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One row on its side: a name and a value a line."""
+    """One row as lines of a name and a value."""
 
     columns: Sequence[Column]
     row: Any = None
@@ -254,12 +254,12 @@ class Facts:
 
 
 def fact(title: str, value: Any, format: Callable[[Any], str] = text) -> Column:
-    """A column whose value is at hand."""
+    """Return a column with a fixed value."""
     return Column(title, lambda _: value, format)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A sentence for people: in a pipe it goes to standard error."""
 
     content: str
@@ -276,13 +276,13 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class View:
     data: Any  # what `--json` prints
-    parts: Sequence[Table | Facts | Line] = ()
+    parts: Sequence[TableBlock | Facts | TextLine] = ()
     failed: bool = False  # the exit code is 1, when it is shown once
 
     def drawn(self, console: Console) -> Group:
         drawn: list[RenderableType] = []
         for part in self.parts:
-            if drawn and not isinstance(part, Line):
+            if drawn and not isinstance(part, TextLine):
                 drawn.append("")
             drawn.append(part.drawn(console.width))
         return Group(*drawn)
@@ -292,20 +292,20 @@ class View:
         if shown := "\n\n".join(block for block in blocks if block):
             sys.stdout.write(shown + "\n")
         for part in self.parts:
-            if isinstance(part, Line):
+            if isinstance(part, TextLine):
                 sys.stderr.write(text(part.content) + "\n")
 
 
 def table(rows: Sequence[Any], *columns: Column, empty: str = "", note: str = "") -> View:
-    """A view of one table, whose rows are the data, and what is to be said below it."""
-    return View(rows, [Table(columns, rows, empty), *([Line(note)] if note else [])])
+    """Return a view of one table, whose rows are the data, with a note below it."""
+    return View(rows, [TableBlock(columns, rows, empty), *([TextLine(note)] if note else [])])
 
 
 # Showing it
 
 
 def print_json(value: Any) -> None:
-    """Indented on a terminal."""
+    """Print a value as JSON, indented on a terminal."""
     if sys.stdout.isatty():
         made = msgspec.json.format(msgspec.json.encode(value), indent=2)
         sys.stdout.write(made.decode() + "\n")
@@ -314,7 +314,7 @@ def print_json(value: Any) -> None:
 
 
 def print_line(value: Any) -> None:
-    """One of many: a JSON value on a line of its own, wherever it goes."""
+    """Print a value as JSON on one line."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 

@@ -1,7 +1,7 @@
 """`penstock tasks`: work that the broker does in the background."""
 
 from penstock.cli import WatchApi, app
-from penstock.cli.tables import Column, Line, View, count, table, when
+from penstock.cli.tables import Column, TextLine, View, count, table, when
 
 TASKS = "/api/v1/tasks"
 
@@ -23,7 +23,7 @@ def tasks(*, cancel: str | None = None, api: WatchApi = WatchApi()) -> View:
         return View(
             task,
             [
-                Line(
+                TextLine(
                     f"{task['kind']} of {task['what']} is {task['state']}: "
                     f"{task['done']:,} of {task['total']:,} done"
                 )

@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from penstock.cli import Api, app, explain
+from penstock.cli import BrokerApi, app, explain
 from penstock.cli.live import LiveFigures
 from penstock.cli.status import whole
 from penstock.cli.tables import View, show
@@ -48,7 +48,7 @@ def top(
     interval: Annotated[float, Parameter(validator=Number(gte=0.2))] = 1.0,
     sort: Literal["n", "w", "p", "d", "o", "x", "g"] = "w",
     json: Annotated[bool, Parameter(alias="-J")] = False,
-    api: Api = Api(),
+    api: BrokerApi = BrokerApi(),
 ) -> None:
     """Watch the whole broker live.
 
@@ -70,7 +70,7 @@ def top(
 
 
 class _Screen:
-    def __init__(self, api: Api, figures: LiveFigures, interval: float) -> None:
+    def __init__(self, api: BrokerApi, figures: LiveFigures, interval: float) -> None:
         self._api = api
         self._figures = figures
         self._interval = interval

@@ -30,7 +30,7 @@ from rich.progress import (
 from penstock.cli import (
     LOCAL_URL,
     AnyText,
-    Api,
+    BrokerApi,
     JsonOutput,
     NotNegative,
     Positive,
@@ -69,7 +69,7 @@ JsonLines = Annotated[bool, Parameter(alias="-J", help="One JSON object per line
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class TopicBroker:
+class TopicAddress:
     """The broker's TCP port, where topics are."""
 
     broker: Annotated[
@@ -92,7 +92,7 @@ def create(
     format: Literal["aiq", "kafka"] | None = None,
     partitions: Annotated[int, Parameter(validator=Positive)] = 1,
     shared: bool = False,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
 ) -> None:
     """Create topics. Topics that exist stay unchanged.
 
@@ -157,7 +157,7 @@ def describe(
     topic: Name,
     /,
     *,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
     output: JsonOutput = JsonOutput(),  # noqa: ARG001  # `run` reads it
 ) -> View:
     """Show a topic's offsets, size and segments. `topic list` has rates and groups.
@@ -193,7 +193,7 @@ def policy(
     wanted: Literal["delete", "compact"] | None = None,
     /,
     *,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
     url: Url = LOCAL_URL,
 ) -> None:
     """Show or set the cleanup policy of a topic: retention deletes old segments, or `pipeline run
@@ -205,7 +205,9 @@ def policy(
     """
     with broker.connect() as client:
         if wanted is not None:
-            Api(url=url, token=broker.token).put(TOPICS, topic, "policy", body={"policy": wanted})
+            BrokerApi(url=url, token=broker.token).put(
+                TOPICS, topic, "policy", body={"policy": wanted}
+            )
         sys.stdout.write(f"{client.topic(topic).info().policy}\n")
 
 
@@ -215,7 +217,7 @@ def delete(
     /,
     *,
     yes: Yes = False,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
     url: Url = LOCAL_URL,
 ) -> None:
     """Permanently delete a topic and its records, or one of its consumer groups (TOPIC@GROUP).
@@ -229,7 +231,7 @@ def delete(
     name, _, group = topic.rpartition("@")
     if name:
         confirm(f"Delete group {group} of topic {name}? It would begin as a new group does.", yes)
-        Api(url=url, token=broker.token).delete(TOPICS, name, "groups", group)
+        BrokerApi(url=url, token=broker.token).delete(TOPICS, name, "groups", group)
         return
     with broker.connect() as client:
         if not yes:
@@ -249,7 +251,7 @@ def produce(
     key_delimiter: Annotated[AnyText, Parameter(alias="-K")] = "",
     partition: Annotated[int | None, Parameter(alias="-p")] = None,
     quiet: Quiet = False,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
 ) -> None:
     """Append records from standard input or files, one per line. Each is stored once, in order.
 
@@ -329,7 +331,7 @@ def consume(
     group: Annotated[str | None, Parameter(alias="-g")] = None,
     json: JsonLines = False,
     quiet: Quiet = False,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
 ) -> None:
     """Print records from an offset on, and wait for new ones unless you use --exit.
 

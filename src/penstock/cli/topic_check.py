@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from penstock.cli import BrokerConfig, ConfigFile, Settings, WatchApi, say
 from penstock.cli.tables import Facts, View, fact, print_json
-from penstock.cli.topic import JsonLines, Quiet, TopicBroker, commands, progress_bar
+from penstock.cli.topic import JsonLines, Quiet, TopicAddress, commands, progress_bar
 from penstock.cli.topic_tier import configured
 from penstock.errors import PenstockError
 
@@ -30,7 +30,7 @@ def verify(
     tier: bool = False,
     config: ConfigFile = None,
     settings: Settings = None,
-    broker: TopicBroker = TopicBroker(),
+    broker: TopicAddress = TopicAddress(),
 ) -> None:
     """Read every file of the topics and verify checksums, offsets and indexes. Exit code 1 if
     something is damaged.

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.cli import Api, WatchApi, Yes, confirm, say, usage
+from penstock.cli import BrokerApi, WatchApi, Yes, confirm, say, usage
 from penstock.cli.tables import Column, View, count, duration, table
 from penstock.cli.topic import TOPICS, commands, complete_topic
 
@@ -38,7 +38,7 @@ def _members(row: dict[str, Any]) -> str:
 
 
 @commands.command
-def seek(address: str, to: str, /, *, yes: Yes = False, api: Api = Api()) -> None:
+def seek(address: str, to: str, /, *, yes: Yes = False, api: BrokerApi = BrokerApi()) -> None:
     """Set the offset at which a consumer group resumes. First shows how many records this would
     deliver again or skip, and asks for confirmation. Leases of its members become invalid.
 

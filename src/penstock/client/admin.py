@@ -24,7 +24,7 @@ class DeadLetterFilter(TypedDict, total=False):
     until: datetime | None  # those that failed before this time
 
 
-class Admin:
+class AdminClient:
     """Queues, groups, consumers, dead letters and delayed messages of the broker, for operators."""
 
     def __init__(self, brokers: Brokers) -> None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.client.results import BrokerStatus
+from penstock.contract.broker import BrokerStatus
 from penstock.contract.operation import Operation
 from penstock.errors import InvalidRequest, PenstockError, StorageFull, Unavailable
 from penstock.net.addresses import Token, resource

@@ -27,7 +27,6 @@ from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, QueueFull, TooLarge, Unavailable
 from penstock.net.retry import Backoff
-from penstock.protocol.payload import check_payload
 from penstock.protocol.status import NOT_JSON
 
 log = logging.getLogger("penstock.client")
@@ -88,9 +87,7 @@ class PushBuffer:
         """Add a message and return its transaction id. Waits while the buffer is full. A `delay`
         starts when the broker stores the message.
         """
-        check_payload(payload)
-        encoded = msgspec.Raw(msgspec.json.encode(payload))
-        item = tracing.created(new_item(address, encoded, **options))
+        item = tracing.created(new_item(address, payload, **options))
         while len(self) >= self._max and not self.closed:
             self._progress.clear()
             await self._progress.wait()

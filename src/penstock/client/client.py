@@ -16,36 +16,40 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
-from penstock.client.admin import Admin
+import msgspec
+
+from penstock.client.admin import AdminClient
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
-from penstock.client.consumer import Consumer, ConsumerOptions
+from penstock.client.consumer import Consumer, ConsumerOptions, P, R
 from penstock.client.former_names import FormerMethods, renamed
-from penstock.client.handlers import Handler
 from penstock.client.health import HealthReporter
+from penstock.client.hooks import Hook, hook_of
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
-from penstock.client.results import BrokerStatus, QueueSettings
+from penstock.client.results import QueueSettings
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
 from penstock.client.topic import Topic, TopicBroker, TopicFinder
 from penstock.contract import operations
-from penstock.contract.queues import Configured
+from penstock.contract.broker import BrokerStatus
 from penstock.errors import InvalidRequest, NotFound, Unavailable
-from penstock.io.tasks import supervised
+from penstock.io.tasks import cancelled, supervised
 from penstock.net.addresses import Token, parse_addresses
 from penstock.net.tls import client_context
 from penstock.protocol import frames
 from penstock.protocol.frames import Command
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.queue_options import QueueOptions
 
+Generate = TypeVar("Generate", bound=Callable[..., Any])
 DEFAULT_URL = "http://127.0.0.1:6632"
 RELEASE_SECONDS = 1.0  # that `close` always has to release messages
 
@@ -106,8 +110,10 @@ class Client(QueueClient, FormerMethods):
             endpoint = Endpoint(addresses, context() if secure else None)
         self._topics = TopicBroker(endpoint, timeout=timeout, token=token)
         self._buffers: list[PushBuffer] = []
-        self._consumers: list[Consumer] = []
-        self.admin = Admin(self._brokers)
+        self._consumers: list[Consumer[..., Any]] = []
+        self._hooks: list[Hook] = []
+        self._lifespans: list[Hook] = []
+        self.admin = AdminClient(self._brokers)
         self.schedules = Schedules(self._brokers)
         self.routes = Routes(self._brokers)
 
@@ -140,18 +146,28 @@ class Client(QueueClient, FormerMethods):
         self,
         queue: str,
         *,
-        namespace: str = "",
-        task: str = "",
+        namespace: str | None = None,
+        task: str | None = None,
+        reset: bool = False,
         **options: Unpack[QueueSettings],
-    ) -> Configured:
-        """Create a queue or replace its options. Options you leave out get their defaults."""
-        body = {
-            "queue": queue,
-            "namespace": namespace,
-            "task": task,
-            "options": {_camel(name): value for name, value in options.items()},
-        }
-        return await self._brokers.call(operations.CONFIGURE_QUEUE, body=body)
+    ) -> QueueOptions:
+        """Create a queue or change its options. Options you leave out stay as they are; with
+        `reset` they get their defaults. Returns all options.
+        """
+        given = {_camel(name): value for name, value in options.items()}
+        try:
+            if not reset and namespace is None and task is None:
+                changed = await self._brokers.call(
+                    operations.CHANGE_QUEUE_OPTIONS, queue, body=given
+                )
+                return changed.options
+            if not reset:
+                before = await self._brokers.call(operations.GET_QUEUE_OPTIONS, queue)
+                given = msgspec.to_builtins(before.options) | given
+        except NotFound:
+            pass
+        body = {"queue": queue, "namespace": namespace or "", "task": task or "", "options": given}
+        return (await self._brokers.call(operations.CONFIGURE_QUEUE, body=body)).options
 
     async def cancel(
         self, queue: str, transaction_id: str, *, partition: str = DEFAULT_PARTITION
@@ -169,17 +185,17 @@ class Client(QueueClient, FormerMethods):
     @renamed(each=("batches", operator.not_))
     def consumer(
         self, address: str | Address, **options: Unpack[ConsumerOptions]
-    ) -> Callable[[Handler], Consumer]:
+    ) -> Callable[[Callable[P, R]], Consumer[P, R]]:
         """Decorate a function as a consumer of `address`. `run` starts it.
 
         With `state`, the function gets the state of the message's partition as its last argument;
         changes of it, its pushes and the acknowledgement are committed together.
         """
-
         settings: dict[str, Any] = {**options}
         version, reset = settings.pop("state", None), settings.pop("reset_state", False)
 
-        def register(handler: Handler) -> Consumer:
+        def register(handler: Callable[P, R]) -> Consumer[P, R]:
+            consumer: Consumer[P, R]
             if version is None:
                 consumer = Consumer(self, address, handler, **settings)
             else:
@@ -191,27 +207,50 @@ class Client(QueueClient, FormerMethods):
                     reset=reset,
                 )
                 consumer = StatefulConsumer(self, address, handler, store=store, **settings)
+            consumer.hooks = self._hooks
             self._consumers.append(consumer)
             return consumer
 
         return register
+
+    def around(self, hook: Generate) -> Generate:
+        """Decorate a generator function that runs around every call of a consumer's function. It
+        gets the list of messages. What stands before its `yield` runs before the call, what stands
+        behind it after; an exception of the function is raised at the `yield`.
+        """
+        self._hooks.append(hook_of(hook))
+        return hook
+
+    def lifespan(self, hook: Generate) -> Generate:
+        """Decorate a generator function that opens and closes what consumers need. `run` runs it up
+        to its `yield` before it starts the consumers, and the rest after they have ended.
+        """
+        self._lifespans.append(hook_of(hook))
+        return hook
 
     async def run(self, *, handle_signals: bool = True, drain_seconds: float | None = None) -> None:
         """Run all consumers until `stop` is called or SIGTERM arrives. SIGTERM is left alone if
         the program handles it itself, or with `handle_signals=False`.
 
         Messages in progress then have `drain_seconds` to finish (None: as long as they take). Those
-        that do not finish are released.
+        that do not finish are released. If a consumer fails, the others stop in the same way, and
+        its error is raised.
         """
-        reporting = supervised(
-            "penstock consumer health", HealthReporter(self._brokers, self._consumers).run
-        )
-        try:
-            with stopping_on_signal(self.stop) if handle_signals else nullcontext():
-                await asyncio.gather(*(consumer.run(drain_seconds) for consumer in self._consumers))
-        finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            if handle_signals:
+                stack.enter_context(stopping_on_signal(self.stop))
+            for lifespan in self._lifespans:
+                await stack.enter_async_context(lifespan())
+            reporter = HealthReporter(self._brokers, self.admin, self._consumers)
+            reporting = supervised("penstock consumer health", reporter.run)
+            running = [asyncio.ensure_future(one.run(drain_seconds)) for one in self._consumers]
+            try:
+                if running:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+                    self.stop()
+                    await asyncio.gather(*running)
+            finally:
+                await cancelled(reporting, *running)
 
     def stop(self) -> None:
         """Stop all consumers once they have finished the messages in progress."""
@@ -254,16 +293,11 @@ class Client(QueueClient, FormerMethods):
         fetched: list[Received] = [one for messages in self._fetched.values() for one in messages]
         for messages in self._fetched.values():
             messages.clear()  # or their loops would give them back again
-        parked = dict(self._parked)
-        for task, held in parked.items():
-            task.cancel()
-            fetched += held
         if fetched:
             await asyncio.wait(
                 [asyncio.ensure_future(self._give_back(fetched))],
                 timeout=max(RELEASE_SECONDS, ends - clock()),
             )
-        await asyncio.gather(*parked, return_exceptions=True)
         await self._leases.close()
         self._topics.close()
         await self._brokers.close()

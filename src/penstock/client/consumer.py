@@ -5,42 +5,44 @@
 
     await client.run()
 
-Returning means completed. An exception means failed, with its text: the message is tried again and
-finally goes to the dead-letter queue, after as many attempts as the queue allows or, with `retry`,
-as that says; `Retry` gives it back without counting, `DeadLetter` puts it aside at once, and so
-does a payload that is not of the type the function names (`handlers.py`). With `batch` above 1 and
-`batches` the function gets the whole list and answers for all of it. A function that is not
-async runs in a thread, `concurrency` of them at a time.
+Returning means completed. An exception means failed, with its text and traceback: the broker
+delivers the message again and finally moves it to the dead letters, after as many attempts as the
+queue allows or, with `retry`, as that says. The broker counts the attempts, so they survive the
+process. `Retry` returns the message without counting, `DeadLetter` moves it to the dead letters at
+once, and so does a payload that is not of the type the function names (`handlers.py`). With
+`batches` the function gets the whole list and answers for all of it. A function that is not async
+runs in a thread, `concurrency` of them at a time.
 
-With `retry` the attempts are made here: between them the message waits under its lease, beside the
-workers and not in one of them. A process that dies leaves it to the next one, which begins to count
-again.
-
-Brokers may come and go: a worker waits and goes on. `stop` lets what is being handled finish, as
-long as `run` allows; messages that were fetched and not begun, or wait for their next attempt, go
-back. A consumer that is cancelled releases what is in progress, too.
+Brokers may come and go: a worker waits and tries again. `stop` lets messages in progress finish, as
+long as `run` allows; messages that were fetched and not begun are released. A consumer that is
+cancelled releases what is in progress, too.
 
 The answer to the last message of a batch travels with the next pop (`QueueClient._ack_and_pop`).
 
 A worker may fetch its next batch while the handler works on the one before (`prefetch`): one batch
-per worker, under a lease, given back on `stop` without counting an attempt. Where a queue has one
-partition that next batch comes only once the one before is answered, so an answer never waits for a
-fetch under way: it is then sent by itself. Unless asked otherwise a worker does so while it pays:
-the handler takes longer than a fetch, and not so long that others should have the messages.
+per worker, under a lease, released on `stop` without counting an attempt. Where a queue has one
+partition, that next batch comes only once the one before is answered, so an answer never waits for
+a fetch under way: it is then sent by itself. By default a worker prefetches while it pays: the
+handler takes longer than a fetch, and not so long that others should have the messages.
 """
 
 import asyncio
+import functools
 import logging
 import os
+import random
 import socket
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, thread
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, TypedDict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, ParamSpec, TypedDict, TypeVar
 
-from penstock.client.handlers import BoundHandler, Handler, Misfit
+from penstock.client.handlers import BoundHandler, Misfit
+from penstock.client.hooks import Hook
 from penstock.client.messages import (
     Acked,
     AckStatus,
@@ -50,7 +52,8 @@ from penstock.client.messages import (
     Received,
     Retry,
 )
-from penstock.client.queues import LONG_POLL_SECONDS, QueueClient, received_late
+from penstock.client.queues import LONG_POLL_SECONDS, Answer, QueueClient, received_late
+from penstock.client.rate import RateLimit
 from penstock.client.tracing import processing
 from penstock.errors import AckRefused, Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled
@@ -60,35 +63,62 @@ log = logging.getLogger("penstock.client")
 
 MIN_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is worth a request
 MAX_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
-MAX_WAITING = 1000  # messages between two attempts; more fail, and the broker tries them again
+MAX_TRACEBACK_CHARS = 4000  # kept with a dead letter: the end, where the error is
+OUR_FRAMES = (str(Path(__file__).parent), str(Path(thread.__file__).parent))
+P = ParamSpec("P")
+R = TypeVar("R")
+Errors = tuple[type[Exception], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a consumer attempts a message, and how long it waits between attempts."""
+    """How often a consumer attempts a message, how long it waits between attempts, and which
+    exceptions it retries. Create it with `backoff`.
+    """
 
     max_attempts: int
     first: float
     factor: float
     longest: float
+    jitter: bool = True
+    retry_on: Errors = (Exception,)
+    dead_letter_on: Errors = ()
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after this attempt; the first attempt is 1."""
-        return float(min(self.longest, self.first * self.factor ** (attempt - 1)))
+        """Seconds to wait after this attempt; the first attempt is 1. With `jitter`, a random
+        number between half of it and all of it.
+        """
+        growth = self.factor ** min(attempt - 1, 1000)
+        whole = float(min(self.longest, self.first * growth))
+        return whole * (random.uniform(0.5, 1.0) if self.jitter else 1.0)
+
+    def retries(self, failure: BaseException) -> bool:
+        """Whether another attempt makes sense after this exception."""
+        fatal = isinstance(failure, self.dead_letter_on)
+        return not fatal and isinstance(failure, (*self.retry_on, asyncio.CancelledError))
 
 
 def backoff(
-    max_attempts: int = 5, *, first: float = 1.0, factor: float = 2.0, longest: float = 60.0
+    max_attempts: int = 5,
+    *,
+    first: float = 1.0,
+    factor: float = 2.0,
+    longest: float = 60.0,
+    jitter: bool = True,
+    retry_on: Errors = (Exception,),
+    dead_letter_on: Errors = (),
 ) -> RetryPolicy:
     """Retry with exponential backoff: make up to `max_attempts` attempts, wait `first` seconds
     after the first one and `factor` times longer after each further one, at most `longest` seconds.
-    After the last attempt the message becomes a dead letter.
+    `jitter` shortens each wait by up to a half, at random. After the last attempt the message
+    becomes a dead letter; at once if the exception is not one of `retry_on`, or one of
+    `dead_letter_on`.
     """
     if max_attempts < 1 or first < 0 or factor < 1 or longest < 0:
         raise InvalidRequest(
             "backoff needs 1 or more attempts, a factor of 1 or more, and no negative seconds"
         )
-    return RetryPolicy(max_attempts, first, factor, longest)
+    return RetryPolicy(max_attempts, first, factor, longest, jitter, retry_on, dead_letter_on)
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -97,7 +127,10 @@ class ConsumerOptions(TypedDict, total=False):
     concurrency: int  # calls at the same time; default 1
     batch: int  # messages per fetch; default 1
     batches: bool  # call the function with the whole batch, as a list
+    timeout: float | None  # seconds that a call may take before it has failed; default: any time
     retry: RetryPolicy | None  # such as backoff(5); default: the queue's options decide
+    rate: str | None  # the most messages this consumer begins, such as "100/s" or "30/min"
+    tracebacks: bool  # keep the traceback with a failure; default True
     auto_ack: bool  # acknowledge on delivery: at most once
     partitions: int  # the most partitions to take one batch from; default 1
     subscription_mode: str | None  # where a new group starts: "all" or "new"
@@ -115,20 +148,27 @@ class Outcome:
     status: AckStatus
     error: str | None = None
     delay: float = 0.0
+    max_attempts: int | None = None  # None: as the queue says
 
-    def answer(self, worker: str) -> dict[str, str]:
+    def answer(self, worker: str) -> Answer:
         """As `_ack_each` takes it."""
-        about = {} if self.error is None else {"error": self.error, "worker": worker}
-        return {"status": self.status} | about
+        answer: Answer = {"status": self.status}
+        if self.error is not None:
+            answer |= {"error": self.error, "worker": worker}
+        if self.delay:
+            answer["delay"] = self.delay
+        if self.max_attempts is not None:
+            answer["maxAttempts"] = self.max_attempts
+        return answer
 
 
 Done = tuple[Message, Outcome]
 
 
-class Consumer:
+class Consumer(Generic[P, R]):
     """Fetches messages and calls a function for each. The message is acknowledged when the function
     returns, and counts as failed when it raises. Create it with `Client.consumer` and run it with
-    `Client.run`.
+    `Client.run`. Calling it calls the function.
     """
 
     _stateful: ClassVar[bool] = False  # the function gets a `State` as its last argument
@@ -137,12 +177,15 @@ class Consumer:
         self,
         client: QueueClient,
         address: str | Address,
-        handler: Handler,
+        handler: Callable[P, R],
         *,
         concurrency: int = 1,
         batch: int = 1,
         batches: bool = False,
+        timeout: float | None = None,
         retry: RetryPolicy | None = None,
+        rate: str | None = None,
+        tracebacks: bool = True,
         auto_ack: bool = False,
         partitions: int = 1,
         subscription_mode: str | None = None,
@@ -160,19 +203,24 @@ class Consumer:
             raise InvalidRequest("under auto_ack a message is gone when it is handed out: no retry")
         if prefetch and auto_ack:
             raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+        if timeout is not None and timeout <= 0:
+            raise InvalidRequest(f"a timeout is more than 0 seconds, not {timeout:g}")
         self.address = Address.parse(address)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.concurrency = concurrency
-        self.in_flight = 0  # messages the handler has now
         self.handled = 0
         self.failed = 0
+        self.most_calls = 0  # that were ever under way at the same time
         self.released = 0  # messages whose handler had not finished when the consumer had to end
         self.last_error: str | None = None
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
+        self.hooks: list[Hook] = []  # around each call, the first one outside
         self._client = client
         self._handler = BoundHandler(handler, batches=batches, stateful=self._stateful)
         self._batches, self._auto_ack, self._retry = batches, auto_ack, retry
+        self._timeout, self._tracebacks = timeout, tracebacks
+        self._rate = RateLimit.parse(rate) if rate is not None else None
         self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {  # of every pop
             "wait": LONG_POLL_SECONDS,
@@ -183,21 +231,30 @@ class Consumer:
             "subscription_from": subscription_from,
         }
         self._threads: ThreadPoolExecutor | None = None
+        self._hanging = 0  # threads whose function did not end within its timeout
         self._stopping = asyncio.Event()
-        self._slots = asyncio.Semaphore(concurrency)  # of the handler, for workers and retries
         self._workers: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Future[list[Message]]] = set()
-        # messages between two attempts, with the task that makes the next one
-        self._waiting: dict[asyncio.Task[None], Sequence[Message]] = {}
+        self._calls: dict[object, tuple[float, int]] = {}  # under way: since when, of how many
+        functools.update_wrapper(self, handler)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the decorated function directly."""
-        return self._handler.function(*arguments)
+        result: R = self._handler.function(*args, **kwargs)
+        return result
 
     @property
-    def waiting(self) -> int:
-        """The number of messages that wait for their next attempt."""
-        return sum(map(len, self._waiting.values()))
+    def in_flight(self) -> int:
+        """The number of messages that the function has now."""
+        return sum(count for _, count in self._calls.values())
+
+    @property
+    def in_flight_seconds(self) -> float:
+        """For how long the oldest call has been running; 0 if there is none."""
+        if not self._calls:
+            return 0.0
+        loop = asyncio.get_running_loop()
+        return loop.time() - min(since for since, _ in self._calls.values())
 
     async def run(self, drain_seconds: float | None = None) -> None:
         """Consume until `stop` is called. Then messages in progress have `drain_seconds` to finish
@@ -205,8 +262,17 @@ class Consumer:
         retry cannot fix, such as a request that the broker rejects.
         """
         if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
-            self._threads = ThreadPoolExecutor(self.concurrency, "penstock-consumer")
+            # a thread that hangs is replaced: `_call` gives up when as many hang as may run
+            self._threads = ThreadPoolExecutor(2 * self.concurrency, "penstock-consumer")
         self.started_at = datetime.now(UTC)
+        log.info(
+            "ready: %s, concurrency %d, batch %d, prefetch %s",
+            self.address,
+            self.concurrency,
+            self._options["batch"],
+            {True: "on", False: "off", None: "while it pays"}[self._prefetch],
+            extra=self._extra(),
+        )
         self._workers = [asyncio.create_task(self._work()) for _ in range(self.concurrency)]
         working = asyncio.ensure_future(self._work_to_the_end())
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -216,22 +282,25 @@ class Consumer:
             if working.done():
                 working.result()
         finally:
-            await cancelled(working, stopping, *self._workers, *self._waiting)
+            await cancelled(working, stopping, *self._workers)
             if self._threads:
                 self._threads.shutdown(wait=False)
 
     async def _work_to_the_end(self) -> None:
         await asyncio.gather(*self._workers)
-        await asyncio.gather(*self._waiting)
 
     async def ended(self, but: asyncio.Task[Any] | None) -> None:
         """Wait until the consumer's tasks have ended, except the task `but`."""
-        others = [task for task in (*self._workers, *self._waiting) if task is not but]
+        others = [task for task in self._workers if task is not but]
         if others:
             await asyncio.wait(others)
 
     def stop(self) -> None:
         """Stop fetching, and end when the messages in progress are done."""
+        if self._workers and not self._stopping.is_set():
+            log.info(
+                "stopping: %s, %d in progress", self.address, self.in_flight, extra=self._extra()
+            )
         self._stopping.set()
         for poll in self._polls:
             poll.cancel()
@@ -252,13 +321,13 @@ class Consumer:
                 try:
                     messages = await self._fetch(poll, carried)
                     pauses.reset()
+                    self._client.outage.end()
                 except (Unavailable, Full, NotFound) as error:
+                    self._client.outage.note(error)
                     for done in (carried, last):
                         await self._answer_done(done)
                     poll = carried = last = None
-                    pause = pauses.delay()
-                    log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
-                    await self._pause(pause)
+                    await self._pause(pauses.delay())
                     continue
                 poll = carried = None
                 began = clock()
@@ -285,7 +354,7 @@ class Consumer:
                 await asyncio.shield(self._give_up(poll, carried))
 
     async def _handle_all(self, messages: list[Message]) -> Done | None:
-        """Hand out a batch; what is not begun when the consumer stops goes back."""
+        """Hand out a batch. What is not begun when the consumer stops is released."""
         begun = 0
         last = None
         try:
@@ -318,8 +387,8 @@ class Consumer:
     async def _fetch(
         self, poll: "asyncio.Future[list[Message]]", last: Done | None
     ) -> list[Message]:
-        """What a poll brings. When its answer, `last`, does not come through the caller answers
-        again, which changes nothing if it was done.
+        """Return what a poll brings. If the answer that travels with it, `last`, does not get
+        through, the caller answers again, which changes nothing if it was done.
         """
         self._polls.add(poll)
         try:
@@ -327,56 +396,49 @@ class Consumer:
         except asyncio.CancelledError:
             poll.cancel()
             if self._stopping.is_set() and not _being_cancelled():
-                await self._answer_done(last)  # our own stop, not someone who cancels the worker
+                await self._answer_done(last)  # our own stop: the worker is not being cancelled
                 return []
             raise
         finally:
             self._polls.discard(poll)
 
     async def _give_up(self, poll: "asyncio.Future[list[Message]]", last: Done | None) -> None:
-        """End a fetch that nobody waits for; what it brought goes back."""
+        """End a fetch that is not needed, and release what it brought."""
         messages = await received_late(poll)
         if messages:
             await self._client._give_back(messages)
         else:
             await self._answer_done(last)
 
-    async def _pause(self, seconds: float) -> bool:
-        """Wait; True when it was cut short by `stop`."""
+    async def _pause(self, seconds: float) -> None:
+        """Wait, at most until `stop`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
         except TimeoutError:
-            return False
-        return True
+            pass
 
     # Handling
 
     async def _handle(
-        self, messages: Sequence[Message], attempt: int = 1, *, hold_answer: bool = False
+        self, messages: Sequence[Message], *, hold_answer: bool = False
     ) -> Done | None:
-        """Make an attempt and answer for it; the message and its outcome when the answer is left to
-        the caller.
+        """Make an attempt and answer for it. Returns the message and its outcome if the answer is
+        left to the caller.
         """
         fitting, payloads = await self._decoded(messages)
         if not fitting:
             return None
-        async with self._released_if_cancelled(fitting), self._slots:
+        async with self._released_if_cancelled(fitting):
             outcome = await self._attempt(payloads, fitting)
-        if outcome.status == "failed" and self._retry is not None:
-            if attempt >= self._retry.max_attempts:
-                outcome = Outcome("dlq", f"{attempt} attempts failed: {outcome.error}")
-            elif len(self._waiting) < MAX_WAITING:
-                self._try_again(fitting, attempt, self._retry.delay(attempt))
-                return None
-        if hold_answer and len(fitting) == 1 and not outcome.delay and not self._auto_ack:
+        if hold_answer and len(fitting) == 1 and not self._auto_ack:
             return fitting[0], outcome
         await self._answer(fitting, outcome)
         return None
 
     async def _decoded(self, messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-        """The messages whose payload is what the handler asks for, and their payloads. The others
-        become dead letters.
+        """Return the messages whose payload is what the handler asks for, and their payloads. The
+        others become dead letters.
         """
         fitting: list[Message] = []
         payloads: list[Any] = []
@@ -385,13 +447,15 @@ class Consumer:
                 payloads.append(self._handler.payload(message))
                 fitting.append(message)
             except Misfit as misfit:
-                await self._answer([message], self._noted(Outcome("dlq", str(misfit)), 1))
+                outcome = self._noted(Outcome("dlq", str(misfit)), [message], misfit)
+                await self._answer([message], outcome)
         return fitting, payloads
 
     @asynccontextmanager
     async def _released_if_cancelled(self, messages: Sequence[Message]) -> AsyncIterator[None]:
-        """Release the messages when what is done with them is cancelled: others can take them now,
-        and not only when their lease ends."""
+        """Release the messages when the work on them is cancelled: others can take them now, and
+        not only when their lease ends.
+        """
         try:
             yield
         except asyncio.CancelledError:
@@ -412,50 +476,124 @@ class Consumer:
     async def _attempt(
         self, payloads: Sequence[Any], messages: Sequence[Message], *more: Any
     ) -> Outcome:
-        self.in_flight += len(messages)
+        if self._rate is not None:
+            await self._rate.take(len(messages))
+        if self._retry is not None:
+            for message in messages:
+                message.max_attempts = self._retry.max_attempts
+        failure: BaseException | None = None
+        call = object()
+        self._calls[call] = asyncio.get_running_loop().time(), len(messages)
+        self.most_calls = max(self.most_calls, len(self._calls))
         try:
-            with processing(*messages):
-                await self._handler.call(payloads, messages, self._threads, *more)
+            async with AsyncExitStack() as stack:
+                for hook in self.hooks:
+                    await stack.enter_async_context(hook(messages))
+                with processing(*messages):
+                    await self._call(payloads, messages, *more)
             outcome = Outcome("completed")
         except Retry as again:
-            outcome = Outcome("retry", str(again) or None, again.delay)
-        except DeadLetter as failure:
-            outcome = Outcome("dlq", str(failure) or "put aside by the consumer")
+            outcome, failure = Outcome("retry", str(again) or None, again.delay), again
+        except DeadLetter as error:
+            outcome, failure = Outcome("dlq", str(error) or "put aside by the consumer"), error
         except (
             Exception,
             asyncio.CancelledError,
-        ) as failure:  # whatever the user's code raises: an attempt that failed
-            if isinstance(failure, asyncio.CancelledError) and _being_cancelled():
+        ) as error:  # whatever the user's code raises: an attempt that failed
+            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise  # not the handler's own: somebody cancels us
-            outcome = Outcome("failed", f"{type(failure).__name__}: {failure}")
-            log.exception("%s: the handler failed", self.address)
+            outcome, failure = self._failed(error, messages[0].attempt), error
         finally:
-            self.in_flight -= len(messages)
-        return self._noted(outcome, len(messages))
+            del self._calls[call]
+        return self._noted(outcome, messages, failure)
 
-    def _noted(self, outcome: Outcome, count: int) -> Outcome:
-        if outcome.status == "completed":
-            self.handled += count
-        else:
-            self.failed += count
+    async def _call(self, payloads: Sequence[Any], messages: Sequence[Message], *more: Any) -> None:
+        """Call the function, for at most its timeout."""
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                await self._handler.call(payloads, messages, self._threads, *more)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the function's own
+            if self._threads is not None:
+                self._hanging += 1  # a thread cannot be stopped from outside
+                if self._hanging >= self.concurrency:
+                    self._fail_workers()
+            raise TimeoutError(f"the handler did not end within {self._timeout:g} s") from None
+
+    def _fail_workers(self) -> None:
+        """End the consumer: as many threads hang as may run. `penstock worker` starts the process
+        again, which is the only way to end them.
+        """
+        log.error(
+            "%s: %d calls hang in threads, which cannot be stopped: the consumer ends",
+            self.address,
+            self._hanging,
+            extra=self._extra(),
+        )
+        self.released += self._hanging
+        self.stop()
+
+    def _failed(self, error: BaseException, attempt: int) -> Outcome:
+        text = f"{type(error).__name__}: {error}"
+        if self._tracebacks:
+            text += f"\n\n{_traceback(error)[-MAX_TRACEBACK_CHARS:]}"
+        if self._retry is None:
+            return Outcome("failed", text)
+        if not self._retry.retries(error):
+            return Outcome("dlq", text)
+        return Outcome("failed", text, self._retry.delay(attempt), self._retry.max_attempts)
+
+    def _noted(
+        self, outcome: Outcome, messages: Sequence[Message], failure: BaseException | None
+    ) -> Outcome:
+        """Count the outcome, and log a failure in one line."""
+        if failure is None:
+            self.handled += len(messages)
+            return outcome
+        self.failed += len(messages)
+        first = messages[0]
+        reason = f"{type(failure).__name__}: {failure}"
         if outcome.status in ("failed", "dlq"):
-            self.last_error, self.last_error_at = outcome.error, datetime.now(UTC)
+            self.last_error, self.last_error_at = reason, datetime.now(UTC)
+        final = outcome.status == "dlq" or (
+            outcome.status == "failed" and 0 < first.max_attempts <= first.attempt
+        )
+        if final:
+            following = "no further attempt"
+        elif outcome.delay:
+            following = f"next attempt in {outcome.delay:.1f} s"
+        else:
+            following = "next attempt as the queue says" if outcome.status == "failed" else "again"
+        log.log(
+            logging.INFO if outcome.status == "retry" else logging.WARNING,
+            "%s: %s in partition %s%s, attempt %d%s: %s; %s",
+            self.address,
+            first.transaction_id,
+            first.partition,
+            f" and {len(messages) - 1} more" if len(messages) > 1 else "",
+            first.attempt,
+            f" of {first.max_attempts}" if first.max_attempts else "",
+            " ".join(reason.split()),
+            following,
+            exc_info=failure if log.isEnabledFor(logging.DEBUG) else None,
+            extra=self._extra()
+            | {
+                "partition": first.partition,
+                "transaction_id": first.transaction_id,
+                "message_id": first.id,
+                "attempt": first.attempt,
+                "max_attempts": first.max_attempts,
+                "outcome": "dlq" if final else outcome.status,
+                "next_attempt_seconds": None if final else outcome.delay,
+                "error": reason,
+            },
+        )
         return outcome
 
-    def _try_again(self, messages: Sequence[Message], attempt: int, delay: float) -> None:
-        async def wait() -> None:
-            async with self._released_if_cancelled(messages):
-                stopped = await self._pause(delay)
-                if stopped:  # a fetch that has not ended yet would take the messages again
-                    await asyncio.wait(self._workers)
-            if stopped:
-                await self._release(messages)
-            else:
-                await self._handle(messages, attempt + 1)
-
-        task = asyncio.create_task(wait(), name=f"retry of {self.address}")
-        self._waiting[task] = messages
-        task.add_done_callback(lambda task: self._waiting.pop(task, None))
+    def _extra(self) -> dict[str, Any]:
+        """What log lines have for structured logging."""
+        return {"queue": self.address.queue, "group": self.address.group, "consumer": self.name}
 
     async def _answer_done(self, done: Done | None) -> None:
         if done is not None:
@@ -464,25 +602,35 @@ class Consumer:
     async def _answer(self, messages: Sequence[Received], outcome: Outcome) -> None:
         if self._auto_ack:
             return
+        answer = outcome.answer(self.name)
         try:
-            if outcome.delay:
-                await self._client.ack(messages, outcome.status, delay=outcome.delay)
-            else:
-                answer = outcome.answer(self.name)
-                await self._client._ack_each([(message, answer) for message in messages])
+            await self._client._ack_each([(message, answer) for message in messages])
         except AckRefused as refused:
-            log.warning("%s: %s", self.address, refused)
+            log.warning("%s: %s", self.address, refused, extra=self._extra())
         except PenstockError as failure:
             log.warning(
                 "%s: messages could not be acknowledged and will come again: %s",
                 self.address,
                 failure,
+                extra=self._extra(),
             )
 
     def _note_acked(self, acked: Sequence[Acked]) -> None:
         for one in acked:
             if not one.success:
-                log.warning("%s: an ack was refused: %s", self.address, one.error)
+                log.warning(
+                    "%s: an ack was refused: %s", self.address, one.error, extra=self._extra()
+                )
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback, without the frames that lead to the user's function."""
+    about = traceback.TracebackException.from_exception(error)
+    for place, frame in enumerate(about.stack):
+        if not frame.filename.startswith(OUR_FRAMES):
+            del about.stack[:place]
+            break
+    return "".join(about.format()).rstrip()
 
 
 def _being_cancelled() -> bool:

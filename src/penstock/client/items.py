@@ -9,6 +9,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.payload import encode_payload
 
 Item = dict[str, Any]
 
@@ -49,9 +50,11 @@ def new_item(
     item: Item = {
         "queue": where.queue,
         "partition": partition or where.partition or DEFAULT_PARTITION,
-        "payload": payload,
+        "payload": encode_payload(payload),
         "transactionId": transaction_id or str(uuid7()),
     }
+    if not (partition or where.partition):
+        item["ordering"] = "none"  # if this push creates the queue
     if trace_id is not None:
         item["traceId"] = trace_id
     if headers:

@@ -70,6 +70,8 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
     lease_id: str = ""  # empty with auto_ack
     consumer_group: str = QUEUE_MODE
     queue: str = ""
+    attempt: int = 1  # the number of this delivery to the group; releases do not count
+    max_attempts: int = 0  # before the message becomes a dead letter; 0: not known
 
     @cached_property
     def data(self) -> Any:
@@ -79,6 +81,11 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
             msgspec.DecodeError
         ):  # valid JSON with a number beyond what msgspec takes, such as 1e999
             return json.loads(bytes(self.raw))
+
+    @property
+    def first_pushed_at(self) -> datetime:
+        """When the message was pushed; a delayed message: when it became due."""
+        return self.created_at
 
     def answered_elsewhere(self) -> None:
         """Mark the message as acknowledged in a database transaction of your own (`penstock.outbox`
@@ -100,9 +107,11 @@ class Message(Received):
         """
         await client_of(self).ack(self)
 
-    async def retry(self, *, delay: float = 0.0) -> None:
-        """Have the message delivered again after `delay` seconds, without counting an attempt."""
-        await client_of(self).ack(self, "retry", delay=delay)
+    async def retry(self, reason: str | None = None, *, delay: float = 0.0) -> None:
+        """Have the message delivered again after `delay` seconds, without counting an attempt. In
+        strict order, its partition waits as well.
+        """
+        await client_of(self).ack(self, "retry", error=reason, delay=delay)
 
     async def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters."""

@@ -8,6 +8,7 @@ answers.
 
 import asyncio
 import logging
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -27,7 +28,7 @@ import msgspec
 from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
 from penstock.client.items import Item, ack_item, new_item, storable
-from penstock.client.leases import MAX_KEPT_SECONDS, LeaseKeeper
+from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import (
     Acked,
     AckStatus,
@@ -42,7 +43,7 @@ from penstock.client.transactions import Transaction
 from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
-from penstock.protocol.payload import check_payload
+from penstock.protocol.payload import encode_payload
 
 _pushed = msgspec.json.Decoder(list[Pushed])
 _acked = msgspec.json.Decoder(list[Acked])
@@ -54,6 +55,34 @@ MAX_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max
 STOP_SECONDS = 0.2  # what a fetch under way gets to arrive, so that its messages can be given back
 LONG_POLL_SECONDS = 30.0  # that one waiting pop stays with a broker
 GRACE_SECONDS = 10.0  # that an answer may come later than that
+# The queues pushed to, while this is a set: `penstock worker` watches the import of a module.
+watched_pushes: set[str] | None = None
+
+
+# Of an acknowledgement, in the HTTP API: status, error, worker, delay, maxAttempts.
+Answer = dict[str, str | float]
+
+
+class Outage:
+    """Logs once per client that no broker answers, however many workers notice it, and once that
+    one answers again.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def note(self, error: Exception) -> None:
+        """A request of a consumer failed, and will be made again."""
+        if self._since is None:
+            self._since = time.monotonic()
+            log.warning("consumers wait for a broker: %s", error)
+
+    def end(self) -> None:
+        """A request of a consumer was answered."""
+        if self._since is not None:
+            seconds = time.monotonic() - self._since
+            log.info("a broker answers the consumers again, after %.1f s", seconds)
+            self._since = None
 
 
 class _Refused(msgspec.Struct):
@@ -79,6 +108,7 @@ class QueueClient:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
+        self.outage = Outage()
         # the plain client has another kind of messages
         self._decode_popped: Callable[[bytes], Popped[Any]]
         self._decode_popped = msgspec.json.Decoder(Popped[Message]).decode
@@ -87,8 +117,6 @@ class QueueClient:
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
         # fetched by the takes under way, and not yet given to their loops
         self._fetched: dict[int, list[Message]] = {}
-        # retries that are not due, each with the messages it holds the lease of
-        self._parked: dict[asyncio.Task[None], Sequence[Received]] = {}
 
     # Push
 
@@ -108,12 +136,15 @@ class QueueClient:
     ) -> Pushed:
         """Push one message. Returns once it is durable.
 
-        The payload is anything that JSON can express, or a `msgspec.Raw` that already holds JSON.
-        NaN, infinity and bytes are rejected. `headers` travel with the message. The message is
-        delivered after `delay` seconds, or at `deliver_at` (a `datetime` with a time zone). If the
-        partition already has a message with this `transaction_id`, the result is `duplicate`. With
-        `buffer_ms` or `buffer_max`, the broker answers once the message is in its buffer and stores
-        it a little later, in a larger batch (QoS 0).
+        The payload is anything that JSON can express, a dataclass, a msgspec, attrs or pydantic
+        model, or a `msgspec.Raw` that already holds JSON. NaN, infinity and bytes are rejected. A
+        queue that is created by a push without a partition has no order (`ordering: none`).
+
+        `headers` travel with the message. The message is delivered after `delay` seconds, or at
+        `deliver_at` (a `datetime` with a time zone). If the partition already has a message with
+        this `transaction_id`, the result is `duplicate`. With `buffer_ms` or `buffer_max`, the
+        broker answers once the message is in its buffer and stores it a little later, in a larger
+        batch (QoS 0).
         """
         item = new_item(
             address,
@@ -165,11 +196,9 @@ class QueueClient:
         buffer_max: int | None = None,
         retry_for: float | None = None,
     ) -> list[Pushed]:
-        """Push items in the format of the HTTP API. Each needs a `transactionId`, so that a retry
-        is not stored twice.
-        """
-        for item in items:
-            check_payload(item.get("payload"))
+        """Push items of `new_item`."""
+        if watched_pushes is not None:
+            watched_pushes.update(item["queue"] for item in items)
         body: dict[str, Any] = {}
         buffered = buffer_ms is not None or buffer_max is not None
         if buffer_ms is not None:
@@ -263,7 +292,7 @@ class QueueClient:
     async def _ack_and_pop(  # noqa: PLR0913 public, by keyword
         self,
         address: str | Address,
-        answers: Sequence[tuple[Received, dict[str, str]]],
+        answers: Sequence[tuple[Received, Answer]],
         acked: Callable[[Sequence[Acked]], None],
         *,
         batch: int = 1,
@@ -325,8 +354,10 @@ class QueueClient:
         if not popped.messages:
             self._report_missing(source, answer.headers.get("empty-reason"))
             return []
+        most = answer.headers.get("max-attempts", "")
         for message in popped.messages:
             message.queue = message.queue or popped.queue
+            message.max_attempts = int(most) if most.isdecimal() else 0
         bind(popped.messages, self._answers_to)
         if renew:
             lease_time = answer.headers.get("lease-time", "")
@@ -450,23 +481,22 @@ class QueueClient:
         """Acknowledge one or more messages as "completed", "failed", "retry" or "dlq".
 
         Raises `AckRefused` if the broker rejected some of them because their lease was lost; those
-        messages are delivered again. With "retry" and a `delay`, this client keeps the messages
-        leased for `delay` seconds and then returns them; the list of results is empty.
+        messages are delivered again. "failed" counts an attempt and "retry" does not; with a
+        `delay`, the broker delivers the messages again after so many seconds.
         """
         messages = [message] if isinstance(message, Received) else list(message)
-        if delay:
-            self._park(messages, status, delay)
-            return []
-        answer: dict[str, str] = {"status": status}
+        answer: Answer = {"status": status}
         if error is not None:
             answer["error"] = error
+        if delay:
+            answer["delay"] = delay
         return await self._ack_each([(one, answer) for one in messages], group=group)
 
     async def _ack_each(
-        self, answers: Sequence[tuple[Received, dict[str, str]]], *, group: str | None = None
+        self, answers: Sequence[tuple[Received, Answer]], *, group: str | None = None
     ) -> list[Acked]:
         """Acknowledge each message with its own status: `{"status": ..., "error": ...}`."""
-        by_group: dict[str, list[tuple[Received, dict[str, str]]]] = {}
+        by_group: dict[str, list[tuple[Received, Answer]]] = {}
         for message, answer in answers:
             by_group.setdefault(group or message.consumer_group, []).append((message, answer))
         results: list[Acked] = []
@@ -479,9 +509,7 @@ class QueueClient:
             )
         return results
 
-    async def _acked(
-        self, answers: Sequence[tuple[Received, dict[str, str]]], group: str
-    ) -> list[Acked]:
+    async def _acked(self, answers: Sequence[tuple[Received, Answer]], group: str) -> list[Acked]:
         try:
             reply = await self._brokers.ask(
                 "POST", "/api/v1/ack/batch", _acks_body(answers, group), again=True
@@ -493,24 +521,6 @@ class QueueClient:
         if len(results) != len(answers):
             raise Unavailable(f"the answer to {len(answers)} acks is about {len(results)}")
         return results
-
-    def _park(self, messages: Sequence[Received], status: AckStatus, delay: float) -> None:
-        """Hold the messages' lease for `delay` seconds, then give them back."""
-        if status != "retry":
-            raise InvalidRequest(f"a delay goes with the status retry, not with {status}")
-        if not 0 <= delay <= MAX_KEPT_SECONDS:
-            raise InvalidRequest(
-                f"a retry is delayed by 0 to {MAX_KEPT_SECONDS:g} s, not {delay:g}: "
-                "push the message again with delay= for longer"
-            )
-
-        async def later() -> None:
-            await asyncio.sleep(delay)
-            await self._give_back(messages)
-
-        task = asyncio.create_task(later(), name="penstock delayed retry")
-        self._parked[task] = messages
-        task.add_done_callback(lambda task: self._parked.pop(task, None))
 
     async def _give_back(self, messages: Sequence[Received]) -> None:
         """Return unprocessed messages to the queue without counting an attempt. If that fails, they
@@ -540,14 +550,13 @@ class QueueClient:
         names: Sequence[str] = (),
     ) -> str:
         """Attach a trace event to a message. Returns the id of the trace."""
-        check_payload(data)
         body = {
             "transactionId": message.transaction_id,
             "partitionId": message.partition_id,
             "consumerGroup": message.consumer_group,
             "eventType": event_type,
             "traceNames": list(names) or None,
-            "data": data,
+            "data": encode_payload(data),
         }
         answer = await self._brokers.json(dict[str, Any], "POST", "/api/v1/traces", body=body)
         return str(answer["traceId"])
@@ -576,12 +585,12 @@ def iso_time(moment: datetime | str | None) -> str | None:
     return moment.isoformat() if isinstance(moment, datetime) else moment
 
 
-def _acks_body(answers: Sequence[tuple[Received, dict[str, str]]], group: str) -> bytes:
+def _acks_body(answers: Sequence[tuple[Received, Answer]], group: str) -> bytes:
     items: list[Item] = []
     for message, answer in answers:
         item = ack_item(message) | answer
         if "error" in item:
-            item["error"] = storable(item["error"])
+            item["error"] = storable(str(item["error"]))
         items.append(item)
     return msgspec.json.encode({"acknowledgments": items, "consumerGroup": group})
 

@@ -5,8 +5,6 @@ Field names are the HTTP API's in snake case. A broker that is newer may send mo
 
 from typing import TypedDict
 
-import msgspec
-
 from penstock.contract.noun import Noun
 
 
@@ -30,20 +28,6 @@ class QueueSettings(TypedDict, total=False):
     encryption_enabled: bool
     record_deliveries: bool
     ordering: str
-
-
-class BrokerStatus(msgspec.Struct, kw_only=True):
-    """The health of a broker, as reported by `/health`."""
-
-    status: str  # healthy, degraded (the disk of topics is full) or unhealthy (database down)
-    database: str
-    server: str
-    version: str
-    uptime: float
-    worker_id: int = 0
-    database_problem: str = ""
-    disk: str = "ok"
-    listeners: dict[str, str] = {}
 
 
 class TransactionStep(Noun, kw_only=True):

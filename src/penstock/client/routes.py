@@ -6,7 +6,7 @@ from typing import Any
 from penstock.client.brokers import Brokers
 from penstock.contract import operations
 from penstock.contract.routes import RoutePushed, RouteStatus
-from penstock.protocol.payload import check_payload
+from penstock.protocol.payload import encode_payload
 
 
 class Routes:
@@ -41,8 +41,7 @@ class Routes:
 
     async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
         """Add records to the route's send queue. A record is anything that JSON can express."""
-        check_payload(records)
-        body = {"records": list(records)}
+        body = {"records": [encode_payload(record) for record in records]}
         return await self._brokers.call(operations.PUSH_TO_ROUTE, name, body=body)
 
     async def pause(self, name: str) -> RouteStatus:

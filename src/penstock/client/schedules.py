@@ -10,7 +10,7 @@ from penstock.contract.schedules import Schedule, ScheduleRun
 from penstock.errors import InvalidRequest
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.protocol.payload import check_payload
+from penstock.protocol.payload import encode_payload
 
 
 class Schedules:
@@ -46,7 +46,6 @@ class Schedules:
         where = Address.parse(queue)
         if where.group is not None:
             raise InvalidRequest(f"a schedule pushes to a queue, and {queue!s} names a group")
-        check_payload(payload)
         if headers:
             check_headers(headers)
         body = {
@@ -54,7 +53,7 @@ class Schedules:
             "timezone": timezone,
             "queue": where.queue,
             "partition": where.partition or DEFAULT_PARTITION,
-            "payload": payload,
+            "payload": encode_payload(payload),
             "headers": dict(headers) if headers else None,
             "catchUp": catch_up,
             "paused": paused,

@@ -15,25 +15,22 @@ go back: they are handled after the one that failed.
 """
 
 import asyncio
-import logging
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Self, Unpack
 
 import msgspec
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers
-from penstock.client.consumer import Consumer, Done, Outcome
-from penstock.client.handlers import Handler
+from penstock.client.consumer import Consumer, Done, Outcome, P, R
 from penstock.client.items import Item, PushOptions, new_item
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import Address, Message, Received
 from penstock.client.queues import QueueClient
-from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unavailable
+from penstock.contract import operations
+from penstock.errors import InvalidRequest, NotFound, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
-from penstock.protocol.payload import check_payload
-
-log = logging.getLogger("penstock.client")
+from penstock.protocol.payload import encode_payload
 
 
 class State(MutableMapping[str, Any]):
@@ -50,8 +47,7 @@ class State(MutableMapping[str, Any]):
         return msgspec.json.decode(self._values[key])
 
     def __setitem__(self, key: str, value: Any) -> None:
-        check_payload(value)
-        self._values[key] = self._changes[key] = msgspec.Raw(msgspec.json.encode(value))
+        self._values[key] = self._changes[key] = encode_payload(value)
 
     def __delitem__(self, key: str) -> None:
         del self._values[key]
@@ -67,7 +63,6 @@ class State(MutableMapping[str, Any]):
         """Push a message with the state, with the parameters of `Client.push`. Raises
         `InvalidRequest` for a payload that JSON cannot express.
         """
-        check_payload(payload)
         self._items.append(tracing.created(new_item(address, payload, **options)))
 
     def copy(self) -> Self:
@@ -111,7 +106,9 @@ class StateStore:
         self._query = ""
 
     async def register(self) -> None:
-        """Register this version. Raises `Conflict` if there is state of another one."""
+        """Register this version. Raises `Conflict` if there is state of another one, and
+        `InvalidRequest` if the queue has no order.
+        """
         where = Address(self._address.queue, None, self._address.group)  # of all its partitions
         body = {
             "name": str(where),
@@ -123,6 +120,15 @@ class StateStore:
             _Query, "POST", "/streams/v1/queries", body=body, again=True
         )
         self._query, self._reset = answer.query_id, False
+        try:
+            about = await self._brokers.call(operations.GET_QUEUE_OPTIONS, where.queue)
+        except NotFound:
+            return
+        if about.options.ordering == "none":
+            raise InvalidRequest(
+                f"{where.queue} has no order, which a consumer with state needs: push with "
+                f"partition=, or configure({where.queue!r}, ordering='partition') before"
+            )
 
     async def load(self, message: Received) -> State:
         """Read the state of the message's partition."""
@@ -161,7 +167,7 @@ class StateStore:
         self._leases.drop(messages)
 
 
-class StatefulConsumer(Consumer):
+class StatefulConsumer(Consumer[P, R]):
     """A consumer whose function gets the state of the partition as its last argument."""
 
     _stateful = True
@@ -170,13 +176,13 @@ class StatefulConsumer(Consumer):
         self,
         client: QueueClient,
         address: str | Address,
-        handler: Handler,
+        handler: Callable[P, R],
         *,
         store: StateStore,
         **options: Any,
     ) -> None:
-        if options.get("auto_ack") or options.get("retry") is not None:
-            raise InvalidRequest("a consumer with state takes neither auto_ack nor retry")
+        if options.get("auto_ack"):
+            raise InvalidRequest("a consumer with state does not take auto_ack")
         super().__init__(client, address, handler, **options)
         self._store = store
         self._pauses = Backoff(0.1, 5.0)  # after a commit that failed
@@ -222,8 +228,7 @@ class StatefulConsumer(Consumer):
             while done < len(fitting) and not (done and self._stopping.is_set()):
                 step = slice(done, done + size)
                 before = state.copy()
-                async with self._slots:
-                    outcome = await self._attempt(payloads[step], fitting[step], state)
+                outcome = await self._attempt(payloads[step], fitting[step], state)
                 if outcome.status != "completed":
                     state = before
                     break
@@ -241,10 +246,9 @@ class StatefulConsumer(Consumer):
             try:
                 await self._store.commit(messages[:done], state, release=not failed)
                 self._pauses.reset()
-            except (InvalidRequest, TooLarge) as error:  # the function made what nobody can store
-                await self._answer(
-                    messages[:done], self._noted(Outcome("failed", str(error)), done)
-                )
+            except (InvalidRequest, TooLarge) as error:  # the function made what cannot be stored
+                outcome = self._noted(Outcome("failed", str(error)), messages[:done], error)
+                await self._answer(messages[:done], outcome)
                 await self._client._give_back(messages[done:])
                 return
             except PenstockError as error:
@@ -265,6 +269,5 @@ class StatefulConsumer(Consumer):
             self._store.forget(rest)
 
     async def _wait_after(self, error: PenstockError) -> None:
-        pause = self._pauses.delay()
-        log.warning("%s: %s; trying again in %.1f s", self.address, error, pause)
-        await self._pause(pause)
+        self._client.outage.note(error)
+        await self._pause(self._pauses.delay())

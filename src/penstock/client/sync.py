@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.client.admin import Admin
+from penstock.client.admin import AdminClient
 from penstock.client.buffer import PushBuffer, Refusal, check_sent
 from penstock.client.client import Client, limits_from_env, sigterm_is_free
 from penstock.client.consumer import Consumer
@@ -48,9 +48,9 @@ class SyncMessage(Received):
         """
         client_of(self).ack(self)
 
-    def retry(self, *, delay: float = 0.0) -> None:
+    def retry(self, reason: str | None = None, *, delay: float = 0.0) -> None:
         """Have the message delivered again after `delay` seconds, without counting an attempt."""
-        client_of(self).ack(self, "retry", delay=delay)
+        client_of(self).ack(self, "retry", error=reason, delay=delay)
 
     def dead_letter(self, reason: str) -> None:
         """Move the message to the dead letters."""
@@ -200,23 +200,23 @@ class SyncTopic(Facade[Topic]):
     reader = wrapping(SyncReader, Topic.reader)
 
 
-class SyncAdmin(Facade[Admin]):
-    """`Admin` without async."""
+class SyncAdminClient(Facade[AdminClient]):
+    """`AdminClient` without async."""
 
-    queues = blocking(Admin.queues)
-    describe = blocking(Admin.describe)
-    partitions = blocking(Admin.partitions)
-    delete_queue = blocking(Admin.delete_queue)
-    clear = blocking(Admin.clear)
-    groups = blocking(Admin.groups)
-    group = blocking(Admin.group)
-    consumers = blocking(Admin.consumers)
-    seek = blocking(Admin.seek)
-    delete_group = blocking(Admin.delete_group)
-    dead_letters = blocking(Admin.dead_letters)
-    requeue = blocking(Admin.requeue)
-    purge = blocking(Admin.purge)
-    scheduled = blocking(Admin.scheduled)
+    queues = blocking(AdminClient.queues)
+    describe = blocking(AdminClient.describe)
+    partitions = blocking(AdminClient.partitions)
+    delete_queue = blocking(AdminClient.delete_queue)
+    clear = blocking(AdminClient.clear)
+    groups = blocking(AdminClient.groups)
+    group = blocking(AdminClient.group)
+    consumers = blocking(AdminClient.consumers)
+    seek = blocking(AdminClient.seek)
+    delete_group = blocking(AdminClient.delete_group)
+    dead_letters = blocking(AdminClient.dead_letters)
+    requeue = blocking(AdminClient.requeue)
+    purge = blocking(AdminClient.purge)
+    scheduled = blocking(AdminClient.scheduled)
 
 
 class SyncClient(ClosingFacade[Client], FormerMethods):
@@ -239,7 +239,7 @@ class SyncClient(ClosingFacade[Client], FormerMethods):
 
         self._closed = False
         super().__init__(*opened(make))
-        self.admin = SyncAdmin(self._portal, self._async.admin)
+        self.admin = SyncAdminClient(self._portal, self._async.admin)
         self.schedules = SyncSchedules(self._portal, self._async.schedules)
         self.routes = SyncRoutes(self._portal, self._async.routes)
 
@@ -258,6 +258,8 @@ class SyncClient(ClosingFacade[Client], FormerMethods):
     transaction = wrapping(SyncTransaction, Client.transaction)
     buffer = wrapping(SyncPushBuffer, Client.buffer)
     consumer = forwarding(Client.consumer)
+    around = forwarding(Client.around)
+    lifespan = forwarding(Client.lifespan)
     topic = wrapping(SyncTopic, Client.topic)
     topics = blocking(Client.topics)
     status = blocking(Client.status)
@@ -294,7 +296,7 @@ class SyncClient(ClosingFacade[Client], FormerMethods):
             check_sent(unsent, "client")
 
 
-def consumers_of(client: Client | SyncClient) -> list[Consumer]:
+def consumers_of(client: Client | SyncClient) -> list[Consumer[..., Any]]:
     """Return the consumers that `run` starts."""
     return (client if isinstance(client, Client) else client._async)._consumers
 

@@ -11,7 +11,6 @@ from penstock.client.messages import AckStatus, Address, Received
 from penstock.client.results import TransactionStep
 from penstock.contract.noun import Noun
 from penstock.errors import Conflict
-from penstock.protocol.payload import check_payload
 
 
 class _Committed(Noun, kw_only=True):
@@ -44,7 +43,6 @@ class Transaction:
         """Add a push, with the parameters of `Client.push`. Raises `InvalidRequest` for a payload
         that JSON cannot express.
         """
-        check_payload(payload)
         item = tracing.created(new_item(address, payload, **options))
         self._operations.append({"type": "push", "items": [item]})
         return self

@@ -1,8 +1,7 @@
-"""Where the broker's database is: configured, or the embedded one of a broker that runs on this
-machine.
+"""Find the broker's database: the configured one, or the embedded one of a broker on this machine.
 
 The broker, the command line and pipelines all need this, so it is down here, beside the
-configuration it is read from. It is never sent over the network: whoever may read the data
+configuration it is read from. It is never sent over the network: a user who may read the data
 directory can read it there.
 """
 
@@ -95,3 +94,12 @@ def database_here() -> DatabaseHere:
         raise NotFound(f"the configuration here is wrong: {error}") from error
     database = config.database
     return DatabaseHere(url_here(config), database.db_schema, database.read_url)
+
+
+def data_directory_here() -> Path | None:
+    """The data directory of a broker that would be started here; None if there is none."""
+    try:
+        directory = load(default_file()).config.data_directory.absolute()
+    except ConfigError:
+        return None
+    return directory if directory.is_dir() else None

@@ -42,7 +42,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value someone gave, and where."""
+    """A value and where it was given."""
 
     value: Any
     origin: str
@@ -66,7 +66,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """The configuration from `file`, `environ` (default: ours) and `flags` (dotted keys)."""
+    """Load the configuration from `file`, `environ` (default: ours) and `flags` (dotted keys)."""
     problems: list[str] = []
     given: dict[str, Given] = {}
     if file is not None:
@@ -86,7 +86,7 @@ def load(
 
 
 def default_file() -> Path | None:
-    """The configuration file when none is named."""
+    """Return the configuration file that is used when none is named."""
     named = os.environ.get("PENSTOCK_CONFIG")
     if named:
         return Path(named)
@@ -94,7 +94,7 @@ def default_file() -> Path | None:
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
-    """The flags of `--set KEY=VALUE`."""
+    """Return the flags of `--set KEY=VALUE`."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -107,7 +107,7 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
 
 
 def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every key as (dotted name, type, field), in order."""
+    """Yield every key as (dotted name, type, field), in order."""
     hints = get_type_hints(kind, include_extras=True)
     for item in fields(kind):
         annotation = hints[item.name]
@@ -118,7 +118,7 @@ def leaves(kind: type = Config, prefix: str = "") -> Iterator[tuple[str, Any, An
 
 
 def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
-    """Rows of `penstock config`: key, value as one would write it, origin; secrets masked."""
+    """Yield the rows of `penstock config`: key, value as in a file, origin; secrets are masked."""
     for name, annotation, _ in leaves():
         value: Any = loaded.config
         for part in name.split("."):
@@ -195,7 +195,7 @@ def _in_milliseconds(value: Any) -> Any:
 def _made(
     kind: type[Section], given: dict[str, Given], problems: list[str], base: Section | None = None
 ) -> Section:
-    """The section with what was given for it; all that is wrong is raised."""
+    """Build a section from what was given for it; raise every mistake at once."""
     keys = [name for name, _, _ in leaves(kind)]
     problems += [
         f"{name} = {one.value!r}: no such key ({one.origin}){_suggest(name, keys)}"
@@ -278,7 +278,7 @@ def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
 
 
 def _postgres_url(url: str) -> str:
-    """Refuse now what could only fail later, again and again, as if the database were down."""
+    """Refuse a URL that can never work; later, it would look as if the database were down."""
     if not url:
         return url
     scheme, colon, rest = url.partition("://")

@@ -43,7 +43,7 @@ def section(kind: type, help: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class ListenerSettings:
     enabled: bool = key(True, "listen")
     host: str = key("127.0.0.1", "address to listen on")
     port: int = key(0, "port to listen on; 0 picks a free one")
@@ -51,7 +51,7 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FramedListener(Listener):
+class FramedListener(ListenerSettings):
     """A listener of a binary protocol with length-prefixed frames."""
 
     max_frame: Size = advanced(64 << 20, "largest frame or request")
@@ -98,7 +98,7 @@ class KafkaServerSettings(FramedListener):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServerSettings(Listener):
+class HttpServerSettings(ListenerSettings):
     enabled: bool = key(True, "serve HTTP: queues, topics, status")
     port: int = key(6632, "port to listen on; 0 picks a free one")
     ssl_cert_path: Path | None = key(
@@ -145,7 +145,7 @@ class HttpServerSettings(Listener):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebsocketServerSettings(Listener):
+class WebsocketServerSettings(ListenerSettings):
     enabled: bool = key(True, "serve topics over WebSocket")
     port: int = key(9090, "port to listen on; 0 picks a free one")
     ssl_cert_path: Path | None = key(None, "certificate chain (PEM); default: the HTTP server's")

@@ -46,7 +46,7 @@ def parse_share(text: str | int | float) -> float:
         raise ValueError(text)
     number = str(text).strip()
     share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
-    if not 0 <= share <= 1:  # also false for what is no number
+    if not 0 <= share <= 1:  # also false for NaN
         raise ValueError(text)
     return share
 

@@ -23,11 +23,12 @@ class ConsumerHealth(Noun, kw_only=True):
     pid: int = 0
     concurrency: int = 1
     in_flight: int = 0
-    waiting: int = 0  # messages waiting for their next attempt
+    in_flight_seconds: float = 0.0  # since the oldest call under way began
     handled: int = 0
     failed: int = 0
     last_error: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
     last_error_at: datetime | None = None
+    problem: Annotated[str, msgspec.Meta(max_length=500)] | None = None  # with its remedy
     started_at: datetime | None = None
     ended: bool = False  # the last report of a consumer that has stopped
     seen_at: datetime | None = None  # time of the last report, by the broker's clock

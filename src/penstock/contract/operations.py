@@ -22,6 +22,15 @@ from penstock.contract.messages import (
     TraceBody,
 )
 from penstock.contract.operation import Audited, Section
+from penstock.contract.pipelines import (
+    ArchivedOffset,
+    CleanupPolicy,
+    PipelineList,
+    PipelineReport,
+    PipelineStatus,
+    PipelineWish,
+    TopicRolled,
+)
 from penstock.contract.queues import (
     Configure,
     Configured,
@@ -43,6 +52,7 @@ from penstock.contract.routes import (
     WaitingRecords,
 )
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
+from penstock.contract.tasks import AuditPage, BackgroundTask, TaskList
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.roles import Role
 
@@ -336,3 +346,90 @@ LIST_ROUTE_RECORDS = _routes.get(
     query=queries.LimitQuery,
 )
 INSPECT_ROUTE = _routes.get("/{name}/inspect", RouteInspection, "Read and verify the route's files")
+
+_tasks = Section("dead letters", "/api/v1/tasks")
+LIST_TASKS = _tasks.get(
+    "", TaskList, "List background tasks of all brokers on this database, newest first"
+)
+GET_TASK = _tasks.get("/{id}", BackgroundTask, "Progress of a background task")
+START_REQUEUE = _tasks.post(
+    "/requeue",
+    BackgroundTask,
+    "Requeue the dead letters that match, in the background",
+    query=queries.DeadLetterQuery,
+    status=202,
+    audit=Audited("deadletters.requeue", answer=("total",)),
+)
+START_PURGE = _tasks.post(
+    "/purge",
+    BackgroundTask,
+    "Delete the dead letters that match, in the background",
+    query=queries.DeadLetterQuery,
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("deadletters.purge", answer=("total",)),
+)
+CANCEL_TASK = _tasks.delete(
+    "/{id}",
+    BackgroundTask,
+    "Cancel a background task; what it has already done is not undone",
+    audit=Audited("task.cancel", answer=("kind", "what", "done")),
+)
+LIST_CHANGES = Section("system", "/api/v1/audit").get(
+    "",
+    AuditPage,
+    "Audit log: who changed what and when, newest first",
+    query=queries.AuditQuery,
+    role=Role.ADMIN,
+)
+
+_pipelines = Section("pipelines", "/api/v1/pipelines")
+LIST_PIPELINES = _pipelines.get(
+    "", PipelineList, "List all pipelines that have reported to this broker"
+)
+GET_PIPELINE = _pipelines.get(
+    "/{name}", PipelineStatus, "A pipeline's last report, its last runs and its last minutes"
+)
+REPORT_PIPELINE = Section("internal", "/api/v1/pipelines").put(
+    "/{name}",
+    PipelineWish,
+    "Report the state of a pipeline; the answer says whether it should stop",
+    body=PipelineReport,
+)
+STOP_PIPELINE = _pipelines.post(
+    "/{name}/stop",
+    PipelineStatus,
+    "Ask a pipeline to stop after its current batch",
+    role=Role.ADMIN,
+    audit=Audited("pipeline.stop"),
+)
+FORGET_PIPELINE = _pipelines.delete(
+    "/{name}",
+    NoneType,
+    "Delete a pipeline's reports",
+    role=Role.ADMIN,
+    audit=Audited("pipeline.forget"),
+)
+SET_ARCHIVED_OFFSET = Section("internal", "/topics").put(
+    "/{topic}/archived",
+    ArchivedOffset,
+    "Set the archived offset: from now on, retention deletes only records before it",
+    body=ArchivedOffset,
+)
+
+_topics = Section("topics", "/topics")
+SET_TOPIC_POLICY = _topics.put(
+    "/{topic}/policy",
+    CleanupPolicy,
+    "Set the cleanup policy: `delete` lets retention delete old segments, `compact` compacts them"
+    " and never deletes them",
+    body=CleanupPolicy,
+    role=Role.ADMIN,
+    audit=Audited("topic.policy", body=("policy",)),
+)
+ROLL_TOPIC = _topics.post(
+    "/{topic}/roll",
+    TopicRolled,
+    "Seal the active segment; only sealed segments can be archived, deleted or compacted",
+    audit=Audited("topic.roll"),
+)

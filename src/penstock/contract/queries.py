@@ -172,3 +172,9 @@ class QueuePartitionsQuery(msgspec.Struct, frozen=True):
     filter: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 50
     offset: Offset = 0
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    filter: str = ""  # part of who, action or object
+    before: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100

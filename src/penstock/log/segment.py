@@ -290,6 +290,10 @@ class Segment(ABC):
         """Bytes of all its files."""
         return sum(self.sizes().values())
 
+    def begin_at(self, offset: int) -> None:
+        """Begin with this offset; it has no records."""
+        self.base = self.end = offset
+
     def mark(self) -> Mark:
         """Where it ends now."""
         return Mark(self.end, self.rows, self.newest, self.sizes())

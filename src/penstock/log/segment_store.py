@@ -327,7 +327,7 @@ class SegmentStore:
     async def skip_to(self, offset: int) -> None:
         """Let the active segment, which is empty, begin here."""
         active = self.active
-        active.base = active.end = offset
+        active.begin_at(offset)
         self._synced = active.mark()
         await self._write_checkpoint()
 

@@ -159,7 +159,7 @@ def skip_to(form: SegmentFormat, active: Segment, offset: int) -> list[Segment]:
     active one.
     """
     if not active.rows:
-        active.base = active.end = offset
+        active.begin_at(offset)
         return [active]
     writer = SegmentWriter(form, active.fs, active.directory, active)
     sealed, fresh = writer.switch(offset, active.mark(), [])

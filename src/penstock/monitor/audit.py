@@ -19,6 +19,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from penstock.contract.tasks import AuditEntry, AuditPage
 from penstock.database import Database
 from penstock.database.rows import struct_of
 from penstock.errors import PenstockError
@@ -51,26 +52,16 @@ SELECT id, at, who, action, object, detail::text AS detail
  ORDER BY id DESC LIMIT $3"""
 
 
-class Entry(msgspec.Struct):
-    """What somebody did."""
-
-    at: float  # milliseconds since 1970
-    who: str
-    action: str
-    object: str
-    detail: dict[str, Any]
-
-
 class Audit:
     def __init__(self, database: Database, broker: str) -> None:
         self._database = database
         self._broker = broker  # the name of this process
-        self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
+        self._waiting: deque[AuditEntry] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
 
     async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None:
         """Log a change and store it; nothing is raised, for what it is about has happened."""
         values = {name: _short(value) for name, value in detail.items()}
-        entry = Entry(1000 * time.time(), _short(who), action, _short(object), values)
+        entry = AuditEntry(1000 * time.time(), _short(who), action, _short(object), values)
         about = "".join(f" {name}={value}" for name, value in values.items())
         log.info("%s: %s %s%s", entry.who, action, entry.object, about)
         self._waiting.append(entry)
@@ -95,19 +86,20 @@ class Audit:
             log.warning("%d audit entries wait for PostgreSQL: %s", len(entries), error)
             self._waiting.extendleft(reversed(entries))
 
-    async def page(
-        self, words: str, before: int | None, limit: int
-    ) -> tuple[list[Entry], int | None]:
+    async def page(self, words: str, before: int | None, limit: int) -> AuditPage:
         """The newest entries that contain `words`, and where the next page begins."""
         await self._write()
         rows = await self._database.browse(PAGE, before, words, limit)
         entries = [
             struct_of(
-                Entry, row, at=epoch_millis(row["at"]), detail=msgspec.json.decode(row["detail"])
+                AuditEntry,
+                row,
+                at=epoch_millis(row["at"]),
+                detail=msgspec.json.decode(row["detail"]),
             )
             for row in rows
         ]
-        return entries, rows[-1]["id"] if len(rows) == limit else None
+        return AuditPage(entries, rows[-1]["id"] if len(rows) == limit else None)
 
 
 def _short(value: Any) -> Any:

@@ -10,18 +10,22 @@ PostgreSQL counts, so the first look after a night says it too. Old ones that no
 shown where they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from penstock.broker import Broker
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.routes import RouteStatus
 from penstock.monitor.disk import DiskSpace
 from penstock.monitor.watched import WatchedQueue
+from penstock.protocol.names import QUEUE_MODE
 
 LONG_WAIT_SECONDS = 300.0
+LONG_CALL_SECONDS = 600.0  # a handler hangs, or does what should be split
 LOW_DISK = 0.05  # of the disk's size
 MANY_FILES = 0.9  # of those that the process may open
 MAX_REASON = 200  # characters
@@ -48,9 +52,11 @@ class Problems:
         deaths: Mapping[str, int],
         disk: DiskSpace | None,
         routes: list[RouteStatus],
+        consumers: Sequence[ConsumerHealth] = (),
     ) -> list[Problem]:
         """`deaths`: how many messages of a queue died in the last minutes."""
-        errors, warnings = self._errors(routes), self._warnings(at, queues, deaths, disk)
+        errors = self._errors(routes)
+        warnings = chain(_of_consumers(at, consumers), self._warnings(at, queues, deaths, disk))
         problems = [("error", *one) for one in errors] + [("warning", *one) for one in warnings]
         self._since = {
             text: self._since.get(text, at) if since is None else since
@@ -117,6 +123,17 @@ class Problems:
                 "(LimitNOFILE= of systemd, ulimit -Hn)"
             )
             yield text, "/overview", None
+
+
+def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wrong]:
+    for one in consumers:
+        group = f"{one.queue}@{'queue mode' if one.group == QUEUE_MODE else one.group}"
+        path = f"/queues/{quote(one.queue, safe='')}"
+        if one.in_flight_seconds > LONG_CALL_SECONDS:
+            text = f"a handler of {group} at {one.name} has been in flight for long"
+            yield text, path, at - one.in_flight_seconds
+        if one.problem:
+            yield f"group {group}: {one.problem}", path, None
 
 
 def _reason(pipeline: dict[str, Any]) -> str:

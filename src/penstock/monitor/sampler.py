@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from penstock.broker import Broker
+from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.queues import QueueGroup
 from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
@@ -217,7 +218,9 @@ class Sampler:
         at = time.time()
         broker = self._broker
         sample: dict[str, float | None] = {}
+        consumers: list[ConsumerHealth] = []
         try:
+            consumers = await broker.presence.consumers()
             (totals,) = await broker.database.browse(TOTALS)
             if at >= self._queues_due:
                 await self._read_queues(at)
@@ -232,7 +235,7 @@ class Sampler:
         self._now = {
             "at": at * 1000,
             "sample": sample,
-            "problems": self._problems.look(at, self.queues, self._deaths, disk, routes),
+            "problems": self._problems.look(at, self.queues, self._deaths, disk, routes, consumers),
             "counts": self._counts(len(routes) if broker.exports else None),
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None

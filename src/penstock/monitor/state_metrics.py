@@ -105,6 +105,13 @@ class StateMetrics:
             "group",
             merge="max",
         )
+        self._in_flight = metrics.gauge(
+            "penstock_consumer_in_flight_seconds",
+            "Time that the oldest call of a consumer's function has been running",
+            "queue",
+            "group",
+            merge="max",
+        )
         self._of_database = {
             name: metrics.gauge(f"penstock_database_{name}", text)
             for name, text in DATABASE_GAUGES.items()
@@ -173,6 +180,7 @@ class StateMetrics:
     async def _fill(self) -> None:
         try:
             await self._fill_queues()
+            await self._fill_consumers()
             await self._fill_database()
         except PenstockError as error:
             self._clear()
@@ -185,6 +193,7 @@ class StateMetrics:
     def _clear(self) -> None:
         for one in (
             *(self._queues, self._members, self._ages, self._lag_seconds, self._wal),
+            self._in_flight,
             *self._of_queue.values(),
             *self._of_group.values(),
             *self._of_database.values(),
@@ -231,6 +240,13 @@ class StateMetrics:
         values |= {self._lag_seconds: lags, self._ages: ages}
         most = self._broker.metrics.max_series
         return [(one, folded(one, all_of_it, most)) for one, all_of_it in values.items()]
+
+    async def _fill_consumers(self) -> None:
+        longest: dict[Labels, float] = {}
+        for one in await self._broker.presence.consumers():
+            labels = one.queue, _shown(one.group)
+            longest[labels] = max(longest.get(labels, 0.0), one.in_flight_seconds)
+        self._in_flight.values = folded(self._in_flight, longest, self._broker.metrics.max_series)
 
     async def _fill_database(self) -> None:
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Work that goes on in a broker after whoever asked for it has left: requeue or purge all dead
 letters that match.
 
-A task works in the small steps of `DeadLetters`, with a pause between them, so that it takes no
+A task works in the small steps of `DeadLetterStore`, with a pause between them, so that it takes no
 more than its share. It concerns the letters that were there when it began: one that is put back
 and fails again is not its business. While PostgreSQL is away it waits, and then goes on.
 
@@ -17,12 +17,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
+from penstock.contract.tasks import BackgroundTask, TaskKind, TaskState
 from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import supervised
@@ -37,9 +38,6 @@ STEP_GAP_SECONDS = 0.01
 ABANDONED_SECONDS = 15.0  # without a step: the process that worked on it is gone
 KEPT_TASKS = 100
 MAX_RUNNING = 20
-
-Kind = Literal["requeue", "purge"]
-State = Literal["running", "finished", "failed", "cancelled"]
 
 COLUMNS = "id, kind, what, which, who, total, exact, done, state, error, started_at, ended_at"
 INSERT = f"""
@@ -74,25 +72,9 @@ OTHERS = (
 RELEASE = "UPDATE tasks SET seen_at = '-infinity' WHERE broker = $1 AND state = 'running'"
 
 
-class Task(msgspec.Struct, rename="camel"):
-    """A background task and its progress."""
-
-    id: str
-    kind: Kind
-    what: str  # the dead letters it is about, in words
-    who: str
-    total: int  # when it began
-    exact: bool  # False: there were at least `total`
-    started_at: float  # milliseconds since 1970
-    done: int = 0
-    state: State = "running"
-    error: str | None = None
-    ended_at: float | None = None
-
-
 class Tasks:
     def __init__(
-        self, queues: Queues, broker: str, ended: Callable[[Task], Awaitable[None]]
+        self, queues: Queues, broker: str, ended: Callable[[BackgroundTask], Awaitable[None]]
     ) -> None:
         """`broker`: the name of this process. `ended` is called with each task that it ended."""
         self._queues = queues
@@ -102,20 +84,20 @@ class Tasks:
         self._running: dict[UUID, asyncio.Task[None]] = {}  # those this process works on
         self._claiming: asyncio.Task[None] | None = None  # while others have some that run
 
-    async def all(self) -> list[Task]:
+    async def all(self) -> list[BackgroundTask]:
         """The newest first."""
         tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]
         if any(one.state == "running" and UUID(one.id) not in self._running for one in tasks):
             self.claim_abandoned()
         return tasks
 
-    async def get(self, number: str) -> Task:
+    async def get(self, number: str) -> BackgroundTask:
         rows = await self._database.browse(ONE, _uuid(number))
         if not rows:
             raise _missing(number)
         return _task(rows[0])
 
-    async def start(self, kind: Kind, which: Which, what: str, who: str) -> Task:
+    async def start(self, kind: TaskKind, which: Which, what: str, who: str) -> BackgroundTask:
         (row,) = await self._database.browse("SELECT clock_timestamp() AS now")
         now = row["now"]
         mine = replace(which, until=min(which.until, now) if which.until else now)
@@ -138,7 +120,7 @@ class Tasks:
         self._work_on(rows[0])
         return _task(rows[0])
 
-    async def cancel(self, number: str) -> Task:
+    async def cancel(self, number: str) -> BackgroundTask:
         """Stop after the step that is under way; what was done stays done."""
         rows = await self._database.fetch(CANCEL, _uuid(number))
         return _task(rows[0]) if rows else await self.get(number)
@@ -221,13 +203,13 @@ class Tasks:
                 await self._database.recovered()
 
 
-def _task(row: Any) -> Task:
+def _task(row: Any) -> BackgroundTask:
     return struct_of(
-        Task,
+        BackgroundTask,
         row,
         id=str(row["id"]),
         started_at=epoch_millis(row["started_at"]),
-        state=row["state"] if row["state"] in get_args(State) else "failed",
+        state=row["state"] if row["state"] in get_args(TaskState) else "failed",
         ended_at=epoch_millis(row["ended_at"]) if row["ended_at"] else None,
     )
 

@@ -19,13 +19,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-import msgspec
-
 from penstock.errors import InvalidRequest
 from penstock.outbox.drivers import Argument, LeaseLost, fetch, is_lease_lost
 from penstock.protocol.headers import encode
-from penstock.protocol.names import DEFAULT_PARTITION
-from penstock.protocol.payload import check_payload
+from penstock.protocol.payload import encode_payload
 
 __all__ = [
     "LeaseLost",
@@ -65,7 +62,7 @@ class Outbox:
         queue: str,
         payload: Any,
         *,
-        partition: str = DEFAULT_PARTITION,
+        partition: str | None = None,
         transaction_id: str | None = None,
         headers: Mapping[str, str] | None = None,
         delay: float | None = None,
@@ -74,7 +71,8 @@ class Outbox:
     ) -> str:
         """Push a message when the connection's transaction commits. Returns its transaction id.
 
-        The commit fails if the queue is full by then (`maxSize`, SQLSTATE PQ002).
+        The payload is one that `Client.push` takes. The commit fails if the queue is full by then
+        (`maxSize`, SQLSTATE PQ002).
         """
         if delay is not None and deliver_at is not None:
             raise InvalidRequest("give delay or deliver_at, not both")
@@ -100,7 +98,7 @@ class Outbox:
         queue: str,
         payloads: Iterable[Any],
         *,
-        partition: str = DEFAULT_PARTITION,
+        partition: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Push messages, in order, when the transaction commits. Returns their transaction ids."""
@@ -158,8 +156,7 @@ class Outbox:
 
 
 def _json(payload: Any) -> str:
-    check_payload(payload)
-    return msgspec.json.encode(payload).decode()
+    return bytes(encode_payload(payload)).decode()
 
 
 def _headers(headers: Mapping[str, str] | None) -> str | None:

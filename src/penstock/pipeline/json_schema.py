@@ -42,13 +42,35 @@ def typed(frame: Any, schema: str) -> Any:
     their names, unless the schema has a field of that name.
     """
     target: Any = t.StructType.fromDDL(schema)
-    origin = origin_columns("queue" if "queue" in frame.columns else "topic", target.names)
+    kind = "queue" if "queue" in frame.columns else "topic"
+    origin = origin_columns(kind, target.names)
+    if kind == "topic":
+        taken = {name.lower() for name in target.names}
+        keyed = (name for name in ("partition", "key", "headers") if f"_{name}" not in taken)
+        origin += [name for name in keyed if name in frame.columns]
+    if "key" in origin:
+        return _with_tombstones(frame, target, origin)
     judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
     return judged.select(
         *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
         f.when(f.col(REASON).isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
         REASON,
         *(f"_{name}" for name in origin),
+    )
+
+
+def _with_tombstones(frame: Any, target: Any, origin: list[str]) -> Any:
+    """A record with a key and without a value deletes the key: it fits, and all its fields are
+    null. The column `_tombstone` says so."""
+    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
+    empty = f.coalesce(f.length("_text") == 0, f.lit(True)) & f.col("_key").isNotNull()
+    reason = f.when(~empty, f.col(REASON))
+    return judged.select(
+        *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
+        f.when(reason.isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
+        reason.alias(REASON),
+        *(f"_{name}" for name in origin),
+        empty.alias("_tombstone"),
     )
 
 

@@ -26,7 +26,7 @@ columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -61,7 +61,7 @@ def _kinds(struct: msgspec.Struct, kinds: Sequence[str]) -> list[str]:
     return [kind for kind in kinds if getattr(struct, kind)]
 
 
-class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a pipeline reads: one of SOURCES."""
 
     topic: str | None = None
@@ -72,6 +72,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     jdbc: str | None = None  # a JDBC URL; `options` name the table or the query
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
+    columns: list[Literal["key", "partition", "headers"]] = []  # of a topic, beside the usual ones
     deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     refresh: int = 1  # of a table: read it again every so many batches; 0: once per run
@@ -98,7 +99,7 @@ class Source(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return f"{self.kind} {getattr(self, self.kind)}"
 
 
-class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PipelineStep(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A view made by SQL, or by a function `module:name`."""
 
     name: str
@@ -106,7 +107,7 @@ class Step(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     python: str | None = None
 
 
-class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Where a pipeline writes: one of SINKS."""
 
     topic: str | None = None
@@ -146,13 +147,13 @@ class Sink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return f"{self.kind} {getattr(self, self.kind)}"
 
 
-class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class PipelineFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
-    source: Source | None = None
-    sources: dict[str, Source] = {}
-    steps: list[Step] = []
-    sink: Sink | None = None
-    sinks: dict[str, Sink] = {}
+    source: PipelineSource | None = None
+    sources: dict[str, PipelineSource] = {}
+    steps: list[PipelineStep] = []
+    sink: PipelineSink | None = None
+    sinks: dict[str, PipelineSink] = {}
     trigger: str = "availableNow"
     checkpoint: str | None = None
     appId: str | None = None  # noqa: N815
@@ -164,12 +165,12 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     spark: dict[str, Any] = {}
 
     @property
-    def views(self) -> dict[str, Source]:
+    def views(self) -> dict[str, PipelineSource]:
         """The sources under the names their views have."""
         return {**({self.source.default_name: self.source} if self.source else {}), **self.sources}
 
     @property
-    def outputs(self) -> dict[str, Sink]:
+    def outputs(self) -> dict[str, PipelineSink]:
         return {**({MAIN: self.sink} if self.sink else {}), **self.sinks}
 
     def app_id(self, output: str = MAIN) -> str:
@@ -182,18 +183,18 @@ class Pipeline(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Whether it runs from a checkpoint, as opposed to reading all every time."""
         return self.trigger != "batch"
 
-    def view_before(self, step: Step) -> str:
+    def view_before(self, step: PipelineStep) -> str:
         """The view whose rows a Python step gets: of the step before it, or of the last source."""
         number = self.steps.index(step)
         return self.steps[number - 1].name if number else next(reversed(self.views))
 
     @property
-    def static(self) -> dict[str, Source]:
+    def static(self) -> dict[str, PipelineSource]:
         """The sources that are tables beside the stream."""
         return {name: source for name, source in self.views.items() if source.static}
 
 
-def load(path: Path) -> Pipeline:
+def load(path: Path) -> PipelineFile:
     """Read a pipeline file; ConfigError names the file, the key and what was expected."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -202,10 +203,10 @@ def load(path: Path) -> Pipeline:
     return parse(text, str(path))
 
 
-def parse(text: str, where: str = "pipeline") -> Pipeline:
+def parse(text: str, where: str = "pipeline") -> PipelineFile:
     """Decode and check a pipeline file's text; ConfigError as in `load`."""
     try:
-        pipeline = msgspec.convert(yaml.safe_load(text), Pipeline)
+        pipeline = msgspec.convert(yaml.safe_load(text), PipelineFile)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
@@ -219,7 +220,7 @@ def parse(text: str, where: str = "pipeline") -> Pipeline:
     return pipeline
 
 
-def _mistakes(pipeline: Pipeline) -> Iterator[str]:
+def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
     """What is wrong. What comes after the first may be due to it."""
     if not pipeline.name.strip():
         yield "a pipeline has a `name`: the broker shows it under it"
@@ -245,6 +246,8 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
             yield f"source {name}: a watermark is for streams"
         if source.static and (source.format != "raw" or source.watermark):
             yield f"source {name}: format and watermark are for topics and queues"
+        if source.columns and not (source.topic or source.topicPattern):
+            yield f"source {name}: columns are for topics"
         if source.refresh < 0 or (source.refresh != 1 and not source.static):
             yield f"source {name}: refresh is a number of batches, for {', '.join(STATIC)}"
         kind, given = source_kind(pipeline, source)
@@ -279,7 +282,9 @@ def _mistakes(pipeline: Pipeline) -> Iterator[str]:
         yield "a stream needs a `checkpoint`: a directory of its own that survives restarts"
 
 
-def _sink_mistakes(name: str, sink: Sink, views: list[str], streaming: bool) -> Iterator[str]:
+def _sink_mistakes(
+    name: str, sink: PipelineSink, views: list[str], streaming: bool
+) -> Iterator[str]:
     where = sink_place(name)
     if not NAME.fullmatch(name) or name in ("steps", "dead", "shared", "static"):
         yield f"{name!r} cannot be a sink's name: letters, digits and underscores"
@@ -310,7 +315,7 @@ def sink_place(name: str) -> str:
 
 
 def source_kind(
-    pipeline: Pipeline, source: Source
+    pipeline: PipelineFile, source: PipelineSource
 ) -> tuple[type[ReachOptions] | None, dict[str, Any]]:
     """The struct and the values of a source's options; None for what Spark itself reads."""
     if source.static:
@@ -328,7 +333,7 @@ def source_kind(
 
 
 def sink_kind(
-    pipeline: Pipeline, sink: Sink, app: str
+    pipeline: PipelineFile, sink: PipelineSink, app: str
 ) -> tuple[type[SinkOptions] | None, dict[str, Any]]:
     """The struct and the values of a sink's options; None for what Spark itself writes."""
     if not (sink.topic or sink.queue):

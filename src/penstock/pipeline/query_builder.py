@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as f
@@ -20,14 +21,14 @@ from penstock.pipeline.failure import PipelineFailed, cause, step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
 from penstock.pipeline.options import QueueSinkOptions, TopicSinkOptions, read_options, texts
 from penstock.pipeline.pipeline_file import (
-    Pipeline,
-    Sink,
-    Source,
+    PipelineFile,
+    PipelineSink,
+    PipelineSource,
     sink_kind,
     sink_place,
     source_kind,
 )
-from penstock.pipeline.source_columns import CORRUPT, META
+from penstock.pipeline.source_columns import ALL_TOPIC_COLUMNS, CORRUPT, META, TOPIC_COLUMNS, ddl
 from penstock.pipeline.spark_plan import (
     inputs_of,
     is_unordered,
@@ -46,7 +47,7 @@ UNORDERED = (
     "the sink's rows come out of a shuffle (an aggregate, a join, a repartition), in no fixed "
     "order: name the columns that order them in sink.orderBy, so that each is written exactly once"
 )
-ReadSource = Callable[[str, Source], Any]
+ReadSource = Callable[[str, PipelineSource], Any]
 WriteBatch = Callable[[Any, int], None]
 
 
@@ -57,11 +58,11 @@ class Frames:
     views: dict[str, Any] = field(default_factory=dict)  # sources and steps, in their order
     dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source
 
-    def of(self, sink: Sink) -> Any:
+    def of(self, sink: PipelineSink) -> Any:
         return self.views[sink.view or next(reversed(self.views))]
 
 
-def frames(spark: Any, pipeline: Pipeline, read: ReadSource | None = None) -> Frames:
+def frames(spark: Any, pipeline: PipelineFile, read: ReadSource | None = None) -> Frames:
     """All frames, each registered as a view. `read` makes those of sources."""
     made = Frames()
     for name, source in pipeline.views.items():
@@ -80,7 +81,7 @@ def frames(spark: Any, pipeline: Pipeline, read: ReadSource | None = None) -> Fr
 
 
 def add_steps(
-    spark: Any, pipeline: Pipeline, made: Frames, only: Sequence[str] | None = None
+    spark: Any, pipeline: PipelineFile, made: Frames, only: Sequence[str] | None = None
 ) -> None:
     """Make the frames of the steps, or of some of them, each registered as a view."""
     for step in pipeline.steps:
@@ -113,13 +114,13 @@ def counted(frame: Any) -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True)
-class Output:
+class SinkOutput:
     """A sink, or the dead letters of a source, with the rows it gets."""
 
     name: str
     view: str  # "" for dead letters
     frame: Any
-    sink: Sink
+    sink: PipelineSink
     app: str
 
     @property
@@ -153,12 +154,12 @@ class Query:
     """One of a pipeline's streams, and the outputs that it writes."""
 
     name: str  # of its directory in the checkpoint
-    pipeline: Pipeline
-    outputs: list[Output]
+    pipeline: PipelineFile
+    outputs: list[SinkOutput]
     cut: str | None = None  # the view up to which the stream itself computes
     frame: Any = None  # of the cut
     behind: list[str] = field(default_factory=list)  # the steps that are done with each batch
-    tables: dict[str, "Table"] = field(default_factory=dict)
+    tables: dict[str, "JoinedTable"] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -208,10 +209,10 @@ class Query:
             batch.unpersist()
 
 
-class Table:
+class JoinedTable:
     """A table beside the stream, read again every so many batches."""
 
-    def __init__(self, pipeline: Pipeline, source: Source) -> None:
+    def __init__(self, pipeline: PipelineFile, source: PipelineSource) -> None:
         self._pipeline, self._source = pipeline, source
         self._frame: Any = None
         self._read = 0  # the batch for which it was read
@@ -228,7 +229,7 @@ class Built:
     """A pipeline up to its first batch."""
 
     frames: Frames
-    outputs: list[Output]
+    outputs: list[SinkOutput]
     queries: list[Query]  # of a stream
     inputs: dict[str, list[str]]  # the views that each step reads
 
@@ -238,7 +239,7 @@ class Built:
         return list(self.outputs[0].frame.columns)
 
 
-def build(spark: Any, pipeline: Pipeline) -> Built:
+def build(spark: Any, pipeline: PipelineFile) -> Built:
     """All that a run does before its first batch; ConfigError says what Spark or a sink refuses."""
     made = frames(spark, pipeline)
     outputs = _outputs(pipeline, made)
@@ -252,7 +253,7 @@ def build(spark: Any, pipeline: Pipeline) -> Built:
     return Built(made, outputs, queries, inputs)
 
 
-def _outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
+def _outputs(pipeline: PipelineFile, made: Frames) -> list[SinkOutput]:
     """The sinks in their order, then the dead letters."""
     last = next(reversed(made.views))
     places = [
@@ -261,9 +262,9 @@ def _outputs(pipeline: Pipeline, made: Frames) -> list[Output]:
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None
-        sink = Sink(topic=target.topic, queue=target.queue)
+        sink = PipelineSink(topic=target.topic, queue=target.queue)
         places.append((f"{DEAD}:{name}", "", letters, sink))
-    return [Output(*place, pipeline.app_id(place[0])) for place in places]
+    return [SinkOutput(*place, pipeline.app_id(place[0])) for place in places]
 
 
 @dataclass(frozen=True)
@@ -271,11 +272,11 @@ class Sharing:
     """Which outputs can be written from the batches of one stream."""
 
     spark: Any
-    pipeline: Pipeline
+    pipeline: PipelineFile
     frames: Frames
     inputs: dict[str, list[str]]  # the views that each step reads
 
-    def groups(self, outputs: list[Output]) -> list[Query]:
+    def groups(self, outputs: list[SinkOutput]) -> list[Query]:
         """The queries of those that share a step, the largest groups first, and of those that need
         tables read again."""
         queries: list[Query] = []
@@ -284,7 +285,7 @@ class Sharing:
         streams = [name for name in self.frames.views if name not in self.pipeline.static]
         state = {name: stateful_nodes(frame) for name, frame in self.frames.views.items()}
         while True:
-            best: tuple[str, list[Output]] = ("", [])
+            best: tuple[str, list[SinkOutput]] = ("", [])
             for cut in reversed(streams):
                 for mode in ("append", "update"):
                     joined = [
@@ -308,7 +309,7 @@ class Sharing:
             if name in tables and tables[name].refresh
         }
 
-    def _follows(self, output: Output, cut: str, state: dict[str, int]) -> bool:
+    def _follows(self, output: SinkOutput, cut: str, state: dict[str, int]) -> bool:
         """Whether the cut's batches, and tables, are all that the output's rows are made of."""
         if not output.view or not output.repeats or self.refreshed(cut):
             return False
@@ -316,7 +317,7 @@ class Sharing:
         sources = reached - self.inputs.keys() - self.pipeline.static.keys() - {cut}
         return cut in reached and not sources and state[cut] == state[output.view]
 
-    def _worthwhile(self, outputs: list[Output], cut: str) -> bool:
+    def _worthwhile(self, outputs: list[SinkOutput], cut: str) -> bool:
         if any(self.refreshed(output.view, cut) for output in outputs):
             return True
         if len(outputs) < 2 or cut not in self.inputs:
@@ -325,7 +326,7 @@ class Sharing:
         files = CheckpointFiles(self.spark, (self.pipeline.checkpoint or "").rstrip("/"))
         return not any(files.exists(output.checkpoint) for output in outputs)
 
-    def _query(self, cut: str, outputs: list[Output]) -> Query:
+    def _query(self, cut: str, outputs: list[SinkOutput]) -> Query:
         views = set().union(*(ancestors(one.view, self.inputs, cut) for one in outputs))
         shared = f"{SHARED}-{cut}-{outputs[0].sink.output_mode}"
         tables = {name: one for name, one in self.pipeline.static.items() if name in views}
@@ -333,11 +334,11 @@ class Sharing:
             *(shared if len(outputs) > 1 else outputs[0].checkpoint, self.pipeline, outputs, cut),
             frame=self.frames.views[cut],
             behind=[step for step in self.inputs if step in views and step != cut],
-            tables={name: Table(self.pipeline, source) for name, source in tables.items()},
+            tables={name: JoinedTable(self.pipeline, source) for name, source in tables.items()},
         )
 
 
-def _queries(outputs: list[Output], sharing: Sharing) -> list[Query]:
+def _queries(outputs: list[SinkOutput], sharing: Sharing) -> list[Query]:
     """A query for each output that shares none, in the order of the outputs."""
     queries = {output.name: query for query in sharing.groups(outputs) for output in query.outputs}
     for output in outputs:
@@ -354,7 +355,7 @@ def _queries(outputs: list[Output], sharing: Sharing) -> list[Query]:
     return list({id(query): query for one in outputs if (query := queries[one.name])}.values())
 
 
-def verify_output(pipeline: Pipeline, output: Output) -> None:
+def verify_output(pipeline: PipelineFile, output: SinkOutput) -> None:
     """What would fail, or be written differently the next time, by the code that will write."""
     frame, sink = output.frame, output.sink
     place = sink_place(output.name)
@@ -375,7 +376,7 @@ def verify_output(pipeline: Pipeline, output: Output) -> None:
         refuse_unsupported(frame, sink.output_mode)
 
 
-def _verify_messages(pipeline: Pipeline, output: Output, place: str) -> None:
+def _verify_messages(pipeline: PipelineFile, output: SinkOutput, place: str) -> None:
     frame, sink = output.frame, output.sink
     refuse_unrepeatable(frame)
     warn_of_float_sums(frame)
@@ -394,7 +395,7 @@ def _verify_messages(pipeline: Pipeline, output: Output, place: str) -> None:
             TopicWriter(topic, rows.schema, streaming=pipeline.streaming)
 
 
-def _late(frame: Any, source: Source, name: str) -> Any:
+def _late(frame: Any, source: PipelineSource, name: str) -> Any:
     for column, delay in source.watermark.items():
         try:
             frame = frame.withWatermark(column, delay)
@@ -403,7 +404,7 @@ def _late(frame: Any, source: Source, name: str) -> Any:
     return frame
 
 
-def read_source(spark: Any, pipeline: Pipeline, source: Source) -> Any:
+def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> Any:
     """The frame of a source: a stream's, or a table's."""
     if source.table:
         from penstock.pipeline.lake.delta_frames import delta_frame
@@ -415,16 +416,19 @@ def read_source(spark: Any, pipeline: Pipeline, source: Source) -> Any:
             return reader.option("url", source.jdbc).load()
         return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
+    if source.columns:
+        fields = [*TOPIC_COLUMNS.names, *source.columns]
+        reader = reader.schema(ddl(pa.schema([ALL_TOPIC_COLUMNS.field(name) for name in fields])))
     return reader.format("penstock").options(**texts(source_kind(pipeline, source)[1])).load()
 
 
-def as_messages(frame: Any, sink: Sink) -> Any:
+def as_messages(frame: Any, sink: PipelineSink) -> Any:
     """What a topic or queue takes: a column payload; without one, JSON of all columns."""
     refuse_twice(frame.columns)
     if "payload" in frame.columns:
         return frame
-    names = ("queue", "partition", "transactionId", "traceId", "topic", *sink.orderBy)
-    kept = dict.fromkeys(name for name in names if name in frame.columns)
+    names = ("queue", "partition", "transactionId", "traceId", "topic", "key", "headers")
+    kept = dict.fromkeys(name for name in (*names, *sink.orderBy) if name in frame.columns)
     return frame.select(*kept, f.to_json(f.struct(*_own_columns(frame.columns))).alias("payload"))
 
 
@@ -449,7 +453,9 @@ def _own_columns(names: list[str]) -> list[Any]:
     ]
 
 
-def _format(pipeline: Pipeline, output: Output, frame: Any) -> tuple[str, dict[str, Any], Any]:
+def _format(
+    pipeline: PipelineFile, output: SinkOutput, frame: Any
+) -> tuple[str, dict[str, Any], Any]:
     """Spark's name of a sink's format, its options, and the rows as it takes them."""
     sink = output.sink
     if sink.messages:
@@ -458,7 +464,7 @@ def _format(pipeline: Pipeline, output: Output, frame: Any) -> tuple[str, dict[s
     return sink.format or "parquet", options, frame
 
 
-def batch_writer(pipeline: Pipeline, output: Output) -> WriteBatch:
+def batch_writer(pipeline: PipelineFile, output: SinkOutput) -> WriteBatch:
     """What writes one batch, given its rows and its number."""
     sink = output.sink
     if sink.foreachBatch:

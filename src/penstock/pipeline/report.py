@@ -24,7 +24,7 @@ MAX_BATCHES = 20  # that a report has
 
 
 @dataclass
-class Report:
+class PipelineReport:
     """Where a pipeline stands."""
 
     name: str
@@ -66,10 +66,10 @@ class Report:
         return {"at": round(time.time(), 3), **asdict(self)}
 
 
-Listener = Callable[[Report], None]
+Listener = Callable[[PipelineReport], None]
 
 
-def notify(listeners: list[Listener], report: Report) -> bool:
+def notify(listeners: list[Listener], report: PipelineReport) -> bool:
     """Pass the report on; whether one of them wants the pipeline to stop."""
     for listener in listeners:
         listener(report)
@@ -105,7 +105,7 @@ class Heartbeat:
         self._warned = False
         self.stop_wanted = False
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, report: PipelineReport) -> None:
         """Send the report if its state is new, or the last one was sent a while ago."""
         if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
             return

@@ -20,10 +20,10 @@ from pyspark.errors import StreamingQueryException
 from penstock.errors import PenstockError
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
-from penstock.pipeline.pipeline_file import Pipeline
+from penstock.pipeline.pipeline_file import PipelineFile
 from penstock.pipeline.progress import in_words, lag_of, rows_of
-from penstock.pipeline.query_builder import Built, Output, Query
-from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, Report, notify, repeating
+from penstock.pipeline.query_builder import Built, Query, SinkOutput
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, PipelineReport, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
@@ -39,10 +39,13 @@ WORKER_TOO_SLOW = "Python worker failed to connect back"
 
 class Runner:
     def __init__(
-        self, pipeline: Pipeline, master: str = "local[*]", listeners: list[Listener] | None = None
+        self,
+        pipeline: PipelineFile,
+        master: str = "local[*]",
+        listeners: list[Listener] | None = None,
     ) -> None:
         self.pipeline = pipeline
-        self.report = Report(pipeline.name, master=master)
+        self.report = PipelineReport(pipeline.name, master=master)
         self._listeners = listeners or []
         self._stop = threading.Event()
         self._seen = -1  # the last batch of the main query that the report has
@@ -51,7 +54,7 @@ class Runner:
         """Ask it to end after the batch it is in. May be called from a signal handler."""
         self._stop.set()
 
-    def run(self, spark: Any = None) -> Report:
+    def run(self, spark: Any = None) -> PipelineReport:
         """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
         self._report()
         try:
@@ -82,7 +85,7 @@ class Runner:
             record_steps(session, self.pipeline, built.frames.views, built.inputs)
         return session, built
 
-    def _run_batch(self, outputs: list[Output]) -> None:
+    def _run_batch(self, outputs: list[SinkOutput]) -> None:
         self._report("running")
         began = time.monotonic()
         p = self.pipeline
@@ -183,7 +186,7 @@ class Runner:
             self._stop.set()
 
 
-def graph_of(pipeline: Pipeline, built: Built) -> list[dict[str, Any]]:
+def graph_of(pipeline: PipelineFile, built: Built) -> list[dict[str, Any]]:
     """Sources, steps and sinks, each with the names of those it reads from."""
     nodes = [
         {"kind": "source", "name": name, "title": source.title, "inputs": []}

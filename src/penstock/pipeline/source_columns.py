@@ -16,6 +16,7 @@ from penstock.protocol.record_batch import payload_array
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.map_(pa.string(), pa.string())
+RECORD_HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 KINDS = {
     pa.int16(): "SMALLINT",
     pa.int32(): "INT",
@@ -24,6 +25,7 @@ KINDS = {
     pa.binary(): "BINARY",
     TIMESTAMP: "TIMESTAMP",
     HEADERS: "MAP<STRING, STRING>",
+    RECORD_HEADERS: "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     pa.list_(pa.int16()): "ARRAY<SMALLINT>",
     pa.list_(pa.int64()): "ARRAY<BIGINT>",
 }
@@ -38,7 +40,6 @@ TOPIC_COLUMNS = pa.schema(
     {"topic": pa.string(), "offset": pa.int64(), "timestamp": TIMESTAMP, "payload": pa.binary()}
 )
 # A read that names them in its schema gets these, too; they are null in aiq's layout.
-RECORD_HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 KEYED_COLUMNS = pa.schema({"key": pa.binary(), "headers": RECORD_HEADERS})
 ALL_TOPIC_COLUMNS = pa.schema([*TOPIC_COLUMNS, pa.field("partition", pa.int32()), *KEYED_COLUMNS])
 QUEUE_COLUMNS = pa.schema(

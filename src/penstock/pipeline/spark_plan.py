@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 
 from penstock.errors import ConfigError
-from penstock.pipeline.pipeline_file import Pipeline
+from penstock.pipeline.pipeline_file import PipelineFile
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -41,7 +41,7 @@ GATHERS = re.compile(
 )
 
 
-def inputs_of(spark: Any, pipeline: Pipeline) -> dict[str, list[str]]:
+def inputs_of(spark: Any, pipeline: PipelineFile) -> dict[str, list[str]]:
     """The views that each step reads, once for each place where it does."""
     inputs: dict[str, list[str]] = {}
     names = {name.lower(): name for name in pipeline.views}

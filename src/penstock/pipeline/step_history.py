@@ -25,7 +25,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
-from penstock.pipeline.pipeline_file import Pipeline, Step
+from penstock.pipeline.pipeline_file import PipelineFile, PipelineStep
 from penstock.pipeline.spark_plan import stateful_nodes
 from penstock.pipeline.validation import load_function
 
@@ -38,7 +38,7 @@ TOKEN = re.compile(
 
 
 def record_steps(
-    spark: Any, pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]
+    spark: Any, pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]
 ) -> None:
     """Refuse steps that did not make the checkpoint's state; record them. `made` are the frames of
     the views, `inputs` the views that each step reads."""
@@ -66,7 +66,7 @@ def record_steps(
 
 
 def _describe(
-    pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]
+    pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]
 ) -> dict[str, Any]:
     steps = {step.name: {"sql": step.sql} if step.sql else _python(step) for step in pipeline.steps}
     sources = {name: {"schema": source.schema} for name, source in pipeline.views.items()}
@@ -79,7 +79,7 @@ def _describe(
     }
 
 
-def _python(step: Step) -> dict[str, str]:
+def _python(step: PipelineStep) -> dict[str, str]:
     try:
         source = textwrap.dedent(
             inspect.getsource(load_function(step.python or "", f"step {step.name}"))
@@ -89,7 +89,7 @@ def _python(step: Step) -> dict[str, str]:
     return {"python": step.python or "", "source": source}
 
 
-def _state(pipeline: Pipeline, made: dict[str, Any], inputs: dict[str, list[str]]) -> set[str]:
+def _state(pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]) -> set[str]:
     """The steps and sources that the state of any sink's query is made of."""
     counts = {name: stateful_nodes(frame) for name, frame in made.items()}
     last = next(reversed(made))

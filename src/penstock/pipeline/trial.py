@@ -26,7 +26,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType
 
 from penstock.errors import ConfigError
-from penstock.pipeline.pipeline_file import Pipeline, Source
+from penstock.pipeline.pipeline_file import PipelineFile, PipelineSource
 from penstock.pipeline.query_builder import Frames, frames, read_source
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 
@@ -44,12 +44,12 @@ class Difference:
     unexpected: Rows
 
 
-def given_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
+def given_rows(pipeline: PipelineFile, text: str, where: str) -> dict[str, list[Any]]:
     """Rows by source from a JSON file's text: an object of lists, or a list for the only source."""
     return _by_view(text, where, list(pipeline.views), next(iter(pipeline.views)))
 
 
-def expected_rows(pipeline: Pipeline, text: str, where: str) -> dict[str, list[Any]]:
+def expected_rows(pipeline: PipelineFile, text: str, where: str) -> dict[str, list[Any]]:
     """Rows by view from a JSON file's text: an object of lists, or a list for the last view."""
     views = [*pipeline.views, *(step.name for step in pipeline.steps)]
     dead = [f"{DEAD}{name}" for name, source in pipeline.views.items() if source.deadLetter]
@@ -70,13 +70,13 @@ def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str,
     return rows
 
 
-def on_rows(spark: Any, pipeline: Pipeline, rows: Mapping[str, list[Any]]) -> Frames:
+def on_rows(spark: Any, pipeline: PipelineFile, rows: Mapping[str, list[Any]]) -> Frames:
     return frames(
         spark, pipeline, lambda name, source: _frame(spark, name, source, rows.get(name, []))
     )
 
 
-def on_first_records(spark: Any, pipeline: Pipeline, records: int) -> Frames:
+def on_first_records(spark: Any, pipeline: PipelineFile, records: int) -> Frames:
     batch = replace(pipeline, trigger="batch")
     return frames(
         spark, pipeline, lambda _, source: read_source(spark, batch, source).limit(records)
@@ -122,7 +122,7 @@ def _text(row: Any) -> str:
     return json.dumps(row, sort_keys=True, ensure_ascii=False)
 
 
-def _frame(spark: Any, name: str, source: Source, rows: list[Any]) -> Any:
+def _frame(spark: Any, name: str, source: PipelineSource, rows: list[Any]) -> Any:
     if source.parquet:
         if not rows:
             raise ConfigError(f"source {name}: give rows, Parquet's columns are theirs")
@@ -133,7 +133,7 @@ def _frame(spark: Any, name: str, source: Source, rows: list[Any]) -> Any:
     return spark.createDataFrame(rows, ddl(schema))
 
 
-def _record(name: str, source: Source, number: int, row: Any) -> dict[str, Any]:
+def _record(name: str, source: PipelineSource, number: int, row: Any) -> dict[str, Any]:
     if not isinstance(row, dict | str):
         raise ConfigError(f"source {name}: a row is an object or a text, not {row!r}")
     payload = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False)

@@ -19,11 +19,11 @@ from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import ReachOptions, default_token, read_options
-from penstock.pipeline.pipeline_file import Pipeline, Sink, sink_place, source_kind
+from penstock.pipeline.pipeline_file import PipelineFile, PipelineSink, sink_place, source_kind
 from penstock.pipeline.sources.postgres import Postgres
 
 
-def check(pipeline: Pipeline, *, ask_broker: bool = True) -> Pipeline:
+def check(pipeline: PipelineFile, *, ask_broker: bool = True) -> PipelineFile:
     """Raise ConfigError for what is wrong; returns the pipeline with its routes resolved."""
     for step in pipeline.steps:
         if step.python:
@@ -65,7 +65,7 @@ def load_function(named: str, where: str) -> Callable[..., Any]:
     return function
 
 
-def _check_queues(pipeline: Pipeline) -> None:
+def _check_queues(pipeline: PipelineFile) -> None:
     for name, source in pipeline.views.items():
         if source.queue:
             with naming(f"source {name}"):
@@ -80,7 +80,7 @@ def _check_queues(pipeline: Pipeline) -> None:
                 )
 
 
-def resolve_routes(pipeline: Pipeline) -> Pipeline:
+def resolve_routes(pipeline: PipelineFile) -> PipelineFile:
     """The pipeline with routes replaced by the topic or queue they read."""
     if not any(sink.route for sink in pipeline.outputs.values()):
         return pipeline
@@ -91,7 +91,7 @@ def resolve_routes(pipeline: Pipeline) -> Pipeline:
     return msgspec.structs.replace(pipeline, sink=None, sinks=sinks)
 
 
-def _resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
+def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
     """The topic or queue that an export route reads, so that what Spark writes there is delivered
     with the route's own breaker, retries and dead letters."""
     assert sink.route is not None
@@ -114,7 +114,7 @@ def _resolve_route(pipeline: Pipeline, sink: Sink) -> Sink:
     )
 
 
-def _check_topics(pipeline: Pipeline) -> None:
+def _check_topics(pipeline: PipelineFile) -> None:
     """The topics that are read must exist. A sink's topic is made when it is written to."""
     topics = [
         part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")

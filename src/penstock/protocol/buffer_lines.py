@@ -12,6 +12,7 @@
 | `,"sealed":` string            | only when the payload is sealed: the id of the key            |
 | `,"headers":` object         | only when there are any; sealed: base64, as the payload       |
 | `,"deliver_at":` string      | only of a message for later: when it is due, RFC 3339 in UTC  |
+| `,"unordered":true`            | only if the push named no partition and asks for no order     |
 | `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
 | `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
@@ -51,6 +52,7 @@ class Event(msgspec.Struct, kw_only=True):
     sealed: str | None = None
     headers: msgspec.Raw = msgspec.Raw()  # empty = none
     deliver_at: datetime | None = None
+    unordered: bool = False  # if this creates the queue, consumers may share its partitions
 
 
 class QueenEvent(msgspec.Struct, rename="camel"):
@@ -94,6 +96,8 @@ def encode(event: Event) -> bytes:
         line += b',"headers":' + event.headers
     if event.deliver_at is not None:
         line += b',"deliver_at":' + text(event.deliver_at)
+    if event.unordered:
+        line += b',"unordered":true'
     return b'%b%b%08x"}\n' % (line, _MARK, crc32c(line))
 
 

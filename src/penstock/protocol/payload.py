@@ -21,6 +21,25 @@ _AS_TEXT = (datetime, date, time, timedelta, UUID)  # and nothing of them is los
 _BINARY = (bytes, bytearray, memoryview)
 
 
+def encode_payload(value: Any) -> msgspec.Raw:
+    """Return the JSON text of a payload: what JSON has, dataclasses, msgspec structs, and models of
+    attrs and pydantic. Raises `InvalidRequest` like `check_payload`.
+    """
+    check_payload(value)
+    return value if type(value) is msgspec.Raw else msgspec.Raw(_encode(value))
+
+
+def _plain(value: Any) -> Any:
+    """A pydantic model as plain values; the encoder knows the other kinds."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(type(value).__qualname__)
+    return dump()
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
 def check_payload(value: Any) -> None:
     """Raise `InvalidRequest`, naming the place, when the value cannot be said in JSON."""
     if type(value) not in _AS_THEY_ARE and not _is_plain(value):
@@ -71,7 +90,16 @@ def _check(value: Any, path: str) -> None:
             f"in the consumer{whole}"
         )
     elif type(value) not in _AS_THEY_ARE and not isinstance(value, _AS_TEXT):
-        plain = msgspec.to_builtins(value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal))
+        try:
+            plain = msgspec.to_builtins(
+                value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal), enc_hook=_plain
+            )
+        except TypeError as error:
+            raise InvalidRequest(
+                f"{_place(path)} is or contains an instance of {error}, which JSON cannot "
+                "express: send text, numbers, lists, dictionaries, or a dataclass, msgspec, attrs "
+                "or pydantic model"
+            ) from None
         # a struct or dataclass is a dictionary now, an enum its value
         if type(plain) is not type(value):
             _check(plain, path)

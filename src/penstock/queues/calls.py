@@ -59,6 +59,8 @@ class SettleArguments(NamedTuple):
     versions: list[int | None] | None
     lasts: list[int | None] | None
     times: list[datetime | None] | None
+    delays: list[float | None] | None
+    limits: list[int | None] | None
 
 
 class AppendedRow(NamedTuple):

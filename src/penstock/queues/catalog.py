@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from penstock.database import Database, struct_of
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
+from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
@@ -50,10 +51,10 @@ class QueueCatalog:
         info = self._queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
-    def lease_time(self, queue: str) -> int | None:
-        """How long leases of a queue live, in seconds; None when we do not remember it."""
+    def options(self, queue: str) -> QueueOptions | None:
+        """The options of a queue; None when we do not remember it."""
         info = self._queues.get(queue)
-        return None if info is None else info.options.lease_time
+        return None if info is None else info.options
 
     def encrypted(self, queue: str) -> bool | None:
         """Whether a queue asks for encryption; None when we do not remember it."""
@@ -123,8 +124,10 @@ class QueueCatalog:
         )
         return [info_of(row) for row in rows]
 
-    async def ensure(self, wanted: list[tuple[str, str]]) -> None:
-        """Have all (queue, partition) pairs in `partitions`, creating what is missing."""
+    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
+        """Have all (queue, partition) pairs in `partitions`, creating what is missing. A new queue
+        that is among `unordered` has no order.
+        """
         missing = [pair for pair in dict.fromkeys(wanted) if pair not in self.partitions]
         if not missing:
             return
@@ -132,9 +135,10 @@ class QueueCatalog:
             self.partitions.clear()
             missing = list(dict.fromkeys(wanted))
         rows = await self._database.read(
-            "SELECT * FROM queue_ensure($1, $2)",
+            "SELECT * FROM queue_ensure($1, $2, $3)",
             [queue for queue, _ in missing],
             [name for _, name in missing],
+            list(unordered),
         )
         for row in rows:
             self.partitions[missing[row["ord"] - 1]] = row["partition_id"]

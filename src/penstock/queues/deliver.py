@@ -24,14 +24,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.database.batching import SLICE
-from penstock.errors import InvalidRequest
+from penstock.errors import Busy, InvalidRequest
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
-from penstock.queues.calls import Row, TakeArguments
+from penstock.queues.calls import AppendArguments, AppendedRow, Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
@@ -46,7 +47,17 @@ MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
 OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
 MAX_HAND_OFFS = 64  # pops that one push takes for
-MESSAGE_COLUMNS = ("transactions", "traces", "times", "producers", "keys", "payloads", "headers")
+MESSAGE_COLUMNS = (
+    "transactions",
+    "traces",
+    "times",
+    "producers",
+    "keys",
+    "payloads",
+    "headers",
+    "attempts",
+)
+ATTEMPT_HEADER = "penstock-attempt"
 LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
 LOOK_SOON = ("discovering", "locked")
 
@@ -198,7 +209,7 @@ class Deliverer:
             if number is None:
                 return None
         group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or self._catalog.lease_time(queue) is None:
+        if group_id is None or self._catalog.options(queue) is None:
             return None
         return GroupTarget(queue, wanted.group, group_id, number)
 
@@ -282,12 +293,14 @@ class Deliverer:
         ids = self._catalog.message_uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
         columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
-        for id_, transaction, trace, at, producer, key, payload, headers in zip(
+        for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
             ids, *columns, strict=True
         ):
             if key is not None:
                 payload = keys.open(partition, key, payload)
                 headers = headers and keys.open_headers(partition, key, headers)
+            if failed:
+                headers = _with_attempt(headers, failed + 1)
             yield Delivered(
                 id_,
                 transaction,
@@ -300,7 +313,14 @@ class Deliverer:
                 lease_id,
                 group,
                 UNSET if headers is None else Raw(headers),
+                failed + 1 if failed else UNSET,
             )
+
+
+def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
+    """The headers with the number of the attempt, for clients that know no field `attempt`."""
+    known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
+    return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
 
 
 class HandOff:
@@ -315,6 +335,7 @@ class HandOff:
         self, context: QueueContext, deliveries: Deliveries, items: Iterable[Item]
     ) -> None:
         self._deliveries = deliveries
+        self._database, self._calls = context.database, context.calls
         waiting = context.waiting
         partitions: dict[str, set[str]] = {}
         for item in items:
@@ -331,14 +352,23 @@ class HandOff:
         # queue, group -> pops that got something or look
         self.served: dict[tuple[str, str], int] = {}
 
-    def arguments(self) -> TakeArguments:
+    async def append(self, items: AppendArguments) -> AppendedRow:
+        """Store the items and take for the pops, in one commit; hand the messages over. Those of a
+        pop that went away are given back.
+        """
         self.waits = False
-        return self._deliveries.arguments([take for take, _ in self._pops], hand_over=True)
-
-    def deliver(self, sent: TakeArguments, rows: list[Row], began: float) -> None:
-        """Hand the messages over; those of a pop that went away are given back."""
         takes = [take for take, _ in self._pops]
-        deliveries = self._deliveries.deliveries(takes, sent, rows, began)
+        sent, began = self._database.healthy, time.monotonic()
+        try:
+            pops = self._deliveries.arguments(takes, hand_over=True)
+            appended, rows = await self._calls.append_and_take(items, pops)
+            deliveries = self._deliveries.deliveries(takes, pops, rows, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:  # the outcome is unknown: no client has the leases
+            if sent:
+                self._deliveries.release_later(take.lease for take in takes)
+            raise
         for take, pop in self._pops:
             taken = deliveries.get(id(take))
             if pop.claimed:
@@ -346,10 +376,7 @@ class HandOff:
                 self.served[key] = self.served.get(key, 0) + 1
             if taken is not None and not (pop.claimed and pop.hand_over(taken)):
                 self._deliveries.give_back(taken)
-
-    def cut_off(self) -> None:
-        """The outcome of the call is unknown: nobody has its leases."""
-        self._deliveries.release_later(take.lease for take, _ in self._pops)
+        return appended
 
     def close(self) -> None:
         """Wake the pops that were not served, so that they look by themselves."""

@@ -6,7 +6,6 @@ attempt and unique in their partition, so what was stored shows up as a duplicat
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
@@ -17,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.database.batching import SLICE, Batcher
-from penstock.errors import Busy, InvalidRequest, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
 from penstock.queues.catalog import QueueCatalog, check_name, check_text
@@ -109,7 +108,7 @@ class Pusher:
             if arguments is None:
                 appended = AppendedRow([], None, None)
             elif hand_off and hand_off.waits:
-                appended = await self._append_and_hand_off(arguments, hand_off)
+                appended = await hand_off.append(arguments)
             else:
                 appended = await self._calls.append(arguments, fetch)
             await batch.fill(appended)
@@ -122,22 +121,6 @@ class Pusher:
             error = Unavailable(f"queue '{items[index].queue}' keeps changing; try again")
             batch.answers[index] = error
         return batch.answers
-
-    async def _append_and_hand_off(
-        self, arguments: AppendArguments, hand_off: HandOff
-    ) -> AppendedRow:
-        sent, began = self._database.healthy, time.monotonic()
-        pops = hand_off.arguments()
-        try:
-            appended, rows = await self._calls.append_and_take(arguments, pops)
-            hand_off.deliver(pops, rows, began)
-        except Busy:
-            raise  # rolled back
-        except BaseException:
-            if sent:
-                hand_off.cut_off()
-            raise
-        return appended
 
     def announce(
         self,
@@ -202,7 +185,7 @@ class AppendBatch:
             if first != index:
                 self._repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs))
+            await self._catalog.ensure(list(logs), unordered_of(self._items))
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]
@@ -376,6 +359,11 @@ def name_items(items: list[Item], checked: Collection[Log]) -> None:
 
 def logs_of(items: Iterable[Item]) -> set[Log]:
     return {(item.queue, item.partition) for item in items}
+
+
+def unordered_of(items: Iterable[Item]) -> set[str]:
+    """The queues that have no order if these items create them."""
+    return {item.queue for item in items if item.ordering == "none"}
 
 
 def _size(items: list[Item]) -> int:

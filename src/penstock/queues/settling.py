@@ -19,9 +19,11 @@ from uuid import UUID
 import msgspec
 
 from penstock.database.batching import SLICE
+from penstock.errors import InvalidRequest
+from penstock.protocol.queue_options import LARGEST
 from penstock.queues.calls import Row, SettleArguments
 from penstock.queues.catalog import QueueCatalog, check_text
-from penstock.queues.types import Ack, AckOutcome
+from penstock.queues.types import MAX_DELAY_SECONDS, Ack, AckOutcome
 
 MAX_REMEMBERED_MESSAGES = 50_000  # of all leases together: about 10 MB
 MAX_ERROR_CHARS = 10_000
@@ -106,6 +108,8 @@ class AckRun(msgspec.Struct, gc=False):
     lease: UUID | None
     status: str
     error: str | None
+    delay: float | None = None
+    max_attempts: int | None = None
     remembered: RememberedLease | None = None  # that it completes as a whole
 
 
@@ -139,12 +143,16 @@ class AckBatch:
                     lease.lease,
                     "completed",
                     None,
-                    lease,
+                    remembered=lease,
                 )
                 runs.append(run)
                 index += count
                 continue
-            before, key = key, (ack.partition_id, ack.lease_id, ack.group, ack.status, ack.error)
+            before = key
+            key = (
+                *(ack.partition_id, ack.lease_id, ack.group),
+                *(ack.status, ack.error, ack.delay, ack.max_attempts),
+            )
             if key != before:
                 refusal = self._begin_run(index, ack, catalog)
             elif refusal is None:
@@ -187,6 +195,8 @@ class AckBatch:
             versions=[lease.version if lease else None for lease in leases] if remembered else None,
             lasts=[lease.last if lease else None for lease in leases] if remembered else None,
             times=times if remembered else None,
+            delays=None if completed_only else [run.delay for run in runs],
+            limits=None if completed_only else [run.max_attempts for run in runs],
         )
 
     def _begin_run(self, index: int, ack: Ack, catalog: QueueCatalog) -> str | None:
@@ -201,7 +211,11 @@ class AckBatch:
         if partition is None:
             return NOT_FOUND
         error = ack.error and ack.error[:MAX_ERROR_CHARS]
-        self._runs.append(AckRun(index, 1, partition, ack.group, lease, status, error))
+        self._runs.append(
+            AckRun(
+                index, 1, partition, ack.group, lease, status, error, ack.delay, ack.max_attempts
+            )
+        )
         return None
 
     async def fill(self, rows: list[Row]) -> list[AckOutcome]:
@@ -253,6 +267,14 @@ def check_ack(ack: Ack) -> None:
     check_text("consumerGroup", ack.group)
     if ack.error:
         check_text("error", ack.error)
+    if ack.delay is not None and not (
+        0 <= ack.delay <= MAX_DELAY_SECONDS and ack.status in ("failed", "retry")
+    ):
+        raise InvalidRequest(
+            f"delay is 0 to {MAX_DELAY_SECONDS} seconds, with the status failed or retry"
+        )
+    if ack.max_attempts is not None and not 1 <= ack.max_attempts <= LARGEST:
+        raise InvalidRequest("maxAttempts is 1 or more")
 
 
 def uuid_of(text: str) -> UUID | None:

@@ -21,7 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of
+from penstock.queues.push import logs_of, unordered_of
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
@@ -158,7 +158,9 @@ class Streams:
             await self._change(connection, cycle, (number, partition), lease)
             return pushed, acks, acked
 
-        pushed, acks, acked = await self._transactions.attempt(logs_of(items), work)
+        pushed, acks, acked = await self._transactions.attempt(
+            logs_of(items), work, unordered_of(items)
+        )
         self._transactions.announce(pushed, acks, acked)
         return CommittedCycle(
             pushed,

@@ -5,7 +5,7 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
@@ -13,7 +13,7 @@ from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
-from penstock.queues.push import Log, Pusher, logs_of
+from penstock.queues.push import Log, Pusher, logs_of, unordered_of
 from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
 from penstock.queues.taking import Deliveries
 from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome, QueueInfo, TransactionResult
@@ -43,7 +43,8 @@ class CatalogSnapshot(QueueCatalog):
     def forget(self) -> None:
         raise Stale
 
-    async def ensure(self, wanted: list[tuple[str, str]]) -> None:
+    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
+        del unordered  # they exist
         if not self.partitions.keys() >= set(wanted):
             raise Stale
 
@@ -51,9 +52,11 @@ class CatalogSnapshot(QueueCatalog):
         return self._queues.get(name)
 
 
-async def snapshot_of(catalog: QueueCatalog, wanted: set[tuple[str, str]]) -> CatalogSnapshot:
+async def snapshot_of(
+    catalog: QueueCatalog, wanted: set[Log], unordered: Collection[str] = ()
+) -> CatalogSnapshot:
     """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
-    await catalog.ensure(list(wanted))
+    await catalog.ensure(list(wanted), unordered)
     partitions = {
         key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
     }
@@ -98,7 +101,7 @@ class Transactions:
             return pushed, await self.settle(connection, acks)
 
         try:
-            pushed, acked = await self.attempt(logs_of(items), work)
+            pushed, acked = await self.attempt(logs_of(items), work, unordered_of(items))
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.announce(pushed, acks, acked)
@@ -114,7 +117,10 @@ class Transactions:
         return self._pusher.named(items)
 
     async def attempt(
-        self, logs: set[Log], work: Callable[[Any, CatalogSnapshot], Awaitable[T]]
+        self,
+        logs: set[Log],
+        work: Callable[[Any, CatalogSnapshot], Awaitable[T]],
+        unordered: Collection[str] = (),
     ) -> T:
         """Run `work(connection, snapshot)`, which pushes to these queues and partitions, in a
         database transaction. Run it again from the start when the database undid it or what we knew
@@ -124,7 +130,8 @@ class Transactions:
         for turn in range(ATTEMPTS):
             try:
                 async with self._room:
-                    return await self._apply(logs, work)
+                    snapshot = await snapshot_of(self._catalog, logs, unordered)
+                    return await self._apply(snapshot, work)
             except UNDONE:
                 await asyncio.sleep(UNDONE_SECONDS * turn)
             except Stale:
@@ -132,9 +139,8 @@ class Transactions:
         raise Unavailable("the database is too busy, or these queues keep changing; try again")
 
     async def _apply(
-        self, logs: set[Log], work: Callable[[Any, CatalogSnapshot], Awaitable[T]]
+        self, snapshot: CatalogSnapshot, work: Callable[[Any, CatalogSnapshot], Awaitable[T]]
     ) -> T:
-        snapshot = await snapshot_of(self._catalog, logs)
         xid: Any = None
         done: list[T] = []  # one when all is done but the commit
         try:

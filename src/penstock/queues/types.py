@@ -14,6 +14,8 @@ from penstock.protocol.message_ids import sequence_of
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.queue_options import QueueOptions
 
+MAX_DELAY_SECONDS = 315_360_000  # ten years, of a push or a retry
+
 
 class Item(msgspec.Struct, rename="camel", gc=False):
     """A message to push. Without a transaction id it gets one of its own."""
@@ -30,6 +32,7 @@ class Item(msgspec.Struct, rename="camel", gc=False):
     key_id: str | None = None
     headers: bytes | None = None  # JSON text (protocol/headers.py)
     due: float | datetime | None = None  # for later: in so many seconds, or at this moment
+    ordering: Literal["partition", "none"] | None = None  # of the queue, if this creates it
 
 
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
@@ -87,6 +90,7 @@ class Delivered(msgspec.Struct, rename="camel", gc=False):
     lease_id: str  # "" under auto-ack
     group: str = msgspec.field(name="consumerGroup")
     header_text: msgspec.Raw | msgspec.UnsetType = msgspec.field(name="headers", default=UNSET)
+    attempt: int | msgspec.UnsetType = UNSET  # the number of this delivery, from the second on
 
     @property
     def payload(self) -> bytes:
@@ -124,6 +128,8 @@ class Ack(msgspec.Struct, gc=False):
     error: str | None = None
     group: str = QUEUE_MODE
     worker: str | None = None  # who answers, where that is known
+    delay: float | None = None  # seconds before the message is delivered again; failed, retry
+    max_attempts: int | None = None  # before it is a dead letter; None: as the queue says; failed
 
 
 class AckOutcome(msgspec.Struct, gc=False):

@@ -28,7 +28,7 @@ from penstock.io.fs import raise_file_limit
 from penstock.logging import set_up
 from penstock.metrics import Metrics
 from penstock.server import systemd
-from penstock.server.workers import Workers
+from penstock.server.workers import WorkerProcesses
 from penstock.wire.addresses import AddressUnavailable, check_addresses
 from penstock.wire.auth import verifier_of
 from penstock.wire.listeners import Listeners
@@ -43,7 +43,7 @@ EXIT_CODES = {ConfigError: USAGE, Locked: 3, Unavailable: 4, AddressUnavailable:
 
 
 def main(order: str) -> int:
-    """Serve as `penstock serve` has read from its options; the exit code."""
+    """Serve with the options that `penstock serve` has read, and return the exit code."""
     config, flags = json.loads(order)
     try:
         loaded = load(Path(config) if config else default_file(), flags=flags)
@@ -54,7 +54,7 @@ def main(order: str) -> int:
 
 
 def run(loaded: Loaded) -> int:
-    """Serve until a signal says stop; the exit code."""
+    """Serve until a signal says stop, and return the exit code."""
     config = loaded.config
     set_up(config.log_level, config.log_format)
     for warning in loaded.warnings:
@@ -104,7 +104,7 @@ async def _serve(loaded: Loaded) -> None:
     broker = Broker(config, origins=loaded.origins)
     await broker.start(check=lambda: check_addresses(config))
     listeners = Listeners(broker)
-    workers = Workers(config, broker, listeners)
+    workers = WorkerProcesses(config, broker, listeners)
     delay = 0.0
     watchdog = systemd.Watchdog()
     broker.starting = True
@@ -142,7 +142,7 @@ async def _serve(loaded: Loaded) -> None:
 
 
 def _on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one ends the process there and then."""
+    """Return an event that SIGTERM or SIGINT sets; a second signal ends the process at once."""
     asked = asyncio.Event()
 
     def on_signal() -> None:

@@ -1,4 +1,4 @@
-"""What a service manager wants to hear: ready, stopping, and that the event loop still turns.
+"""Notify a service manager: ready, stopping, and that the event loop still runs.
 
 systemd gives a service with `Type=notify` the address of a datagram socket in NOTIFY_SOCKET and,
 with `WatchdogSec=`, the interval in WATCHDOG_USEC. The protocol is one datagram per message
@@ -14,14 +14,12 @@ log = logging.getLogger("penstock.server")
 
 
 def is_manager() -> bool:
-    """Whether a service manager started us and listens."""
+    """Return whether a service manager started this process and listens."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def notify(message: str) -> None:
-    """Send `READY=1` and the like. A manager that cannot be reached is logged, and keeps nobody
-    from serving.
-    """
+    """Send `READY=1` and the like. A manager that cannot be reached is only logged."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -56,7 +54,7 @@ class Watchdog:
 
 
 def _interval() -> float:
-    """Seconds within which we must be heard of; 0: nobody waits."""
+    """Return the seconds within which systemd expects a sign of life; 0: it expects none."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0  # meant for a process that started us
     try:

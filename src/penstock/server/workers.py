@@ -28,7 +28,7 @@ log = logging.getLogger("penstock.workers")
 RESTART_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
-class Workers:
+class WorkerProcesses:
     """Keeps `workers - 1` processes running from `start` to `stop`."""
 
     def __init__(self, config: Config, broker: Broker, listeners: Listeners) -> None:
@@ -53,7 +53,7 @@ class Workers:
         await asyncio.gather(*(event.wait() for event in ready))
 
     def renew(self) -> None:
-        """Have all of them read their certificates again."""
+        """Make all of them read their certificates again."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.send_signal(signal.SIGHUP)

@@ -6,6 +6,7 @@ import time
 from typing import Protocol
 
 from penstock.metrics import Metrics
+from penstock.wire.auth import Verifier
 from penstock.wire.framed import FramedConnection
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
@@ -40,15 +41,14 @@ class FramedServer:
         self,
         settings: FramedSettings,
         metrics: Metrics,
-        *,
-        asks_for_tokens: bool,
+        verifier: Verifier | None,
         certificate: Certificate | None,
         memory: RequestMemory | None,
     ) -> None:
         """`memory` bounds all requests of the process; None: no bound."""
         self._settings = settings
         self._certificate = certificate
-        self._asks_for_tokens = asks_for_tokens
+        self._asks_for_tokens = verifier is not None
         self.memory = memory or RequestMemory()
         self._connections: set[FramedConnection] = set()
         self._ended = asyncio.Event()  # a connection has ended

@@ -44,7 +44,7 @@ from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
-from penstock.wire.http.routes import Route, Router, routes_of
+from penstock.wire.http.routes import HttpRoute, Router, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -275,7 +275,9 @@ class Listeners:
             # The owner asks for the token, and where it comes from, itself: the headers come along
             # with the request.
             handler = forward_to(self.sockets.owner)
-            rest = Route("*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC)
+            rest = HttpRoute(
+                "*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC
+            )
             return Router([*routes_of(*queue_apis(self._broker)), rest], protect, trail)
         router = Router(self._owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
@@ -286,7 +288,7 @@ class Listeners:
         """Return the Console, which the public port and the workers' socket share."""
         return ConsoleApi(self._broker, authentication=self._verifier is not None)
 
-    def _owner_routes(self) -> list[Route]:
+    def _owner_routes(self) -> list[HttpRoute]:
         broker, logs = self._broker, self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None

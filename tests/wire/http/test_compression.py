@@ -3,7 +3,7 @@
 import gzip
 
 from penstock.wire.http.messages import Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.support.http import get, talking
 
 LARGE = json_response([{"number": number, "text": "the same"} for number in range(5000)])
@@ -11,10 +11,10 @@ LARGE = json_response([{"number": number, "text": "the same"} for number in rang
 
 async def test_large_json_is_compressed_when_the_client_asks_for_it() -> None:
     routes = (
-        Route("GET", "/large", lambda _: LARGE),
-        Route("GET", "/never", lambda _: LARGE, gzip=False),
-        Route("GET", "/small", lambda _: json_response("x" * 1000)),
-        Route(
+        HttpRoute("GET", "/large", lambda _: LARGE),
+        HttpRoute("GET", "/never", lambda _: LARGE, gzip=False),
+        HttpRoute("GET", "/small", lambda _: json_response("x" * 1000)),
+        HttpRoute(
             "GET", "/binary", lambda _: Response(200, bytes(200_000), "application/octet-stream")
         ),
     )

@@ -13,7 +13,7 @@ from penstock.config.schema import HttpServerSettings as Settings
 from penstock.wire.http import connection as http_connection
 from penstock.wire.http.connection import Connection
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import HttpRoute, Router
 from penstock.wire.http.server import Binding, HttpServer
 from tests.support.http import Wire, connected, get, post, serving, talking
 from tests.support.wait import eventually
@@ -23,7 +23,7 @@ def echo(request: Request) -> Response:
     return Response(200, request.body, "application/octet-stream")
 
 
-ECHO = Route("POST", "/echo", echo)
+ECHO = HttpRoute("POST", "/echo", echo)
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEAD = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 
@@ -211,7 +211,7 @@ async def test_a_handler_that_takes_long_is_not_cut_by_any_time_limit() -> None:
         return json_response("done")
 
     limits = dict.fromkeys(("idle_timeout", "header_timeout", "body_timeout", "send_timeout"), 0.1)
-    async with talking(Route("GET", "/slow", slow), **limits) as (_, wire):
+    async with talking(HttpRoute("GET", "/slow", slow), **limits) as (_, wire):
         assert (await wire.ask(get("/slow"))).body == b'"done"'
 
 
@@ -236,7 +236,7 @@ async def test_a_client_that_pipelines_and_does_not_read_stops_being_served_and_
         called += 1
         return Response(200, b"x" * 50_000, "text/plain")
 
-    async with talking(Route("GET", "/big", big)) as (server, wire):
+    async with talking(HttpRoute("GET", "/big", big)) as (server, wire):
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         flood = get("/big", "X-Pad: " + "x" * 2000) * 100
         sending = asyncio.ensure_future(_send_all(wire, flood, 500))
@@ -272,7 +272,7 @@ async def test_a_slow_handler_holds_back_what_is_pipelined_behind_it_within_a_bo
         await release.wait()
         return json_response("slow")
 
-    async with talking(Route("GET", "/slow", slow), ECHO) as (server, wire):
+    async with talking(HttpRoute("GET", "/slow", slow), ECHO) as (server, wire):
         wire.send(get("/slow"))
         sending = asyncio.ensure_future(_send_all(wire, post("/echo", b"x" * 1000) * 100, 100))
         connection = connection_of(server)
@@ -287,7 +287,7 @@ async def test_a_slow_handler_holds_back_what_is_pipelined_behind_it_within_a_bo
 
 
 async def test_a_client_that_takes_nothing_for_too_long_is_cut() -> None:
-    route = Route("GET", "/big", lambda _: Response(200, b"x" * 20_000_000, "text/plain"))
+    route = HttpRoute("GET", "/big", lambda _: Response(200, b"x" * 20_000_000, "text/plain"))
     async with talking(route, send_timeout=0.2) as (server, wire):
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         wire.send(get("/big", "Connection: close"))
@@ -318,7 +318,7 @@ async def test_a_client_that_closes_its_sending_half_still_gets_all_its_answers(
         await asyncio.sleep(0.05)
         return json_response("later")
 
-    async with serving(ECHO, Route("GET", "/later", later)) as server:
+    async with serving(ECHO, HttpRoute("GET", "/later", later)) as server:
         async with connected(server) as wire:
             chunked = CHUNKED + b"1\r\ny\r\n0\r\n\r\n"
             wire.send(get("/later") + post("/echo", b"x") + chunked + get("/later") + chunked)
@@ -351,7 +351,7 @@ async def test_a_handler_is_told_once_when_its_client_goes_away(how: str) -> Non
         await gone
         return json_response("too late")
 
-    async with serving(Route("GET", "/poll", poll)) as server:
+    async with serving(HttpRoute("GET", "/poll", poll)) as server:
         async with connected(server) as wire:
             wire.send(get("/poll"))
             await waiting.wait()
@@ -373,7 +373,7 @@ async def test_a_handler_is_not_told_after_its_answer() -> None:
         await asyncio.sleep(0)
         return json_response("ok")
 
-    async with serving(Route("GET", "/x", answer)) as server:
+    async with serving(HttpRoute("GET", "/x", answer)) as server:
         async with connected(server) as wire:
             assert (await wire.ask(get("/x"))).status == 200
         await eventually(lambda: server.connections == 0)
@@ -389,7 +389,7 @@ async def test_stopping_closes_idle_connections_and_finishes_what_is_under_way()
         await release.wait()
         return json_response("finished")
 
-    routes = Route("GET", "/slow", slow), ECHO
+    routes = HttpRoute("GET", "/slow", slow), ECHO
     async with (
         talking(*routes) as (server, idle),
         connected(server) as busy,
@@ -428,7 +428,7 @@ async def test_stopping_cuts_what_does_not_finish_within_the_deadline() -> None:
             raise
         return json_response("never")
 
-    async with talking(Route("GET", "/never", never)) as (server, wire):
+    async with talking(HttpRoute("GET", "/never", never)) as (server, wire):
         wire.send(get("/never"))
         await waiting.wait()
         loop = asyncio.get_running_loop()
@@ -583,7 +583,7 @@ async def test_a_large_body_counts_until_its_request_is_answered(client_stays: b
         await release.wait()
         return json_response("done")
 
-    async with serving(Route("POST", "/slow", slow)) as server:
+    async with serving(HttpRoute("POST", "/slow", slow)) as server:
         memory = server._state.memory
         async with connected(server) as wire:
             wire.send(post("/slow", b"x" * 3_000_000))
@@ -611,7 +611,7 @@ async def test_a_stream_that_answers_a_large_body_gives_its_bytes_back() -> None
 
         return StreamResponse(write)
 
-    async with talking(Route("POST", "/stream", stream)) as (server, wire):
+    async with talking(HttpRoute("POST", "/stream", stream)) as (server, wire):
         assert (await wire.ask(post("/stream", b"x" * 3_000_000))).body == b"piece"
         assert server._state.memory.total == 0
 
@@ -625,7 +625,7 @@ async def test_unpacked_bodies_count_as_well() -> None:
 
     packed = post("/slow", gzip.compress(b"x" * 600_000), "Content-Encoding: gzip")
     async with serving(
-        Route("POST", "/slow", slow), max_body=600_000, max_bodies=600_000
+        HttpRoute("POST", "/slow", slow), max_body=600_000, max_bodies=600_000
     ) as server:
         async with (
             connected(server) as one,

@@ -19,7 +19,7 @@ from penstock.wire.http.messages import (
     StreamResponse,
     json_response,
 )
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import HttpRoute, Router
 from penstock.wire.http.server import Binding, HttpServer
 from tests.support.http import Wire, connected, get, request, serving
 from tests.support.wait import eventually
@@ -50,18 +50,20 @@ async def large(stream: Stream) -> None:
 
 
 ROUTES = [
-    Route("*", "/topics/{rest...}", mirror),
-    Route("GET", "/conflict", conflict),
-    Route("GET", "/empty", lambda _: EMPTY),
-    Route("GET", "/large", lambda _: StreamResponse(large, "text/plain")),
-    Route("GET", "/big", lambda _: Response(200, b"z" * 3_000_000, "text/plain")),
-    Route("POST", "/typed", lambda request: json_response(request.data.number), body=Body, tag="t"),
+    HttpRoute("*", "/topics/{rest...}", mirror),
+    HttpRoute("GET", "/conflict", conflict),
+    HttpRoute("GET", "/empty", lambda _: EMPTY),
+    HttpRoute("GET", "/large", lambda _: StreamResponse(large, "text/plain")),
+    HttpRoute("GET", "/big", lambda _: Response(200, b"z" * 3_000_000, "text/plain")),
+    HttpRoute(
+        "POST", "/typed", lambda request: json_response(request.data.number), body=Body, tag="t"
+    ),
 ]
 
 
 @asynccontextmanager
 async def pair(
-    scratch: Path, owner_routes: list[Route] = ROUTES
+    scratch: Path, owner_routes: list[HttpRoute] = ROUTES
 ) -> AsyncIterator[tuple[HttpServer, HttpServer, Wire]]:
     path = scratch / "owner.sock"
     owner = HttpServer(
@@ -69,7 +71,7 @@ async def pair(
     )
     await owner.start()
     async with (
-        serving(Route("*", "/{rest...}", forward_to(path))) as front,
+        serving(HttpRoute("*", "/{rest...}", forward_to(path))) as front,
         connected(front) as wire,
     ):
         yield owner, front, wire
@@ -121,7 +123,9 @@ async def test_an_event_stream_is_passed_on_as_it_comes_and_ends_when_the_client
         finally:
             ended.set()
 
-    route = Route("GET", "/events", lambda _: StreamResponse(live, "text/event-stream", live=True))
+    route = HttpRoute(
+        "GET", "/events", lambda _: StreamResponse(live, "text/event-stream", live=True)
+    )
     async with pair(scratch, [route]) as (_, front, wire):
         wire.send(get("/events"))
         head = await wire.reader.readuntil(b"\r\n\r\n")
@@ -147,7 +151,7 @@ async def test_a_client_that_leaves_before_the_answer_is_reported_to_the_owner(
         await gone.wait()
         return EMPTY
 
-    async with pair(scratch, [Route("GET", "/poll", poll)]) as (_, _, wire):
+    async with pair(scratch, [HttpRoute("GET", "/poll", poll)]) as (_, _, wire):
         wire.send(get("/poll"))
         await waiting.wait()
         await wire.close()
@@ -164,7 +168,7 @@ async def test_a_slow_client_slows_the_owner_down(scratch: Path) -> None:
             await stream.write(b"x" * 10_000)
             written += 10_000
 
-    async with pair(scratch, [Route("GET", "/s", lambda _: StreamResponse(endless))]) as (
+    async with pair(scratch, [HttpRoute("GET", "/s", lambda _: StreamResponse(endless))]) as (
         _,
         _,
         wire,
@@ -186,7 +190,7 @@ async def test_a_slow_client_slows_the_owner_down(scratch: Path) -> None:
 async def test_an_owner_that_is_away_is_a_503_and_it_is_found_again(scratch: Path) -> None:
     path = scratch / "owner.sock"
     async with (
-        serving(Route("*", "/{rest...}", forward_to(path))) as front,
+        serving(HttpRoute("*", "/{rest...}", forward_to(path))) as front,
         connected(front) as wire,
     ):
         for _ in range(2):
@@ -209,7 +213,7 @@ async def test_an_owner_that_dies_within_an_answer_is_a_503(scratch: Path) -> No
     path = scratch / "owner.sock"
     owner = await asyncio.start_unix_server(die, str(path))
     async with (
-        serving(Route("*", "/{rest...}", forward_to(path))) as front,
+        serving(HttpRoute("*", "/{rest...}", forward_to(path))) as front,
         connected(front) as wire,
     ):
         reply = await wire.ask(get("/topics/x"))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.head import parse
-from penstock.wire.http.messages import Refused, Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.messages import Request, RequestRefused, Response, json_response
+from penstock.wire.http.routes import HttpRoute
 from penstock.wire.http.server import HttpServer
 from tests.support.form import pick
 from tests.support.http import Wire, connected, get, post, request, serving
@@ -39,9 +39,9 @@ async def later(request: Request) -> Response:
 
 
 ROUTES = (
-    Route("POST", "/push", lambda request: json_response(request.data.queue), body=Body),
-    Route("GET", "/pop/{queue}", later, query=Query),
-    Route(
+    HttpRoute("POST", "/push", lambda request: json_response(request.data.queue), body=Body),
+    HttpRoute("GET", "/pop/{queue}", later, query=Query),
+    HttpRoute(
         "POST",
         "/raw/{rest...}",
         lambda request: Response(200, request.body, "text/plain"),
@@ -203,7 +203,7 @@ def read_by_us(encoded: bytes, cuts: list[int]) -> bytes | None:
             whole = body.feed(encoded[begin:end])
             if whole is not None:
                 return whole if not body.rest and end == len(encoded) else None
-    except Refused:
+    except RequestRefused:
         return None
     return None
 
@@ -275,6 +275,6 @@ def test_a_head_of_any_bytes_is_parsed_or_refused(data: bytes) -> None:
     ):
         try:
             head = parse(raw)
-        except Refused:
+        except RequestRefused:
             continue
         assert head.path.startswith("/") or head.path == "*"

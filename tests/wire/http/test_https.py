@@ -5,7 +5,7 @@ import ssl
 from pathlib import Path
 
 from penstock.wire.http.messages import Response, Stream, StreamResponse
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from penstock.wire.http.server import HttpServer
 from penstock.wire.tls import Certificate
 from tests.support.certificates import certificate
@@ -28,8 +28,8 @@ async def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: P
         )
 
     routes = (
-        Route("POST", "/echo", lambda request: Response(200, request.body, "text/plain")),
-        Route("GET", "/stream", lambda _: StreamResponse(pieces)),
+        HttpRoute("POST", "/echo", lambda request: Response(200, request.body, "text/plain")),
+        HttpRoute("GET", "/stream", lambda _: StreamResponse(pieces)),
     )
     certified = Certificate(cert, key)
     async with serving(*routes, certificate=certified) as server:

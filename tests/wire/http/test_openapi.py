@@ -13,7 +13,7 @@ from penstock.errors import NotFound
 from penstock.wire.http.docs_page import page
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
 from penstock.wire.http.openapi import document
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.support.http import serving_in_thread
 from tests.support.openapi import check_document
 
@@ -68,9 +68,9 @@ class Shop:
             raise NotFound(f"no item {number}")
         return self.items[int(number)]
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            Route(
+            HttpRoute(
                 "GET",
                 "/items",
                 self.listing,
@@ -79,7 +79,7 @@ class Shop:
                 summary="List",
                 tag="items",
             ),
-            Route(
+            HttpRoute(
                 "POST",
                 "/items",
                 self.create,
@@ -89,9 +89,9 @@ class Shop:
                 summary="Add",
                 tag="items",
             ),
-            Route("GET", "/items/{id}", self.read, answer=Stored, tag="items"),
-            Route("DELETE", "/items/{id}", self.delete, status=204, tag="items"),
-            Route(
+            HttpRoute("GET", "/items/{id}", self.read, answer=Stored, tag="items"),
+            HttpRoute("DELETE", "/items/{id}", self.delete, status=204, tag="items"),
+            HttpRoute(
                 "POST",
                 "/raw/{name...}",
                 self.raw,
@@ -99,7 +99,7 @@ class Shop:
                 answer=bytes,
                 answer_type="application/octet-stream",
             ),
-            Route("GET", "/hidden", self.delete, hidden=True),
+            HttpRoute("GET", "/hidden", self.delete, hidden=True),
         ]
 
 
@@ -135,7 +135,7 @@ def test_the_document_describes_parameters_bodies_and_answers() -> None:
 
 
 def test_the_page_shows_every_route_and_loads_nothing_from_elsewhere() -> None:
-    evil = Route("GET", "/evil", lambda _: EMPTY, summary="<script>alert(1)</script>")
+    evil = HttpRoute("GET", "/evil", lambda _: EMPTY, summary="<script>alert(1)</script>")
     text = page(document([*Shop().routes(), evil]))
     for word in ("/items/{id}", "How many at most", "Stored", "DELETE"):
         assert word in text
@@ -161,7 +161,7 @@ def test_the_check_notices_a_server_that_breaks_its_promise() -> None:
         return json_response({"id": "not a number"})
 
     with (
-        serving_in_thread(Route("GET", "/items", wrong, answer=Stored)) as server,
+        serving_in_thread(HttpRoute("GET", "/items", wrong, answer=Stored)) as server,
         pytest.raises(FailureGroup, match="not a number"),
     ):
         check_document(server.url, 5)

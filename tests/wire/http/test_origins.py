@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, InvalidRequest, TooLarge
 from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from penstock.wire.origins import Origins
 from tests.support.http import Reply, talking
 
@@ -25,11 +25,11 @@ def echo(request: Request) -> Response:
 
 
 ROUTES = (
-    Route("POST", "/push", echo, body=dict[str, int], decode=False),
-    Route("POST", "/raw", echo, body=bytes),
-    Route("POST", "/lines", echo, media=("application/x-ndjson",)),
-    Route("GET", "/pop", lambda _: json_response("a message")),
-    Route("GET", "/page", lambda _: json_response("a page"), page=True),
+    HttpRoute("POST", "/push", echo, body=dict[str, int], decode=False),
+    HttpRoute("POST", "/raw", echo, body=bytes),
+    HttpRoute("POST", "/lines", echo, media=("application/x-ndjson",)),
+    HttpRoute("GET", "/pop", lambda _: json_response("a message")),
+    HttpRoute("GET", "/page", lambda _: json_response("a page"), page=True),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import Conflict, Full, InvalidOffset, NotFound, StorageFull, Unavailable
 from penstock.metrics import Metrics
 from penstock.wire.http.messages import EMPTY, Request, Response, json_response
-from penstock.wire.http.routes import Route, Router
+from penstock.wire.http.routes import HttpRoute, Router
 from penstock.wire.origins import Origins
 from tests.support.http import Reply, connected, get, post, request, serving, talking
 
@@ -49,7 +49,7 @@ async def later(request: Request) -> Response:
     return json_response({"later": request.params["id"]})
 
 
-async def answers(routes: list[Route], *requests: bytes, **settings: Any) -> list[Reply]:
+async def answers(routes: list[HttpRoute], *requests: bytes, **settings: Any) -> list[Reply]:
     """The answers to the requests, sent one after the other on one connection."""
     async with talking(*routes, **settings) as (_, wire):
         return [await wire.ask(one) for one in requests]
@@ -70,9 +70,9 @@ async def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_i
         return made
 
     routes = (
-        Route("POST", "/echo", echo),
-        Route("GET", "/later/{id}", later),
-        Route("GET", "/future", future),
+        HttpRoute("POST", "/echo", echo),
+        HttpRoute("GET", "/later/{id}", later),
+        HttpRoute("GET", "/future", future),
     )
     async with talking(*routes) as (_, wire):
         wire.send(post("/echo", b"1") + get("/later/2") + get("/future") + post("/echo", b"3"))
@@ -82,8 +82,8 @@ async def test_plain_handlers_coroutines_and_futures_answer_pipelined_requests_i
 
 
 async def test_literal_segments_win_over_parameters_and_parameters_over_the_rest() -> None:
-    def named(name: str) -> Route:
-        return Route("GET", name, lambda request: json_response([name, dict(request.params)]))
+    def named(name: str) -> HttpRoute:
+        return HttpRoute("GET", name, lambda request: json_response([name, dict(request.params)]))
 
     routes = [
         named(path) for path in ("/a/b", "/a/{x}", "/a/{x}/c", "/a/{rest...}", "/{one}/b/{two}")
@@ -102,7 +102,7 @@ async def test_literal_segments_win_over_parameters_and_parameters_over_the_rest
 
 
 async def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> None:
-    routes = [Route("GET", "/queue/{queue}/x", shown), Route("GET", "/a b", shown)]
+    routes = [HttpRoute("GET", "/queue/{queue}/x", shown), HttpRoute("GET", "/a b", shown)]
     result = await answers(routes, get("/queue/a%2Fb%20%C3%A9/x"), get("/a%20b"), get("/queue//x"))
     assert json.loads(result[0].body)["params"] == {"queue": "a/b é"}
     assert result[1].status == 200
@@ -113,13 +113,17 @@ async def test_path_parameters_are_percent_decoded_after_the_path_is_split() -> 
     ("path", "text"), [("/q/%zz", "hexadecimal"), ("/q/%2", "hexadecimal"), ("/q/%ff", "UTF-8")]
 )
 async def test_a_path_that_cannot_be_decoded_is_a_400(path: str, text: str) -> None:
-    reply = (await answers([Route("GET", "/q/{x}", shown)], get(path)))[0]
+    reply = (await answers([HttpRoute("GET", "/q/{x}", shown)], get(path)))[0]
     assert reply.status == 400
     assert text in error(reply)
 
 
 async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow() -> None:
-    routes = [Route("GET", "/x", shown), Route("POST", "/x", shown), Route("PUT", "/{y}", shown)]
+    routes = [
+        HttpRoute("GET", "/x", shown),
+        HttpRoute("POST", "/x", shown),
+        HttpRoute("PUT", "/{y}", shown),
+    ]
     missing, refused, fallen = await answers(
         routes, get("/nope/n"), request("DELETE", "/x", b""), request("PUT", "/x", b"")
     )
@@ -132,7 +136,7 @@ async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405_with_allow()
 
 async def test_a_route_for_any_method_takes_every_method() -> None:
     routes = [
-        Route(
+        HttpRoute(
             "*",
             "/f/{rest...}",
             lambda request: Response(200, request.head.method.encode(), "text/plain"),
@@ -146,11 +150,11 @@ async def test_a_route_for_any_method_takes_every_method() -> None:
 
 def test_a_route_that_exists_twice_is_refused_when_it_is_added() -> None:
     with pytest.raises(ValueError, match="routed twice"):
-        Router([Route("GET", "/a/{x}", shown), Route("GET", "/a/{y}", shown)])
+        Router([HttpRoute("GET", "/a/{x}", shown), HttpRoute("GET", "/a/{y}", shown)])
 
 
 async def test_head_gives_the_head_of_get_without_its_body() -> None:
-    async with talking(Route("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
+    async with talking(HttpRoute("GET", "/x", lambda _: Response(200, b"12345", "text/plain"))) as (
         _,
         wire,
     ):
@@ -164,7 +168,7 @@ async def test_options_tells_a_browser_what_it_may_send() -> None:
         "OPTIONS", "/x", b"", "Origin: http://a", "Access-Control-Request-Headers: X-One, X-Two"
     )
     reply, plain = await answers(
-        [Route("POST", "/x", shown)],
+        [HttpRoute("POST", "/x", shown)],
         asked,
         post("/x", b"", "Origin: http://a"),
         origins=Origins("http://a", any_host=True),
@@ -183,7 +187,7 @@ async def test_options_tells_a_browser_what_it_may_send() -> None:
 async def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_are_ignored() -> (
     None
 ):
-    routes = [Route("GET", "/q", args, query=Page)]
+    routes = [HttpRoute("GET", "/q", args, query=Page)]
     asked = (
         "/q",
         "/q?limit=5&wait=1&name=a+b%C3%A9&x=y",
@@ -200,7 +204,7 @@ async def test_a_query_becomes_a_typed_struct_leniently_and_unknown_parameters_a
 
 
 async def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
-    routes = [Route("GET", "/q", args, query=Page), Route("GET", "/n", args, query=Needed)]
+    routes = [HttpRoute("GET", "/q", args, query=Page), HttpRoute("GET", "/n", args, query=Needed)]
     result = await answers(
         routes, *map(get, ("/q?limit=ten", "/q?wait=maybe", "/n", "/q?name=%ff"))
     )
@@ -212,7 +216,7 @@ async def test_a_bad_query_value_is_a_400_that_names_the_parameter() -> None:
 
 
 async def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
-    routes = [Route("POST", "/p", lambda request: json_response(request.data.items), body=Push)]
+    routes = [HttpRoute("POST", "/p", lambda request: json_response(request.data.items), body=Push)]
     bodies = (
         b'{"queue":"q","items":[1,2]}',
         b"",
@@ -234,14 +238,14 @@ async def test_a_bad_body_is_a_400_that_says_what_and_where() -> None:
 
 async def test_an_optional_body_may_be_empty_and_raw_bytes_stay_as_they_are() -> None:
     routes = [
-        Route(
+        HttpRoute(
             "POST",
             "/optional",
             lambda request: json_response(request.data),
             body=Push,
             body_optional=True,
         ),
-        Route(
+        HttpRoute(
             "POST", "/raw", lambda request: Response(200, request.data, "text/plain"), body=bytes
         ),
     ]
@@ -273,7 +277,7 @@ async def test_errors_become_statuses_with_their_text(
         raise raised
 
     for reply in await answers(
-        [Route("GET", "/p", plain), Route("GET", "/c", coroutine)], get("/p"), get("/c")
+        [HttpRoute("GET", "/p", plain), HttpRoute("GET", "/c", coroutine)], get("/p"), get("/c")
     ):
         assert (reply.status, error(reply), reply.headers.get("retry-after")) == (
             status,
@@ -293,7 +297,9 @@ async def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_clie
 
     with caplog.at_level(logging.ERROR, "penstock.http"):
         result = await answers(
-            [Route("GET", "/x", broken), Route("GET", "/h", bad_header)], get("/x"), get("/h")
+            [HttpRoute("GET", "/x", broken), HttpRoute("GET", "/h", bad_header)],
+            get("/x"),
+            get("/h"),
         )
     for reply, record in zip(result, caplog.records, strict=True):
         answer = json.loads(reply.body)
@@ -305,7 +311,7 @@ async def test_an_unexpected_error_is_logged_once_with_its_id_and_tells_the_clie
 
 
 async def test_an_answer_without_a_body_has_no_length_and_no_type() -> None:
-    reply, after = await answers([Route("GET", "/x", lambda _: EMPTY)], get("/x"), get("/x"))
+    reply, after = await answers([HttpRoute("GET", "/x", lambda _: EMPTY)], get("/x"), get("/x"))
     assert (reply.status, after.status) == (204, 204)
     assert "content-length" not in reply.headers
     assert "content-type" not in reply.headers
@@ -317,7 +323,7 @@ async def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined
         return json_response([request.header("x-a"), request.header("x-none"), request.address])
 
     assert json.loads(
-        (await answers([Route("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2")))[0].body
+        (await answers([HttpRoute("GET", "/x", handler)], get("/x", "X-A: 1", "x-a: 2")))[0].body
     ) == [
         "1, 2",
         None,
@@ -326,7 +332,7 @@ async def test_headers_are_found_by_lower_case_name_and_repeated_ones_are_joined
 
 
 async def test_a_proxy_may_send_the_absolute_form() -> None:
-    routes = [Route("GET", "/a", args, query=Page), Route("GET", "/", shown)]
+    routes = [HttpRoute("GET", "/a", args, query=Page), HttpRoute("GET", "/", shown)]
     result = await answers(routes, get("http://host:80/a?limit=3"), get("http://host"))
     assert json.loads(result[0].body)["limit"] == 3
     assert json.loads(result[1].body)["path"] == "/"
@@ -336,7 +342,7 @@ async def test_every_answer_is_counted_by_route_and_status() -> None:
     metrics = Metrics()
 
     async with (
-        serving(Route("GET", "/q/{x}", shown), metrics=metrics) as server,
+        serving(HttpRoute("GET", "/q/{x}", shown), metrics=metrics) as server,
         connected(server) as wire,
     ):
         for path in ("/q/1", "/q/2", "/nope"):
@@ -348,7 +354,7 @@ async def test_every_answer_is_counted_by_route_and_status() -> None:
 
 
 async def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
-    async with talking(Route("GET", "/q", args, query=Page)) as (server, wire):
+    async with talking(HttpRoute("GET", "/q", args, query=Page)) as (server, wire):
         cache = server._state.cache
         for start in range(0, 10_000, 100):
             wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))

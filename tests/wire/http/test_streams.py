@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 from tests.support.http import connected, get, request, serving, talking
 from tests.support.wait import eventually
 
@@ -31,7 +31,7 @@ WHOLE = b"one two " + b"x" * 100_000
 
 
 async def test_a_stream_is_sent_in_chunks_and_the_connection_stays_usable() -> None:
-    routes = Route("GET", "/s", streaming), Route("GET", "/l", streaming_later)
+    routes = HttpRoute("GET", "/s", streaming), HttpRoute("GET", "/l", streaming_later)
     async with talking(*routes) as (_, wire):
         wire.send(get("/s") + get("/l") + get("/nope"))
         first, second, third = [await wire.reply() for _ in range(3)]
@@ -44,14 +44,14 @@ async def test_a_stream_is_sent_in_chunks_and_the_connection_stays_usable() -> N
 
 
 async def test_an_old_client_gets_the_stream_until_the_connection_closes() -> None:
-    async with talking(Route("GET", "/s", streaming)) as (_, wire):
+    async with talking(HttpRoute("GET", "/s", streaming)) as (_, wire):
         reply = await wire.ask(b"GET /s HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert "transfer-encoding" not in reply.headers
         assert (reply.body, reply.headers["connection"]) == (WHOLE, "close")
 
 
 async def test_head_of_a_stream_sends_only_the_head() -> None:
-    async with talking(Route("GET", "/s", streaming)) as (_, wire):
+    async with talking(HttpRoute("GET", "/s", streaming)) as (_, wire):
         assert (await wire.ask(request("HEAD", "/s", b""))).headers["x-a"] == "b"
         assert (await wire.ask(get("/s"))).body == WHOLE
 
@@ -65,7 +65,7 @@ async def test_a_stream_waits_for_a_client_that_does_not_read() -> None:
             await stream.write(b"x" * 10_000)
             written += 10_000
 
-    async with talking(Route("GET", "/s", lambda _: StreamResponse(endless))) as (server, wire):
+    async with talking(HttpRoute("GET", "/s", lambda _: StreamResponse(endless))) as (server, wire):
         wire.send(get("/s"))
         await wire.reader.readuntil(b"\r\n\r\n")
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -92,7 +92,9 @@ async def test_a_stream_is_cancelled_when_the_client_goes_away(how: str) -> None
         finally:
             ended.set()
 
-    async with serving(Route("GET", "/s", lambda _: StreamResponse(quiet, live=True))) as server:
+    async with serving(
+        HttpRoute("GET", "/s", lambda _: StreamResponse(quiet, live=True))
+    ) as server:
         async with connected(server) as wire:
             wire.send(get("/s"))
             assert await wire.reader.readuntil(b"hello")
@@ -107,7 +109,7 @@ async def test_a_live_stream_ends_properly_at_once_when_the_server_stops() -> No
         await stream.write(b"hello")
         await asyncio.Event().wait()
 
-    async with talking(Route("GET", "/s", lambda _: StreamResponse(live, live=True))) as (
+    async with talking(HttpRoute("GET", "/s", lambda _: StreamResponse(live, live=True))) as (
         server,
         wire,
     ):
@@ -128,7 +130,7 @@ async def test_a_stream_that_ends_by_itself_is_finished_before_the_server_stops(
         await release.wait()
         await stream.write(b"end")
 
-    async with talking(Route("GET", "/s", lambda _: StreamResponse(slow))) as (server, wire):
+    async with talking(HttpRoute("GET", "/s", lambda _: StreamResponse(slow))) as (server, wire):
         wire.send(get("/s"))
         head = await wire.reader.readuntil(b"begin \r\n")
         stopping = asyncio.ensure_future(server.stop(10.0))
@@ -147,7 +149,7 @@ async def test_a_stream_that_fails_is_cut_so_that_the_client_knows_it_is_not_who
         raise RuntimeError("disk on fire")
 
     with caplog.at_level(logging.ERROR, "penstock.http"):
-        async with talking(Route("GET", "/s", lambda _: StreamResponse(broken))) as (_, wire):
+        async with talking(HttpRoute("GET", "/s", lambda _: StreamResponse(broken))) as (_, wire):
             wire.send(get("/s"))
             try:
                 rest = await wire.ended()
@@ -160,7 +162,7 @@ async def test_a_stream_that_fails_is_cut_so_that_the_client_knows_it_is_not_who
 async def test_a_stream_with_a_header_that_cannot_be_sent_is_a_500() -> None:
     bad = StreamResponse(three, headers=(("X", "a\nb"),))
     async with talking(
-        Route("GET", "/s", lambda _: bad), Route("GET", "/r", lambda _: Response())
+        HttpRoute("GET", "/s", lambda _: bad), HttpRoute("GET", "/r", lambda _: Response())
     ) as (_, wire):
         wire.send(get("/s") + get("/r"))
         assert [(await wire.reply()).status for _ in range(2)] == [500, 200]
@@ -172,8 +174,8 @@ async def test_a_stream_to_a_fast_client_leaves_the_loop_to_others() -> None:
             await stream.write(b"x" * 10_000)
 
     routes = (
-        Route("GET", "/s", lambda _: StreamResponse(endless)),
-        Route("GET", "/r", lambda _: Response()),
+        HttpRoute("GET", "/s", lambda _: StreamResponse(endless)),
+        HttpRoute("GET", "/r", lambda _: Response()),
     )
     async with talking(*routes) as (server, other):
         reader = await asyncio.create_subprocess_exec(

@@ -255,3 +255,27 @@ async def test_every_version_of_every_request_is_answered(tmp_path: Path, key: i
                 await wire.ask(key, version, **({"acks": 1} if key == PRODUCE else {}))
             finally:
                 wire.close()
+
+
+async def test_the_offset_of_the_newest_record_is_listed(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = await served.topics.create("orders", form="kafka")
+        times = [1_700_000_000_000, 1_700_000_009_000, 1_700_000_005_000]
+        for at in times:
+            await topic.append_records([NewRecord(b"v", timestamp=at)])
+        partitions = [{"partition_index": 0, "timestamp": -3, "current_leader_epoch": -1}]
+        body = {"replica_id": -1, "topics": [{"name": "orders", "partitions": partitions}]}
+        answer = await wire.ask(OFFSETS, 7, **body, isolation_level=0)
+        (found,) = answer.topics[0].partitions
+        assert (found.error_code, found.offset, found.timestamp) == (0, 1, times[1])
+        wire.close()
+
+
+async def test_an_answer_without_an_error_has_no_error_message(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
+        answer = await wire.ask(19, 4, topics=[{**topic, "assignments": [], "configs": []}])
+        assert (answer.topics[0].error_code, answer.topics[0].error_message) == (0, None)
+        wire.close()

@@ -3,12 +3,10 @@ that did not end.
 """
 
 import contextlib
-import logging
-from typing import NamedTuple
 
 import numpy as np
 
-from penstock.errors import StorageError
+from penstock.log.active_recovery import EndClaim, OpeningSegment
 from penstock.log.aiq.checksums import checksum
 from penstock.log.aiq.scan import (
     CHAIN_RECORDS,
@@ -27,7 +25,6 @@ from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
     BATCH_SIZE,
     BATCHES,
-    CHECKPOINT,
     CLEAN,
     DATA,
     HEADER_SIZE,
@@ -35,29 +32,16 @@ from penstock.log.layout import (
     INDEX_ROW,
     INDEX_SIZE,
     INDEX_TYPE,
-    KINDS,
     METADATA,
     RELAXED,
     Checkpoint,
-    label_of,
     pack_metadata,
     parse_batches,
 )
 from penstock.log.segment import Segment
 from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
-from penstock.log.writer import skip_to
-
-log = logging.getLogger("penstock.topics")
-
 
 UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
-
-
-class EndClaim(NamedTuple):
-    """What a file says about where the records end."""
-
-    end: int  # the offset after the last one
-    file: str
 
 
 def proven_base(
@@ -81,45 +65,31 @@ def proven_base(
     return None
 
 
-class ActiveAiqSegment:
-    """`sealed` are the segments before it, `proven` is its base if something tells it."""
-
+class ActiveAiqSegment(OpeningSegment):
     def __init__(
         self,
-        format: SegmentFormat,
+        form: SegmentFormat,
         directory: TopicDirectory,
         sealed: list[Segment],
         checkpoint: Checkpoint | None,
         proven: int | None,
     ) -> None:
-        self._format = format
-        self._directory = directory
-        self._sealed = sealed
-        self._checkpoint = checkpoint
-        directory.create_missing(KINDS, checkpoint, sealed)
-        self._segment = segment = AiqSegment(directory.fs, directory.path, 0, sealed=False)
-        self._data, self._index, self._batches = (
-            segment.file(kind) for kind in (DATA, INDEX, BATCHES)
-        )
-        segment.base = segment.end = self._likely_base() if proven is None else proven
-        # The checkpoint, if it is one of this segment.
-        self._here = checkpoint if checkpoint and checkpoint.base == segment.base else None
-        shorter = self._here is not None and self._here.data_size > self._data.size
-        self._state = CLEAN if checkpoint is None or shorter else checkpoint.state
+        self._segment = AiqSegment(directory.fs, directory.path, 0, sealed=False)
+        super().__init__(form, directory, sealed, checkpoint, proven, self._segment)
+        self._index, self._batches = (self._segment.file(kind) for kind in (INDEX, BATCHES))
         # Sidecar rows that the checkpoint does not cover: where they begin, and which are intact.
         self._tail_start = 0
-        if self._here and not shorter and self._here.batches_size <= self._batches.size:
+        if self._here and not self._shorter and self._here.batches_size <= self._batches.size:
             self._tail_start = self._here.batches_size
         self._tail, self._good = parse_batches(
             self._batches.read_at(self._tail_start, self._batches.size - self._tail_start)
         )
 
-    def open(self) -> bool:
-        """Whether anything had to be scanned, cut or rebuilt.
+    @property
+    def segment(self) -> AiqSegment:
+        return self._segment
 
-        Everything is looked at, and what is lost is noted in `damage.json`, before anything is cut:
-        until then the files that know of lost records are the only ones that do.
-        """
+    def open(self) -> bool:
         segment, data, index, batches = self._segment, self._data, self._index, self._batches
         start, rows = self._trusted()
         self._check_hints()
@@ -141,7 +111,10 @@ class ActiveAiqSegment:
                 claims.append(
                     EndClaim(min(beyond, newest), "the part of it that no checksum covers")
                 )
-        self._report_lost(claims)
+        if self._checkpoint is None:  # written with it, but without a checksum
+            claims.append(EndClaim(self._directory.read_metadata() or 0, METADATA))
+        whole = data.size == segment.data_size
+        self.report_lost(claims, f" (it has {data.size} bytes)" if whole else "")
         size = self._sidecar_size(newest)
         if self._state != CLEAN:
             self._check_cover(size)
@@ -157,13 +130,7 @@ class ActiveAiqSegment:
         return not untouched
 
     def skip_lost(self) -> list[Segment]:
-        """Give no offset again that is noted as lost; the active segment, after the one that was
-        closed for that.
-        """
-        segments: list[Segment] = [self._segment]
-        end = self._directory.damage.end
-        if self._segment.end < end:
-            segments = skip_to(self._format, self._segment, end)
+        segments = super().skip_lost()
         self._check_metadata(segments[-1].end)
         return segments
 
@@ -179,32 +146,6 @@ class ActiveAiqSegment:
     def _end_in_sidecar(self, newest: int) -> int:
         rows = self._tail[self._good & (self._tail["first"] < newest)]
         return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
-
-    def _report_lost(self, claims: list[EndClaim]) -> None:
-        """Compare where the records end with where any other file says that they do."""
-        segment, directory = self._segment, self._directory
-        if self._checkpoint is not None:
-            claims.append(EndClaim(self._checkpoint.next_offset, CHECKPOINT))
-        else:  # written with the checkpoint, but without a checksum: that is the better witness
-            claims.append(EndClaim(directory.read_metadata() or 0, METADATA))
-        claims += [
-            EndClaim(orphan.end, f"the rest of segment {base}")
-            for base, orphan in directory.orphans.items()
-        ]
-        farthest = max(
-            (claim for claim in claims if claim.end < MAX_OFFSET), key=lambda claim: claim.end
-        )
-        if farthest.end <= max(segment.end, directory.damage.end):
-            return
-        if not segment.rows and self._sealed and self._sealed[-1].compacted:
-            segment.base = segment.end = farthest.end  # compaction may have removed them
-            return
-        size = f" (it has {self._data.size} bytes)" if self._data.size == segment.data_size else ""
-        text = (
-            f"offsets {segment.end} to {farthest.end - 1} are not in {DATA}{size}, "
-            f"{farthest.file} had them"
-        )
-        directory.damage.report_lost(text, DATA, segment.end, farthest.end)
 
     def _check_hints(self) -> None:
         """What the checkpoint says was durable of index and sidecar must be there."""
@@ -223,10 +164,10 @@ class ActiveAiqSegment:
             if not bool(good[0]):
                 report("lost", f"{BATCHES}: the row at {last} is damaged")
 
-    def _likely_base(self) -> int:
+    def likely_base(self) -> int:
         """The first offset of data.log when nothing with a checksum tells: its first record's, if
         that makes sense, or of an empty one, what the index says."""
-        data, index, floor = self._data, self._index, self._sealed[-1].end if self._sealed else 0
+        data, index, floor = self._data, self._segment.file(INDEX), self._floor
         if data.size >= HEADER_SIZE:
             offset, _ = record_at(data, 0, data.size)
             if floor <= offset < MAX_OFFSET and is_record(
@@ -366,27 +307,10 @@ class ActiveAiqSegment:
                 segment.newest = int(last["time"][0])
 
     def _cut_and_sync(self) -> None:
-        """Cut the files to what is whole and make that durable: it counts as synced from now on."""
-        segment, data, index = self._segment, self._data, self._index
-        if data.size > segment.data_size:
-            name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
-            if not self._directory.fs.exists(self._directory.path / name):
-                self._directory.quarantine(segment, segment.data_size, data.size)
-            data.truncate(segment.data_size)
-        if index.size > segment.rows * INDEX_SIZE:
-            index.truncate(segment.rows * INDEX_SIZE)
-        if not self._directory.context.durable:
-            return
-        try:
-            for file in (self._batches, index, data):
-                file.sync()
-            self._directory.fs.sync_dir(self._directory.path)
-        except StorageError as error:
-            log.error(
-                "topic %s: what was recovered could not be synced: %s",
-                label_of(self._directory.path),
-                error,
-            )
+        self.cut()
+        if self._index.size > self._segment.rows * INDEX_SIZE:
+            self._index.truncate(self._segment.rows * INDEX_SIZE)
+        self.sync(BATCHES, INDEX, DATA)
 
     def _check_metadata(self, end: int) -> None:
         directory, checkpoint = self._directory, self._checkpoint

@@ -11,32 +11,26 @@ there, every batch against its checksum. Where a batch is not whole, one of thre
   What is whole was answered and stays; what lies between is a hole, too.
 """
 
-import logging
 from typing import NamedTuple
 
-from penstock.errors import StorageError
 from penstock.io.fs import File
+from penstock.log.active_recovery import EndClaim, OpeningSegment
 from penstock.log.batches.index import SparseIndex
-from penstock.log.batches.segment import KINDS, BatchSegment
+from penstock.log.batches.segment import BatchSegment
 from penstock.log.batches.walk import next_whole, shape_at, whole_batches
 from penstock.log.damage import Hole
 from penstock.log.format import SegmentFormat
 from penstock.log.layout import (
-    CHECKPOINT,
     CLEAN,
     DATA,
     INDEX,
     STRICT,
     Checkpoint,
-    label_of,
     sealed_name,
 )
 from penstock.log.segment import Segment
 from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
-from penstock.log.writer import skip_to
 from penstock.protocol.kafka_batch import HEAD_SIZE
-
-log = logging.getLogger("penstock.topics")
 
 
 class Found(NamedTuple):
@@ -147,11 +141,7 @@ def proven_batch_base(
     return next((base for base in told if base >= floor), None)
 
 
-class ActiveBatchSegment:
-    """The active segment while it is being opened. `sealed` are those before it, `proven` is its
-    base if something tells it.
-    """
-
+class ActiveBatchSegment(OpeningSegment):
     def __init__(
         self,
         form: SegmentFormat,
@@ -160,48 +150,35 @@ class ActiveBatchSegment:
         checkpoint: Checkpoint | None,
         proven: int | None,
     ) -> None:
-        self._format = form
-        self._directory = directory
-        self._sealed = sealed
-        self._checkpoint = checkpoint
-        directory.create_missing(KINDS, checkpoint, sealed)
-        self._index = _parsed(directory, INDEX)
         self._segment = BatchSegment(directory.fs, directory.path, 0, sealed=False)
-        self._data = self._segment.file(DATA)
-        base = self._likely_base() if proven is None else proven
-        self._segment.base = self._segment.end = base
-        # The checkpoint, if it is one of this segment.
-        self._here = checkpoint if checkpoint and checkpoint.base == base else None
+        self._index = _parsed(directory, INDEX)
+        super().__init__(form, directory, sealed, checkpoint, proven, self._segment)
 
-    def _likely_base(self) -> int:
-        """When nothing with a checksum tells: what the first batch says, if it is whole."""
-        floor = self._sealed[-1].end if self._sealed else 0
-        limit = MAX_OFFSET
-        first = next(whole_batches(self._data, 0, self._data.size, floor, limit=limit), None)
-        return first.head.base_offset if first is not None else floor
+    @property
+    def segment(self) -> BatchSegment:
+        return self._segment
+
+    def likely_base(self) -> int:
+        """What the first batch says, if it is whole."""
+        batches = whole_batches(self._data, 0, self._data.size, self._floor, limit=MAX_OFFSET)
+        first = next(batches, None)
+        return first.head.base_offset if first is not None else self._floor
 
     def open(self) -> bool:
-        """Whether anything had to be walked, cut or rebuilt.
-
-        What is lost is noted in `damage.json` before anything is cut: until then the files that
-        know of lost records are the only ones that do.
-        """
-        segment, data, here, directory = self._segment, self._data, self._here, self._directory
-        shorter = here is not None and here.data_size > data.size
-        state = CLEAN if self._checkpoint is None or shorter else self._checkpoint.state
-        certain = here.data_size if here is not None else 0
+        segment, data, directory = self._segment, self._data, self._directory
+        certain = self._here.data_size if self._here is not None else 0
         index, told = self._believed(certain), self._index.end if self._index is not None else 0
         untouched = index.size == data.size == certain
         torn = False
         if index.size < data.size:
             index, holes, torn = find_batches(
-                data, data.size, index, limit=None, certain=certain, state=state
+                data, data.size, index, limit=None, certain=certain, state=self._state
             )
             index.compacted = False
             segment.take_index(index)
             directory.damage.note_holes(segment, holes)
         segment.take_index(index)
-        self._report_lost(told)
+        self.report_lost([EndClaim(told, INDEX)])
         if torn:
             directory.report(
                 "unfinished",
@@ -209,10 +186,9 @@ class ActiveBatchSegment:
                 "was being written when the broker ended, and not acknowledged",
             )
         directory.damage.write()
-        if data.size > segment.data_size:
-            self._cut()
+        self.cut()
         if not untouched:
-            self._sync()
+            self.sync(DATA)
         segment.holes = directory.damage.holes_of(segment.base)
         return not untouched
 
@@ -231,53 +207,3 @@ class ActiveBatchSegment:
         if self._here is not None and certain:
             self._directory.report("repaired", f"{INDEX} does not match {DATA}, which is walked")
         return SparseIndex(segment.base)
-
-    def _report_lost(self, told: int) -> None:
-        """Compare where the records end with where any other file says that they do."""
-        segment, directory = self._segment, self._directory
-        claims = [(told if told < MAX_OFFSET else 0, INDEX)]
-        if self._checkpoint is not None:
-            claims.append((self._checkpoint.next_offset, CHECKPOINT))
-        claims += [
-            (orphan.end, f"the rest of segment {base}")
-            for base, orphan in directory.orphans.items()
-        ]
-        end, file = max(claims)
-        if end <= max(segment.end, directory.damage.end):
-            return
-        if not segment.rows and self._sealed and self._sealed[-1].compacted:
-            segment.take_index(SparseIndex(end))  # compaction may have removed them
-            return
-        text = f"offsets {segment.end} to {end - 1} are not in {DATA}, {file} had them"
-        directory.damage.report_lost(text, DATA, segment.end, end)
-
-    def _cut(self) -> None:
-        """Keep what is no batch aside, and cut it off."""
-        segment, directory = self._segment, self._directory
-        name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
-        if not directory.fs.exists(directory.path / name):
-            directory.quarantine(segment, segment.data_size, self._data.size)
-        self._data.truncate(segment.data_size)
-
-    def _sync(self) -> None:
-        """Make it durable: it counts as synced from now on."""
-        if not self._directory.context.durable:
-            return
-        try:
-            self._data.sync()
-            self._directory.fs.sync_dir(self._directory.path)
-        except StorageError as error:
-            log.error(
-                "topic %s: what was recovered could not be synced: %s",
-                label_of(self._directory.path),
-                error,
-            )
-
-    def skip_lost(self) -> list[Segment]:
-        segment, end = self._segment, self._directory.damage.end
-        if segment.end >= end:
-            return [segment]
-        if not segment.rows:
-            segment.take_index(SparseIndex(end))
-            return [segment]
-        return skip_to(self._format, segment, end)

@@ -97,6 +97,9 @@ class BatchSegment(Segment):
         self.end, self.rows, self.newest = index.end, index.records, index.newest
         self.data_size, self.compacted = index.size, index.compacted
 
+    def begin_at(self, offset: int) -> None:
+        self.take_index(SparseIndex(offset))
+
     def extend(self, write: Write) -> None:
         index = self.index
         for batch in write.batches:

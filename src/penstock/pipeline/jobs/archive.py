@@ -107,7 +107,7 @@ class Payloads:
 
 
 @dataclass
-class Archived:
+class ArchiveResult:
     kind: str
     name: str
     rows: int = 0
@@ -120,7 +120,7 @@ class Archived:
 
 
 @dataclass
-class Step:
+class ArchiveStep:
     """What one commit adds."""
 
     read: dict[str, str]  # options of the source
@@ -143,10 +143,10 @@ class Archiver:
         self.table = LakeTable(target, origin.kind, origin.name)
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
-    def run(self, spark: Any, say: Say = quiet) -> Archived:
+    def run(self, spark: Any, say: Say = quiet) -> ArchiveResult:
         """Archive all there is now. Safe to kill at any moment and to run again."""
         spark = activate(spark)
-        done = Archived(self.origin.kind, self.origin.name)
+        done = ArchiveResult(self.origin.kind, self.origin.name)
         snapshot = self.table.open()
         refuse_old(self.table, snapshot)
         remove_old(self.table, snapshot)
@@ -167,7 +167,7 @@ class Archiver:
             done.files = len(snapshot.files())
         return done
 
-    def create(self, step: Step) -> Snapshot:
+    def create(self, step: ArchiveStep) -> Snapshot:
         """The table, for the first step. When another run has made and filled it since this one has
         looked, the step would add the same rows again: Superseded.
         """
@@ -176,13 +176,15 @@ class Archiver:
             raise self.table.superseded(snapshot)
         return snapshot
 
-    def plan(self, snapshot: Snapshot | None) -> Iterator[Step]:
+    def plan(self, snapshot: Snapshot | None) -> Iterator[ArchiveStep]:
         given = self.origin.options()
         if self.origin.topic:
             return topic_steps(given, snapshot, self.upkeep.file_bytes)
         return queue_steps(given, snapshot, self.payloads.outcome_minutes)
 
-    def append(self, spark: Any, snapshot: Snapshot, step: Step) -> tuple[list[DataFile], Snapshot]:
+    def append(
+        self, spark: Any, snapshot: Snapshot, step: ArchiveStep
+    ) -> tuple[list[DataFile], Snapshot]:
         """One step: tasks write files, then they are committed."""
         run = new_run()
         frame = self.frame(spark, {**self.origin.options(), **step.read})
@@ -255,7 +257,7 @@ def archive(
     *,
     convert_old: bool = False,
     say: Say = quiet,
-) -> Archived:
+) -> ArchiveResult:
     """Archive all there is of a topic or a queue now, then do the upkeep."""
     archiver = Archiver(target, origin, upkeep, payloads)
     converted = archiver.convert() if convert_old else 0
@@ -267,7 +269,7 @@ def archive(
 
 def topic_steps(
     given: dict[str, str], snapshot: Snapshot | None, file_bytes: int
-) -> Iterator[Step]:
+) -> Iterator[ArchiveStep]:
     """Ranges of offsets, from where the table ends to where the topic ends now."""
     name = given["topic"]
     with closing(Topics(read_options(TopicSourceOptions, given))) as topics:
@@ -294,13 +296,13 @@ def topic_steps(
             "endingOffsets": json.dumps({name: end}),
             "maxRecordsPerPartition": str(per_task),
         }
-        yield Step(read, state.incarnation, end)
+        yield ArchiveStep(read, state.incarnation, end)
         start = end
 
 
 def queue_steps(
     given: dict[str, str], snapshot: Snapshot | None, minutes: float | None = None
-) -> Iterator[Step]:
+) -> Iterator[ArchiveStep]:
     """What was committed since the table's horizon; with `minutes` only what is so old."""
     options = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
     state = options.committed_state()
@@ -318,7 +320,7 @@ def queue_steps(
         high = outcomes.older_than(options, state.id, low, high, minutes)
     first = options.nth_xid(state.id, low, 0)
     if first is not None and first < high:
-        yield Step({"fromXid": str(low), "toXid": str(high)}, identity, high)
+        yield ArchiveStep({"fromXid": str(low), "toXid": str(high)}, identity, high)
 
 
 def read_archive(

@@ -26,7 +26,7 @@ from penstock.protocol.names import is_relative_path
 
 
 @dataclass
-class Entry:
+class DirectoryEntry:
     path: str  # below the root
     rows: int
     bytes: int
@@ -43,7 +43,7 @@ class Manifest:
     name: str
     # Where the next run begins, in the source's own terms.
     position: dict[str, Any] = field(default_factory=dict)
-    files: list[Entry] = field(default_factory=list)
+    files: list[DirectoryEntry] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -140,14 +140,14 @@ class Lake:
         infos = self._fs.get_file_info(selector)
         return [info for info in infos if info.type == fs.FileType.File]
 
-    def describe(self, path: str, column: str) -> Entry:
+    def describe(self, path: str, column: str) -> DirectoryEntry:
         """Rows, size and the range of a column, from the file's footer alone."""
         with self._fs.open_input_file(f"{self._base}/{path}") as file:
             footer = parquet.read_metadata(file)
             size = file.size()
         if not footer.num_rows:
-            return Entry(path, 0, size, 0, -1)
-        return Entry(path, footer.num_rows, size, *bounds(footer, column))
+            return DirectoryEntry(path, 0, size, 0, -1)
+        return DirectoryEntry(path, footer.num_rows, size, *bounds(footer, column))
 
 
 def manifest_path(kind: str, name: str) -> str:
@@ -158,7 +158,7 @@ def parse_manifest(kind: str, name: str, stored: bytes) -> Manifest:
     """A manifest as it is stored; Damaged when it is none."""
     try:
         fields = json.loads(stored)
-        files = [Entry(**entry) for entry in fields["files"]]
+        files = [DirectoryEntry(**entry) for entry in fields["files"]]
         if outside := [entry.path for entry in files if not is_relative_path(entry.path)]:
             raise ValueError(f"it names a file that is not below it: {outside[0]!r}")
         return Manifest(kind, name, fields["position"], files)

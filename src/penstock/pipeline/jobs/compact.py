@@ -30,8 +30,8 @@ from penstock.pipeline.jobs.compact_in_place import in_place
 from penstock.pipeline.jobs.keyed_topic import (
     RECORD_OVERHEAD_BYTES,
     Compacted,
+    KeyedRecords,
     Keys,
-    Source,
     latest_rows,
 )
 from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
@@ -82,7 +82,7 @@ def compact(spark: Any, options: CompactOptions, say: Say = quiet) -> Compacted:
     given = {"broker": options.broker, "directory": options.directory, "token": options.token}
     connection = {name: value for name, value in given.items() if value}
     with BrokerCaller(options.url, token=options.token, patience=BROKER_PATIENCE_SECONDS) as caller:
-        source = Source(spark, caller, options.topic, keys, connection, options.dry_run, say)
+        source = KeyedRecords(spark, caller, options.topic, keys, connection, options.dry_run, say)
         if options.to_topic:
             return _to_topic(source, options.to_topic)
         if options.to:
@@ -97,7 +97,7 @@ def read_compacted(spark: Any, root: str, topic: str) -> Any:
     return spark.read.parquet(*(lake.url(entry.path) for entry in manifest.files))
 
 
-def _to_topic(source: Source, target: str) -> Compacted:
+def _to_topic(source: KeyedRecords, target: str) -> Compacted:
     group, plan = f"compact-{target}", f"compact-{target}-plan"
     reached, planned = _position(source, group), _position(source, plan)
     start = source.state["first_offset"] if reached is None else reached
@@ -142,14 +142,14 @@ def _to_topic(source: Source, target: str) -> Compacted:
     return done
 
 
-def _position(source: Source, group: str) -> int | None:
+def _position(source: KeyedRecords, group: str) -> int | None:
     try:
         return int(source.ask("GET", "groups", group)["committed"])
     except NotFound:
         return None
 
 
-def _commit(source: Source, group: str, offset: int) -> None:
+def _commit(source: KeyedRecords, group: str, offset: int) -> None:
     source.ask("POST", "groups", group, "commit", body={"offset": offset})
 
 
@@ -169,7 +169,7 @@ def _count(done: Compacted, latest: Any, kept: str) -> None:
         setattr(done, name, row[name])
 
 
-def _to_parquet(source: Source, root: str) -> Compacted:
+def _to_parquet(source: KeyedRecords, root: str) -> Compacted:
     lake = Lake(root)
     manifest = lake.manifest("compacted", source.topic)
     start, end = _parquet_range(source, manifest)
@@ -213,7 +213,7 @@ def _to_parquet(source: Source, root: str) -> Compacted:
     return done
 
 
-def _parquet_range(source: Source, manifest: Manifest) -> tuple[int, int]:
+def _parquet_range(source: KeyedRecords, manifest: Manifest) -> tuple[int, int]:
     position, first = manifest.position, source.state["first_offset"]
     if not position:
         return first, source.state["next_offset"]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyspark.sql import functions as f
 
 from penstock.errors import Conflict
-from penstock.pipeline.jobs.keyed_topic import Compacted, Source, latest_rows
+from penstock.pipeline.jobs.keyed_topic import Compacted, KeyedRecords, latest_rows
 
 BUCKET_OFFSETS = 32_768  # of one of Spark's bitmaps
 
@@ -63,7 +63,9 @@ def _dirty(group: list[Any], kept: Kept) -> bool:
     return bool(kept.count(group[0]["base"], group[-1]["end"]) < there)
 
 
-def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes: int) -> Compacted:
+def in_place(
+    source: KeyedRecords, tombstone_seconds: float, roll: bool, segment_bytes: int
+) -> Compacted:
     """Have the broker swap sealed segments for compacted ones. Conflict when the topic's policy
     is not `compact`, or its segments changed meanwhile.
     """
@@ -116,7 +118,7 @@ def in_place(source: Source, tombstone_seconds: float, roll: bool, segment_bytes
     return done
 
 
-def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
+def _plan(source: KeyedRecords, done: Compacted, tombstone_seconds: float) -> Kept:
     """Which offsets stay, and the counts of that."""
     oldest = time.time() - tombstone_seconds
     latest = latest_rows(source.rows(done.first, done.end), "size")
@@ -146,7 +148,7 @@ def _plan(source: Source, done: Compacted, tombstone_seconds: float) -> Kept:
     return kept
 
 
-def _swap(source: Source, group: list[Any], kept: Kept) -> Any:
+def _swap(source: KeyedRecords, group: list[Any], kept: Kept) -> Any:
     bases = [segment["base"] for segment in group]
     bits = np.packbits(kept.between(bases[0], group[-1]["end"]), bitorder="little").tobytes()
     body = {

@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs import Say, html_report, postgres_frames, quiet
-from penstock.pipeline.jobs.html_report import Report, Table, number, short, top
-from penstock.pipeline.jobs.svg_chart import Panel, Series
+from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, number, short, top
+from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import TIMESTAMP
@@ -79,7 +79,7 @@ class Sample:
 
 
 @dataclass
-class Kind:
+class ErrorKind:
     """Dead letters of one queue that failed alike."""
 
     error: str
@@ -99,7 +99,7 @@ class Letters:
     since: datetime
     until: datetime
     total: int
-    kinds: list[Kind]  # the most frequent first
+    kinds: list[ErrorKind]  # the most frequent first
     times: dict[tuple[str, str], dict[datetime, int]] = field(default_factory=dict, repr=False)
 
 
@@ -179,12 +179,12 @@ def _collect(
         f.max("at").alias("last"),
         f.collect_list(f.when(f.col("nth") <= samples, sample)).alias("samples"),
     ).collect()
-    kinds: dict[tuple[str, str], Kind] = {}
+    kinds: dict[tuple[str, str], ErrorKind] = {}
     times: dict[tuple[str, str], dict[datetime, int]] = defaultdict(dict)
     for row in rows:
         first, last = row["first"].astimezone(UTC), row["last"].astimezone(UTC)
         key = (row.kind, row.queue)
-        one = kinds.setdefault(key, Kind(row.kind, row.queue, 0, [], 0, first, last))
+        one = kinds.setdefault(key, ErrorKind(row.kind, row.queue, 0, [], 0, first, last))
         one.count += row["count"]
         one.groups = sorted({*one.groups, *row.groups})
         one.attempts = max(one.attempts, row.attempts)
@@ -209,7 +209,7 @@ def signature(column: str) -> str:
     return f"IF(length({line}) = 0, '(no text)', left({line}, {MAX_ERROR_CHARACTERS}))"
 
 
-def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
+def _add_payloads(postgres: Postgres, kinds: list[ErrorKind]) -> None:
     samples = {sample.id: sample for kind in kinds for sample in kind.samples}
     ids = list(map(str, samples))
     for begin in range(0, len(ids), 1000):
@@ -221,7 +221,7 @@ def _add_payloads(postgres: Postgres, kinds: list[Kind]) -> None:
             samples[dlq_id].payload = payload.decode("utf-8", "replace")
 
 
-def build(figures: Letters) -> Report:
+def build(figures: Letters) -> HtmlReport:
     window = (figures.since, minute_of(figures.until) + MINUTE)
     minutes = [minute for counts in figures.times.values() for minute in counts]
     since, until = html_report.fit(*window, minutes)
@@ -229,7 +229,7 @@ def build(figures: Letters) -> Report:
     times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
 
-    def over_time(label: Callable[[tuple[str, str]], str]) -> list[Series]:
+    def over_time(label: Callable[[tuple[str, str]], str]) -> list[ChartSeries]:
         series: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(times))
         for key, counts in figures.times.items():
             for minute, count in counts.items():
@@ -251,7 +251,7 @@ def build(figures: Letters) -> Report:
     none, unit = "no dead letters", f"dead letters {called}"
     of_kinds = ["error", "queue", "groups", "count", "most attempts", "first", "last"]
     of_samples = ["error", "payload", "queue", "partition", "transactionId", "failed"]
-    return Report(
+    return HtmlReport(
         "Penstock: dead letters",
         since,
         until,
@@ -267,8 +267,8 @@ def build(figures: Letters) -> Report:
             ("last one", f"{last:%m-%d %H:%M}" if last else "–"),
         ],
         [
-            Table("Errors", of_kinds, kinds, none, text=3),
-            Table("Samples", of_samples, samples, none, text=6),
+            ReportTable("Errors", of_kinds, kinds, none, text=3),
+            ReportTable("Samples", of_samples, samples, none, text=6),
         ],
         ["Put them back with `penstock queue dlq requeue` once the cause is gone. Times are UTC."],
         step=called,

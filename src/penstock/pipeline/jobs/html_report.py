@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 from penstock.errors import Unavailable
-from penstock.pipeline.jobs.svg_chart import Chart, Panel, Series
+from penstock.pipeline.jobs.svg_chart import Chart, ChartSeries, Panel
 
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 GREY = "#94a3b8"
@@ -31,7 +31,7 @@ SHORTEST_AXIS = timedelta(minutes=10)
 
 
 @dataclass
-class Table:
+class ReportTable:
     title: str
     columns: list[str]
     rows: list[list[str]]
@@ -40,14 +40,14 @@ class Table:
 
 
 @dataclass
-class Report:
+class HtmlReport:
     title: str
     since: datetime
     until: datetime
     times: list[datetime]
     panels: list[Panel]
     tiles: list[tuple[str, str]] = field(default_factory=list)  # what, how much
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ReportTable] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     step: str = ""  # "per minute"
     window: tuple[datetime, datetime] | None = None  # what was asked for, if more than is shown
@@ -64,7 +64,7 @@ def _span(since: datetime, until: datetime) -> str:
     return f"{since.astimezone(UTC):%Y-%m-%d %H:%M} to {until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def write(report: Report, html: str | Path) -> None:
+def write(report: HtmlReport, html: str | Path) -> None:
     """Write the report to a file, which is whole or not there."""
     path = Path(html)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -72,13 +72,13 @@ def write(report: Report, html: str | Path) -> None:
     beside.replace(path)
 
 
-def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[Series]:
+def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[ChartSeries]:
     """The first of the ranks, the rest added up: nobody can read forty lines."""
-    shown = [Series(label, series[label]) for label in ranks[:MAX_SERIES] if label in series]
+    shown = [ChartSeries(label, series[label]) for label in ranks[:MAX_SERIES] if label in series]
     rest = [series[label] for label in series if label not in ranks[:MAX_SERIES]]
     if rest:
         sums = [sum(value or 0 for value in values) for values in zip(*rest, strict=True)]
-        shown.append(Series(OTHERS, sums))
+        shown.append(ChartSeries(OTHERS, sums))
     return shown
 
 
@@ -107,7 +107,7 @@ def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[
     return (first, last) if (last - first) < (until - since) * 0.8 else (since, until)
 
 
-def to_html(report: Report) -> str:
+def to_html(report: HtmlReport) -> str:
     tiles = "".join(
         f"<div class=tile><b>{escape(value)}</b><span>{escape(name)}</span></div>"
         for name, value in report.tiles
@@ -129,7 +129,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _figures(report: Report) -> str:
+def _figures(report: HtmlReport) -> str:
     """The values for the pointer, by panel. Text of users cannot end the script element."""
     figures = {
         "times": [f"{at.astimezone(UTC):%b %d %H:%M}" for at in report.times],
@@ -148,7 +148,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _section(report: Report, panel: Panel, by_label: dict[str, str]) -> str:
+def _section(report: HtmlReport, panel: Panel, by_label: dict[str, str]) -> str:
     about = f"<h2>{escape(panel.title)} <small>{escape(panel.unit)}</small></h2>"
     if panel.is_empty:
         return f"<section>{about}<p class=empty>{escape(panel.empty)}</p></section>"
@@ -164,7 +164,7 @@ def _section(report: Report, panel: Panel, by_label: dict[str, str]) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     def cells(tag: str, texts: list[str]) -> str:
         return "".join(
             f"<{tag}{'' if place >= table.text else ' class=text'}>{escape(text)}"

@@ -105,7 +105,7 @@ class Compacted:
 
 
 @dataclass
-class Source:
+class KeyedRecords:
     """The topic to be compacted. `state` is what the broker says of it when the job begins."""
 
     spark: Any

@@ -80,7 +80,7 @@ FORGET = """
 
 
 @dataclass
-class RolledUp:
+class RollupResult:
     since: datetime
     until: datetime
     queues: int = 0
@@ -104,7 +104,7 @@ class RollupOptions:
     tasks: int = TASKS
 
 
-def rollup(spark: Any, options: RollupOptions, say: Say = quiet) -> RolledUp:
+def rollup(spark: Any, options: RollupOptions, say: Say = quiet) -> RollupResult:
     """Roll up whole minutes from `since` (where the last run ended) to `until` (now).
 
     Without `queues` and `topics` it takes all of both; topics only when `broker` is given, their
@@ -118,7 +118,7 @@ def rollup(spark: Any, options: RollupOptions, say: Say = quiet) -> RolledUp:
     scopes += [f"topic:{name}" for name in options.topics]
     scopes = scopes or ["queues", *(["topics"] if options.broker else [])]
     start, end = _window(postgres, scopes, options.since, options.until)
-    done = RolledUp(start, end)
+    done = RollupResult(start, end)
     if start >= end:
         return done
     spark = activate(spark)

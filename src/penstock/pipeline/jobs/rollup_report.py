@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.jobs import html_report
-from penstock.pipeline.jobs.html_report import Report, Table, duration, number, size, top
+from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, duration, number, size, top
 from penstock.pipeline.jobs.postgres_frames import database_at
-from penstock.pipeline.jobs.svg_chart import Panel, Series
+from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies
@@ -33,7 +33,7 @@ def write_report(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
     html: str | Path,
-) -> Report:
+) -> HtmlReport:
     """Draw what the table says of the time from `since` to `until`."""
     postgres = database_at(database)
     points = load(postgres, since, until)
@@ -61,7 +61,7 @@ def build(
     until: datetime,
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
-) -> Report:
+) -> HtmlReport:
     """The report over the points of the named queues and topics; of all without names."""
     step, called = html_report.bins(since, until)
     times = html_report.times_of(since, until, step)
@@ -83,7 +83,7 @@ def build(
             series[point.label][place[point.at]] = value(point)
         return {label: values for label, values in series.items() if any(values)}
 
-    def rates(kind: str, column: str, per: float) -> list[Series]:
+    def rates(kind: str, column: str, per: float) -> list[ChartSeries]:
         return top(lines(kind, lambda point: point.counts[column] / per, 0.0), ranks[kind])
 
     overall: list[Latencies] = [Latencies() for _ in times]
@@ -92,11 +92,11 @@ def build(
         overall[place[point.at]].merge(point.latency)
         whole.merge(point.latency)
     percentiles = [
-        Series(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES
+        ChartSeries(f"p{p}", [_ms(one.percentile(p)) for one in overall]) for p in PERCENTILES
     ]
     slowest = lines("group", lambda point: _ms(point.latency.percentile(99)))
     busiest = ranks["group"][: html_report.MAX_SERIES]
-    p99 = [Series(label, slowest[label]) for label in busiest if label in slowest]
+    p99 = [ChartSeries(label, slowest[label]) for label in busiest if label in slowest]
     lagging = lines("group", lambda point: point.lag)
     for values in lagging.values():
         for index in range(1, len(times)):  # what did not change is not written down again
@@ -138,7 +138,7 @@ def build(
         "A retry is a delivery without an ack: failed, asked for again, or not answered in time.",
     ]
     title = "Penstock: queues and topics"
-    return Report(title, since, until, times, panels, tiles, _tables(of), notes, step=called)
+    return HtmlReport(title, since, until, times, panels, tiles, _tables(of), notes, step=called)
 
 
 def _ranks(points: list[Point], column: str) -> list[str]:
@@ -153,7 +153,7 @@ COLUMNS = ["group", "pushed", "bytes", "acked", "retries", "dead letters"]
 COLUMNS += ["p50", "p95", "p99", "lag at the end"]
 
 
-def _tables(of: dict[str, list[Point]]) -> list[Table]:
+def _tables(of: dict[str, list[Point]]) -> list[ReportTable]:
     queues, topics = (
         _rows(of[kind], [point for point in of["group"] if point.kind == of_group])
         for kind, of_group in (("queue", "group"), ("topic", "topic"))
@@ -163,8 +163,8 @@ def _tables(of: dict[str, list[Point]]) -> list[Table]:
     for row in [topic_columns, *topics]:
         del row[dead]
     return [
-        Table("Queues and groups", ["queue", *COLUMNS], queues, text=2),
-        Table("Topics and groups", topic_columns, topics, text=2),
+        ReportTable("Queues and groups", ["queue", *COLUMNS], queues, text=2),
+        ReportTable("Topics and groups", topic_columns, topics, text=2),
     ]
 
 

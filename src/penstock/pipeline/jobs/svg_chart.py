@@ -26,7 +26,7 @@ TIME_STEPS = [
 
 
 @dataclass
-class Series:
+class ChartSeries:
     """One line, or one colour of the bars."""
 
     label: str
@@ -39,7 +39,7 @@ class Panel:
 
     title: str
     unit: str
-    series: list[Series]
+    series: list[ChartSeries]
     kind: Literal["line", "bar"] = "line"  # bars are stacked
     empty: str = "nothing in this time"
     log: bool = False

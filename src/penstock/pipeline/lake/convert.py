@@ -7,7 +7,12 @@ what is left of the old archive. See `penstock.pipeline.jobs.archive_directory` 
 """
 
 from penstock.errors import Conflict, InvalidRequest
-from penstock.pipeline.jobs.archive_directory import Entry, Manifest, manifest_path, parse_manifest
+from penstock.pipeline.jobs.archive_directory import (
+    DirectoryEntry,
+    Manifest,
+    manifest_path,
+    parse_manifest,
+)
 from penstock.pipeline.lake.commits import new_run
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.table import LakeTable, Snapshot
@@ -70,7 +75,7 @@ def remove_old(table: LakeTable, snapshot: Snapshot | None) -> None:
             _remove_old(table, manifest)
 
 
-def _take_over(table: LakeTable, entry: Entry) -> DataFile:
+def _take_over(table: LakeTable, entry: DirectoryEntry) -> DataFile:
     day = next(part for part in entry.path.split("/") if part.startswith("date="))
     target = f"{day}/{entry.path.rpartition('/')[2]}"
     table.storage.copy(table.root, entry.path, target)

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.options import DATABASE_PATIENCE_SECONDS
-from penstock.pipeline.pipeline_file import Sink
+from penstock.pipeline.pipeline_file import PipelineSink
 from penstock.pipeline.sinks.table import DELETED, NO_KEY, SAME_KEY, latest_by_key, query_of
 from penstock.pipeline.sources.postgres import Away, Patience, failure
 
@@ -31,7 +31,7 @@ OPTIONS = ("database", "databaseTimeout")
 class PostgresSink:
     """Called with each batch and its number."""
 
-    def __init__(self, sink: Sink, app: str) -> None:
+    def __init__(self, sink: PipelineSink, app: str) -> None:
         for name in sink.options:
             if name not in OPTIONS:
                 raise ConfigError(
@@ -64,7 +64,7 @@ class PostgresSink:
         patience.end()
 
     def _write(self, rows: Any, app: str, number: int) -> None:
-        with closing(Session(self._url)) as session:
+        with closing(PostgresSession(self._url)) as session:
             types = self._column_types(session, rows.columns)
             if session.run("SELECT to_regclass($1) IS NULL", self._place(BATCHES))[0][0]:
                 session.run(
@@ -96,7 +96,7 @@ class PostgresSink:
             session.run(f"DROP TABLE {self._place(stage)}")
             session.commit()
 
-    def _record(self, session: "Session", app: str, number: int, rows: int) -> bool:
+    def _record(self, session: "PostgresSession", app: str, number: int, rows: int) -> bool:
         """Note the batch as written, in the transaction that writes it; whether it is new."""
         table = self._place(BATCHES)
         return bool(
@@ -108,7 +108,9 @@ class PostgresSink:
             )
         )
 
-    def _move(self, session: "Session", stage: str, types: dict[str, str], count: int) -> None:
+    def _move(
+        self, session: "PostgresSession", stage: str, types: dict[str, str], count: int
+    ) -> None:
         """Insert the staged rows into the target, or upsert and delete them by their key."""
         target, source, key = self._place(self._table), self._place(stage), self._sink.key
         names = ", ".join(map(quoted, types))
@@ -134,7 +136,7 @@ class PostgresSink:
             same = " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}::{types[n]}" for n in key)
             session.run(f"DELETE FROM {target} t USING {source} s WHERE s.{DELETED} AND {same}")
 
-    def _column_types(self, session: "Session", columns: list[str]) -> dict[str, str]:
+    def _column_types(self, session: "PostgresSession", columns: list[str]) -> dict[str, str]:
         """The target's types of the columns that are written."""
         found = session.run(
             "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
@@ -167,7 +169,7 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-class Session:
+class PostgresSession:
     """A connection whose statements are one transaction until `commit`. Errors are plain."""
 
     def __init__(self, url: str) -> None:
@@ -212,7 +214,7 @@ class CopyTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         count, attempt = 0, secrets.randbits(62)
-        with closing(Session(self._url)) as session:
+        with closing(PostgresSession(self._url)) as session:
             for batch in batches:
                 if batch.num_rows:
                     marks = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)

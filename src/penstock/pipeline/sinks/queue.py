@@ -73,20 +73,20 @@ _FULL = msgspec.json.Decoder(_Full)
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class PushEndpoint:
     """Where encoded messages are posted to, and how several of them make one body."""
 
     path: str
     join: Callable[[list[bytes]], bytes]
 
 
-ITEMS = Endpoint("/api/v1/push", lambda items: b'{"items":[' + b",".join(items) + b"]}")
+ITEMS = PushEndpoint("/api/v1/push", lambda items: b'{"items":[' + b",".join(items) + b"]}")
 # administrators only: keeps the producer that a line names, and opens a sealed payload
-BUFFER_LINES = Endpoint("/api/v1/buffers/events", b"".join)
+BUFFER_LINES = PushEndpoint("/api/v1/buffers/events", b"".join)
 
 
 @dataclass
-class Pushed:
+class PushCounts:
     queued: int = 0
     duplicate: int = 0
     buffered: int = 0
@@ -101,14 +101,14 @@ class PushLink(BrokerCaller):
         token: str | None,
         patience: float,
         ca: str | None = None,
-        endpoint: Endpoint = ITEMS,
+        endpoint: PushEndpoint = ITEMS,
     ) -> None:
         super().__init__(url, token=token, ca=ca, timeout=ANSWER_SECONDS, patience=patience)
         self._endpoint = endpoint
 
-    def push(self, items: list[bytes], *, repeatable: bool) -> Pushed:
+    def push(self, items: list[bytes], *, repeatable: bool) -> PushCounts:
         """Push encoded items; those refused for now again, until they are in or patience ends."""
-        done = Pushed()
+        done = PushCounts()
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         while True:
@@ -123,7 +123,7 @@ class PushLink(BrokerCaller):
             time.sleep(delay)
 
     def _push_once(
-        self, items: list[bytes], done: Pushed, *, repeatable: bool
+        self, items: list[bytes], done: PushCounts, *, repeatable: bool
     ) -> tuple[list[bytes], object]:
         """The items that are to be pushed again, and why; those that are stored are counted."""
         try:
@@ -178,7 +178,7 @@ class PushLink(BrokerCaller):
 
 
 def _unstored(
-    items: list[bytes], answer: BrokerAnswer, done: Pushed
+    items: list[bytes], answer: BrokerAnswer, done: PushCounts
 ) -> tuple[list[bytes], object] | None:
     """Count what was stored; the items that were not, and why. None when the broker does not say
     what became of each: it does in an array, or in the `results` of a 429."""

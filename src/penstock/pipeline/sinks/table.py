@@ -34,7 +34,7 @@ from penstock.pipeline.lake.commits import (
 from penstock.pipeline.lake.data_files import FILES_DDL, ROWS, DataFile, FileWriter
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.options import texts
-from penstock.pipeline.pipeline_file import Sink
+from penstock.pipeline.pipeline_file import PipelineSink
 from penstock.pipeline.source_columns import TIMESTAMP
 
 COMPACT_INTERVAL = 20  # commits between merges of small files
@@ -59,7 +59,7 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
 class TableSink:
     """Called with each batch and its number."""
 
-    def __init__(self, sink: Sink, app: str) -> None:
+    def __init__(self, sink: PipelineSink, app: str) -> None:
         self._sink = sink
         self._storage = Storage(sink.table or "", texts(sink.options))
         self._app = app
@@ -212,7 +212,7 @@ class TableSink:
             table.vacuum(KEPT_HOURS, dry_run=False, full=True)
 
 
-def latest_by_key(batch: Any, sink: Sink) -> Any:
+def latest_by_key(batch: Any, sink: PipelineSink) -> Any:
     """Of each key the last row by `orderBy`, and whether it deletes its key. Columns that begin
     with an underscore are for `orderBy` and `delete`, and end here."""
     deleted = f.coalesce(f.expr(sink.delete), f.lit(False)) if sink.delete else f.lit(False)

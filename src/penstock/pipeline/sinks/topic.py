@@ -16,14 +16,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, NotFound
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks.held_rows import Held
 from penstock.pipeline.sinks.identity import OTHER_ROWS, SinkWriter
 from penstock.protocol import frames
-from penstock.protocol.frames import SPARSE
+from penstock.protocol.frames import SPARSE, Info
+from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.names import partition_label
+from penstock.protocol.partitions import partition_of
 from penstock.protocol.sink_claims import Claim, Commit
 
+# Columns that topics with Kafka's record batches take, and their types. Other topics have no keys,
+# and a column of one of these names is not written there.
+KEYED = {
+    "key": ("binary", "string"),
+    "partition": ("int", "bigint", "smallint"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
 APPEND_ROWS = 65_536
 APPEND_BYTES = 8 << 20
 APPENDS_PER_BATCH = 1 << 24
@@ -92,6 +102,9 @@ class _Appender:
         self._link = link
         self._claim = claim
         self._cutters: defaultdict[str, Cutter] = defaultdict(Cutter)
+        self._records: defaultdict[str, list[NewRecord]] = defaultdict(list)
+        self._record_bytes: Counter[str] = Counter()
+        self._infos: dict[str, Info] = {}
         self._appends: Counter[str] = Counter()
 
     def add(self, topic: str, payloads: pa.Array) -> None:
@@ -102,20 +115,65 @@ class _Appender:
         for topic, cutter in self._cutters.items():
             for lengths, data in cutter.rest():
                 self._append(topic, lengths, data)
+        for label in list(self._records):
+            self._append_records(label)
+
+    def has_keys(self, topic: str) -> bool:
+        """Whether the topic keeps keys and headers, and may have partitions."""
+        if topic not in self._infos:
+            try:
+                self._infos[topic] = self._link.info(topic)
+            except NotFound:
+                self._link.create(topic)
+                self._infos[topic] = self._link.info(topic)
+        return self._infos[topic].format == "kafka"
+
+    def add_record(self, topic: str, record: NewRecord, partition: int | None) -> None:
+        """Append a record to the partition given, or that of its key, or else the task's."""
+        partitions = self._infos[topic].partitions
+        if partition is None and record.key is not None:
+            partition = partition_of(bytes(record.key), partitions)
+        elif partition is None:
+            partition = (self._claim.task if self._claim else 0) % partitions
+        if not 0 <= partition < partitions:
+            raise InvalidRequest(
+                f"topic {topic!r} has the partitions 0 to {partitions - 1}; a row names {partition}"
+            )
+        label = partition_label(topic, partition)
+        size = len(record.value or b"") + len(record.key or b"")
+        records = self._records[label]
+        if len(records) >= APPEND_ROWS or (
+            records and self._record_bytes[label] + size > APPEND_BYTES
+        ):
+            self._append_records(label)
+        self._records[label].append(record)
+        self._record_bytes[label] += size
+
+    def _append_records(self, label: str) -> None:
+        records = self._records.pop(label)
+        self._record_bytes[label] = 0
+        frame = frames.produce_records(label, records, self._producer(label))
+        self._check(label, self._link.append(frame)[1], len(records))
 
     def _append(self, topic: str, lengths: npt.NDArray[np.int64], data: memoryview) -> None:
-        claim, producer = self._claim, None
-        if claim:
-            number = sequence(claim.batch, self._appends[topic])
-            producer = producer_id(claim.app, claim.task), number
-        self._appends[topic] += 1
-        _, count = self._link.append(frames.produce_arrays(topic, lengths, [data], producer))
+        frame = frames.produce_arrays(topic, lengths, [data], self._producer(topic))
+        self._check(topic, self._link.append(frame)[1], len(lengths))
+
+    def _producer(self, label: str) -> tuple[bytes, int] | None:
+        """The identity of the next append to a partition."""
+        if self._claim is None:
+            return None
+        number = sequence(self._claim.batch, self._appends[label])
+        self._appends[label] += 1
+        return producer_id(self._claim.app, self._claim.task), number
+
+    def _check(self, label: str, stored: int, wanted: int) -> None:
         # 0: stored long ago, and no longer known where
-        if claim and count not in (0, len(lengths)):
+        if self._claim and stored not in (0, wanted):
             raise InvalidRequest(
-                f"batch {claim.batch} of {claim.app!r} was written to topic {topic!r} "
-                f"{OTHER_ROWS}: {count} where there are {len(lengths)} now. Two writes never share "
-                "an appId. Give this one an appId of its own."
+                f"batch {self._claim.batch} of {self._claim.app!r} was written to topic {label!r} "
+                f"{OTHER_ROWS}: {stored} where there are {wanted} now. Two writes never share an "
+                "appId. Give this one an appId of its own."
             )
 
 
@@ -128,7 +186,12 @@ class TopicWriter(SinkWriter):
     connect = TopicLink
 
     def columns(self) -> Sequence[str]:
-        return ("payload",) if self._target else ("topic", "payload")
+        return (*(() if self._target else ("topic",)), "payload", *self._keyed)
+
+    @property
+    def _keyed(self) -> list[str]:
+        """The columns of keys, partitions and headers that the rows have."""
+        return [name for name, types in KEYED.items() if self._types.get(name) in types]
 
     def resumes_by_row(self, held: Held) -> bool:
         """A topic has all rows of an append or none, and each topic gets one."""
@@ -144,17 +207,35 @@ class TopicWriter(SinkWriter):
         appender = _Appender(link, claim)
         for batch in rows:
             payloads = batch.column("payload").cast(pa.binary())
-            if payloads.null_count:
-                # no value: an empty record, the tombstone of a compacted topic
-                payloads = pc.fill_null(payloads, b"")
             if self._target:
-                appender.add(self._target, payloads)
+                self._add(appender, self._target, batch, payloads)
                 continue
             topics = batch.column("topic").dictionary_encode()
             if topics.null_count:
                 raise InvalidRequest("a row has no topic: the column topic is null")
             for number, topic in enumerate(topics.dictionary.to_pylist()):
-                appender.add(topic, payloads.filter(pc.equal(topics.indices, number)))
+                own = pc.equal(topics.indices, number)
+                self._add(appender, topic, batch.filter(own), payloads.filter(own))
         appender.finish()
         if claim:
             link.commit_sink(Commit(self._target, claim.app, claim.batch, claim.task))
+
+    def _add(
+        self, appender: _Appender, topic: str, rows: pa.RecordBatch, payloads: pa.Array
+    ) -> None:
+        """Append a topic's rows, with keys and headers if it keeps them."""
+        names = self._keyed
+        if not names or not appender.has_keys(topic):
+            # no value: an empty record, the tombstone of a compacted topic
+            appender.add(topic, pc.fill_null(payloads, b"") if payloads.null_count else payloads)
+            return
+        nothing = [None] * len(payloads)
+        keys, places, headers = (
+            rows.column(name).to_pylist() if name in names else nothing for name in KEYED
+        )
+        for value, key, place, pairs in zip(
+            payloads.to_pylist(), keys, places, headers, strict=True
+        ):
+            raw = key.encode() if isinstance(key, str) else key
+            given = [(pair["key"], pair["value"]) for pair in pairs or ()]
+            appender.add_record(topic, NewRecord(value, raw, given), place)

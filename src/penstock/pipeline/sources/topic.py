@@ -79,7 +79,7 @@ class Range:
 
 
 @dataclass
-class Task(InputPartition):
+class TopicTask(InputPartition):
     """What a task reads, one range after the other: one, or those of several small topics."""
 
     ranges: list[Range]
@@ -186,7 +186,7 @@ class TopicPlan:
         if begin < span.end:
             yield Range(span.topic, span.incarnation, begin, span.end)
 
-    def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[Task]:
+    def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[TopicTask]:
         """Tasks for (incarnation, start, end) by topic; the same again for the same spans."""
         pieces = [
             piece
@@ -204,7 +204,7 @@ class TopicPlan:
             groups = _grouped(
                 groups, min(most, GROUP_RECORDS, self.given.max_records_per_partition)
             )
-        return [Task(ranges) for ranges in groups]
+        return [TopicTask(ranges) for ranges in groups]
 
 
 def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
@@ -231,7 +231,7 @@ class _TaskReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's rows. DataLoss when they are gone and `failOnDataLoss` is set."""
-        assert isinstance(partition, Task)
+        assert isinstance(partition, TopicTask)
         try:
             for part in partition.ranges:
                 yield from self._read_range(part)
@@ -292,7 +292,7 @@ class TopicReader(_TaskReader, FilteredReader):
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
-        return o.tasks(spans) or [Task([])]  # Spark would make one of its own
+        return o.tasks(spans) or [TopicTask([])]  # Spark would make one of its own
 
     def _narrowed(self, topic: str, start: int, end: int, *, ordered: bool) -> tuple[int, int]:
         """The part of the range that can have records of the offsets and times asked for. The
@@ -391,7 +391,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return resume
 
     def _refuse_vanished(self, start: dict[str, Any], now: Collection[str]) -> None:
-        gone = sorted(topic for topic in start if topic not in now)
+        gone = [label for label in start if label not in now and split_label(label)[0] not in now]
         if gone and not self.plan.given.pattern:
             raise InvalidRequest(
                 f"the checkpoint belongs to the topics {', '.join(sorted(start))}; this query "

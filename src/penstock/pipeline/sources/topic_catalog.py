@@ -2,7 +2,9 @@
 both.
 
 With a broker, the broker says what exists and how far it may be read; with a directory beside it
-(executors on the same host), the records themselves come from the files, which is faster. A
+(executors on the same host), the records themselves come from the files, which is faster. A driver
+on the broker's machine finds that directory by the configuration there, and a task takes files
+whose incarnation is the one that the broker names. A
 directory alone serves topics that no broker has open. With the address of the broker's tier, what
 lies there is read from the store, and only the rest from the broker or its files. Whatever the way,
 the records come as `Slice`s. With an archive, topics begin where their tables begin, and what the
@@ -15,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
+from penstock.config.database_url import data_directory_here
+from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, PenstockError
 from penstock.log.layout import DATA, HEADER_SIZE, find_logs, has_batches, log_path
 from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
@@ -54,6 +57,8 @@ class Topics:
         self.broker = options.broker
         self.directory = options.directory
         self.tier = options.tier
+        # of a broker that may be the one that is read: tasks on its machine make sure
+        self._near = data_directory_here() if self.broker and not self.directory else None
         self.keyed = keyed  # whether keys and headers are wanted
         self._patience = options.broker_timeout
         self._token = options.token
@@ -168,10 +173,10 @@ class Topics:
             for piece in self._tier.read(incarnation, start, end):
                 yield piece
                 start = int(piece.offsets[-1]) + 1
-        if not self.directory:
+        files = self._files(topic) if self.directory else self._near_files(topic, incarnation)
+        if files is None:
             yield from self._fetch(topic, incarnation, start, end)
             return
-        files = self._files(topic)
         if files.incarnation != incarnation:
             raise _recreated(topic, incarnation, files.incarnation)
         if self.broker and files.tiered and start < (first := files.bounds()[0]):
@@ -195,6 +200,17 @@ class Topics:
             elif fetched.next_offset <= start:
                 return  # the log ends here
             start = fetched.next_offset
+
+    def _near_files(self, topic: str, incarnation: str) -> TopicFiles | None:
+        """The topic's files if this machine has them: those with the broker's incarnation."""
+        if self._near is None:
+            return None
+        directory = log_path(self._near, topic)
+        try:
+            files = TopicFiles(directory) if directory.is_dir() else None
+            return files if files is not None and files.incarnation == incarnation else None
+        except (OSError, PenstockError):  # not ours to read
+            return None
 
     def _files(self, topic: str) -> TopicFiles:
         directory = log_path(Path(self.directory or ""), topic)

@@ -8,7 +8,6 @@ Bounds are those that this broker knows. Other brokers append too, so the end ma
 that, but never before it; an offset behind the end is refused only after the database was asked.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,17 +17,15 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidOffset, NotFound, Unavailable
-from penstock.io.fs import Bytes
+from penstock.log.append_queue import AppendsThrough
 from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
-from penstock.log.commit import Appended
 from penstock.log.limits import TopicLimits
-from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
-from penstock.protocol.kafka_batch import CONTROL, BatchHead, NewRecord
+from penstock.protocol.kafka_batch import CONTROL, BatchHead
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
 from penstock.topics.shared.chunks import Chunk, assigned, checked
@@ -59,12 +56,12 @@ async def read_loading(read: Callable[[], T]) -> T:
     raise Unavailable("more is read at once than the cache of shared topics has room for")
 
 
-class SharedLog:
+class SharedLog(AppendsThrough):
+    appends: SharedAppends
     shared = True
     format = BATCHES
     # What only logs on a disk have
     segments: tuple[Segment, ...] = ()
-    damage: Sequence[dict[str, Any]] = ()
     tier: TierManifest | None = None
     archived_offset: int | None = None
     broken: str | None = None
@@ -80,7 +77,8 @@ class SharedLog:
         self.incarnation: str = row["incarnation"].hex
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
-        self.size_bytes = 0
+        self.size_bytes = 0  # as far as it was asked for (`measure`), as is the damage
+        self.damage: list[dict[str, Any]] = []
         self._context = context
         self._denied: int | None = (
             None  # an offset that the database has just said is behind the end
@@ -108,24 +106,6 @@ class SharedLog:
         self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
-
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append(payloads, producer)
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append_arrays(lengths, payloads, producer)
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append_records(records, producer)
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        return self.appends.append_batch(head, data)
 
     def _committed(self, published: Published) -> None:
         for first, data in published.batches:
@@ -333,9 +313,20 @@ class SharedLog:
         return min(ends, default=self.next_offset)
 
     async def measure(self) -> None:
-        """Ask the database for the bounds and for the size, which nothing else needs."""
+        """Ask the database for what only people look at: the size, and what a failover lost."""
         await self.refresh()
         self.size_bytes = await self._context.calls.size(self.log_id)
+        self.damage = [
+            {
+                "outcome": "lost",
+                "lost_from": gap["gap_start"],
+                "lost_to": gap["gap_end"],
+                "text": f"timeline {gap['timeline']} of the database ended before offset "
+                f"{gap['gap_start']} in a failover",
+                "at": gap["at"].isoformat(),
+            }
+            for gap in await self._context.calls.gaps(self.log_id)
+        ]
 
     async def refresh(self) -> None:
         """Ask the database for the bounds."""
@@ -423,11 +414,14 @@ class SharedLog:
         """Set the limits of the whole topic."""
         await self._context.configure(self.topic, None, limits)
 
-    async def drop_before(self, offset: int) -> None:
-        """Delete the batches that end before this offset."""
-        while await self._context.calls.drop_before(self.log_id, offset, self._context.grace):
-            pass
+    async def drop_before(self, offset: int) -> int:
+        """Delete the batches that end before this offset; how many."""
+        total = 0
+        drop = self._context.calls.drop_before
+        while dropped := await drop(self.log_id, offset, self._context.grace):
+            total += dropped
         await self.refresh()
+        return total
 
     # Ending
 

@@ -3,14 +3,16 @@
 from io import BytesIO
 
 from penstock.wire.http.chunked import ChunkedBody
-from penstock.wire.http.messages import CHUNKED, Head, Refused
+from penstock.wire.http.messages import CHUNKED, RequestHead, RequestRefused
 from penstock.wire.request_memory import RETRY_SECONDS, SMALL, TOO_MANY, RequestMemory
 
 
 class IncomingBody:
     __slots__ = ("_buffer", "_memory", "head", "received", "rest", "since")
 
-    def __init__(self, head: Head, memory: RequestMemory, max_body: int, since: float) -> None:
+    def __init__(
+        self, head: RequestHead, memory: RequestMemory, max_body: int, since: float
+    ) -> None:
         if memory.full and head.length > SMALL:
             raise _too_many()
         self.head = head
@@ -44,5 +46,5 @@ class IncomingBody:
         self.received = 0
 
 
-def _too_many() -> Refused:
-    return Refused(503, TOO_MANY, (("Retry-After", f"{RETRY_SECONDS:.0f}"),))
+def _too_many() -> RequestRefused:
+    return RequestRefused(503, TOO_MANY, (("Retry-After", f"{RETRY_SECONDS:.0f}"),))

@@ -13,7 +13,7 @@ no more, and the limit is checked when a chunk is announced, before any of it is
 import re
 from io import BytesIO
 
-from penstock.wire.http.messages import Refused
+from penstock.wire.http.messages import RequestRefused
 
 _MAX_LINE_BYTES = 1024
 _MAX_TRAILER_BYTES = 8192
@@ -66,7 +66,7 @@ class ChunkedBody:
                     self._pending = data[place:]
                     return None
                 if data[place : place + 2] != b"\r\n":
-                    raise Refused(
+                    raise RequestRefused(
                         400, "Malformed chunked body: a chunk is longer than its announced size"
                     )
                 place += 2
@@ -83,34 +83,36 @@ class ChunkedBody:
                     self.rest = data[place:]
                     return self._body.getvalue()
                 if not _TRAILER.fullmatch(line):
-                    raise Refused(
+                    raise RequestRefused(
                         400, "Malformed chunked body: expected a header after the last chunk"
                     )
                 self._trailer_bytes += len(line)
                 if self._trailer_bytes > _MAX_TRAILER_BYTES:
-                    raise Refused(431, f"The trailer is larger than {_MAX_TRAILER_BYTES} bytes")
+                    raise RequestRefused(
+                        431, f"The trailer is larger than {_MAX_TRAILER_BYTES} bytes"
+                    )
             else:
                 self._announce(line)
 
     def _check_line(self, line: bytes, whole: bool) -> None:
         if len(line) > _MAX_LINE_BYTES:
-            raise Refused(
+            raise RequestRefused(
                 400, f"Malformed chunked body: a line is longer than {_MAX_LINE_BYTES} bytes"
             )
         if b"\n" in line or b"\r" in (line if whole else line[:-1]):
-            raise Refused(400, "Malformed chunked body: lines must end with CR LF")
+            raise RequestRefused(400, "Malformed chunked body: lines must end with CR LF")
         if not whole and not self._in_trailer and line and line[0] not in _HEX:
-            raise Refused(400, "Malformed chunked body: expected the size of a chunk")
+            raise RequestRefused(400, "Malformed chunked body: expected the size of a chunk")
 
     def _announce(self, line: bytes) -> None:
         match = _SIZE.fullmatch(line)
         if match is None:
-            raise Refused(400, "Malformed chunked body: expected the size of a chunk")
+            raise RequestRefused(400, "Malformed chunked body: expected the size of a chunk")
         size = int(match[1], 16)
         if size == 0:
             self._in_trailer = True
             return
         self._size += size
         if self._size > self._limit:
-            raise Refused(413, f"The body is larger than the limit of {self._limit} bytes")
+            raise RequestRefused(413, f"The body is larger than the limit of {self._limit} bytes")
         self._missing = size + 2

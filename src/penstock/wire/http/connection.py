@@ -33,9 +33,9 @@ from penstock.wire.http.head import Partial
 from penstock.wire.http.messages import (
     UNIX,
     Answer,
-    Head,
-    Refused,
     Request,
+    RequestHead,
+    RequestRefused,
     Response,
     StreamResponse,
     failure_response,
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
         server = self._server
         if len(server.connections) >= server.settings.max_connections:
             self._refuse(
-                Refused(503, f"All {server.settings.max_connections} connections are in use")
+                RequestRefused(503, f"All {server.settings.max_connections} connections are in use")
             )
             self._close()
             return
@@ -125,9 +125,9 @@ class Connection(asyncio.Protocol):
             if self._stream is not None:
                 transport.abort()
         elif self._state == BODY:
-            self._refuse(Refused(400, "The connection ended within the body"))
+            self._refuse(RequestRefused(400, "The connection ended within the body"))
         elif self._state == READY and self.rest and self._output.writable:
-            self._refuse(Refused(400, "The connection ended within the headers"))
+            self._refuse(RequestRefused(400, "The connection ended within the headers"))
         elif self._state != READY or not self.rest:
             self._close()
         # Keep our half open until the answer is out; TLS cannot.
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
                     if len(raw) > self._server.settings.max_header:
                         raise self._header_too_large()
                     head = cache.get(raw)
-                except Refused as refused:
+                except RequestRefused as refused:
                     self._refuse(refused)
                     return
             if self._partial is not None:
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
         if self._eof:
             self._close()
 
-    def _call(self, head: Head, body: bytes) -> bool:
+    def _call(self, head: RequestHead, body: bytes) -> bool:
         """Run the handler; whether the next request may be served at once."""
         request = Request(head, body, self)
         try:
@@ -228,20 +228,20 @@ class Connection(asyncio.Protocol):
             if len(rest) > self._server.settings.max_header:
                 raise self._header_too_large()
             if self._eof:
-                raise Refused(400, "The connection ended within the headers")
+                raise RequestRefused(400, "The connection ended within the headers")
             if self._partial is None:
                 self._partial = Partial(self._seen)
             self._partial.feed(rest)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._refuse(refused)
             return
         self.rest = rest
 
-    def _header_too_large(self) -> Refused:
+    def _header_too_large(self) -> RequestRefused:
         limit = self._server.settings.max_header
-        return Refused(431, f"The headers are larger than the limit of {limit} bytes")
+        return RequestRefused(431, f"The headers are larger than the limit of {limit} bytes")
 
-    def _begin_body(self, head: Head, data: bytes) -> bytes | None:
+    def _begin_body(self, head: RequestHead, data: bytes) -> bytes | None:
         self._output.flush()
         try:
             precheck = head.endpoint.precheck
@@ -249,7 +249,7 @@ class Connection(asyncio.Protocol):
                 raise refusal
             max_body = self._server.settings.max_body
             self._body = IncomingBody(head, self._server.memory, max_body, self._seen)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._refuse(refused, head)
             return None
         self._state = BODY
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
             self._output.transport.write(_CONTINUE)
         rest = self._take_body(data)
         if rest is None and self._state == BODY and self._eof:
-            self._refuse(Refused(400, "The connection ended within the body"))
+            self._refuse(RequestRefused(400, "The connection ended within the body"))
         return rest
 
     def _take_body(self, data: bytes) -> bytes | None:
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
         assert body is not None
         try:
             whole = body.feed(data)
-        except Refused as refused:
+        except RequestRefused as refused:
             self._refuse(refused)
             return None
         if whole is None:
@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     # Answers
 
-    def _send(self, head: Head, response: Response) -> bool:
+    def _send(self, head: RequestHead, response: Response) -> bool:
         """Write an answer; whether the next request may be served at once."""
         server, output = self._server, self._output
         try:
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
         server.counts[labels] = server.counts.get(labels, 0) + 1
         return output.writable and self._state == READY
 
-    def _send_general(self, head: Head, response: Response) -> None:
+    def _send_general(self, head: RequestHead, response: Response) -> None:
         close = not head.keep_alive or self._server.draining
         start = self._server.encoder.head(head, response, close)
         bodiless = head.method == "HEAD" or response.status in (204, 304)
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         if close:
             self._close()
 
-    def _wants_gzip(self, head: Head, response: Response) -> bool:
+    def _wants_gzip(self, head: RequestHead, response: Response) -> bool:
         least = self._server.settings.compress_from
         return (
             head.accepts_gzip
@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol):
             and head.method != "HEAD"
         )
 
-    def _compress_and_send(self, head: Head, response: Response) -> None:
+    def _compress_and_send(self, head: RequestHead, response: Response) -> None:
         """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by
         everyone else.
         """
@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
         request = Request(head, b"", self)
         self._wait_for(request, loop.run_in_executor(self._server.executor, compressed, response))
 
-    def _refuse(self, refused: Refused, head: Head | None = None) -> None:
+    def _refuse(self, refused: RequestRefused, head: RequestHead | None = None) -> None:
         """Answer an error of the protocol itself. Where the next request begins is unknown, so this
         is the last one.
         """
@@ -518,17 +518,23 @@ class Connection(asyncio.Protocol):
             self._cut_if_stuck(now, limits.send)
         elif self._state == READY and self._partial is not None:
             if now - self._partial.since - slack > limits.header:
-                self._refuse(Refused(408, f"The headers did not arrive within {limits.header:g} s"))
+                self._refuse(
+                    RequestRefused(408, f"The headers did not arrive within {limits.header:g} s")
+                )
         elif self._state == READY and quiet > limits.idle:
             self._close()
         elif self._state == BODY and self._body is not None:
             least = self._server.settings.body_min_rate
             allowed = now - self._body.since - slack - limits.body  # seconds it has to account for
             if quiet > limits.body:
-                self._refuse(Refused(408, f"Nothing of the body arrived for {limits.body:g} s"))
+                self._refuse(
+                    RequestRefused(408, f"Nothing of the body arrived for {limits.body:g} s")
+                )
             elif self._body.received < allowed * least:
                 self._refuse(
-                    Refused(408, f"The body arrives too slowly, below {least} bytes per second")
+                    RequestRefused(
+                        408, f"The body arrives too slowly, below {least} bytes per second"
+                    )
                 )
 
     def _cut_if_stuck(self, now: float, limit: float) -> None:

@@ -23,15 +23,15 @@ from penstock.wire.http.messages import (
     CHALLENGE,
     Answer,
     Handler,
-    Head,
     Precheck,
-    Refused,
     Request,
+    RequestHead,
+    RequestRefused,
     Stream,
     StreamResponse,
     finished,
 )
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 
 EVENTS = "text/event-stream"
 
@@ -47,7 +47,7 @@ class TokenGuard:
     def needs_token(self, path: str) -> bool:
         return path not in self._open and not (self._below and path.startswith(self._below))
 
-    def protect(self, route: Route, call: Handler) -> tuple[Handler, Precheck | None]:
+    def protect(self, route: HttpRoute, call: Handler) -> tuple[Handler, Precheck | None]:
         """Return the guarded `call` and a check of the head; (call, None) for a public route."""
         role = role_of(route)
         if role is Role.PUBLIC or (not route.parameters and not self.needs_token(route.path)):
@@ -67,7 +67,7 @@ class TokenGuard:
             head.identity = identity
             return call(request)
 
-        def precheck(head: Head) -> Refused | None:
+        def precheck(head: RequestHead) -> RequestRefused | None:
             try:
                 if self.needs_token(head.path):
                     verifier.identify(token_of(head, in_query=events)).require(role)
@@ -75,7 +75,7 @@ class TokenGuard:
                 pass  # the whole request will fail with the right error
             except PenstockError as error:
                 status = status_of(error).http
-                return Refused(status, str(error), CHALLENGE if status == 401 else ())
+                return RequestRefused(status, str(error), CHALLENGE if status == 401 else ())
             return None
 
         return (_ending(guarded) if events else guarded), precheck
@@ -108,13 +108,13 @@ class TokenGuard:
         request.head.identity = identity
 
 
-def role_of(route: Route) -> Role:
+def role_of(route: HttpRoute) -> Role:
     if route.role is not None:
         return route.role
     return Role.READ_ONLY if route.method in ("GET", "HEAD") else Role.READ_WRITE
 
 
-def token_of(head: Head, *, in_query: bool = False) -> str:
+def token_of(head: RequestHead, *, in_query: bool = False) -> str:
     """Return the bearer token of a request, "" without one. The word `Bearer` is optional."""
     return bearer(head.header("authorization"), head.query if in_query else "")
 

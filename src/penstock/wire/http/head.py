@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import httptools
 
-from penstock.wire.http.messages import CHUNKED, Head, Refused
+from penstock.wire.http.messages import CHUNKED, RequestHead, RequestRefused
 
 _LARGEST_CACHED = 2048  # bytes
 _GENERATION = 2048  # heads
@@ -40,13 +40,13 @@ class HeadCache:
 
     __slots__ = ("_old", "_route", "_seen", "young")
 
-    def __init__(self, route: Callable[[Head], None]) -> None:
+    def __init__(self, route: Callable[[RequestHead], None]) -> None:
         self._route = route  # sets endpoint and params
         self._seen: set[bytes] = set()  # seen once
-        self.young: dict[bytes, Head] = {}  # used in this generation
-        self._old: dict[bytes, Head] = {}  # used in the last one
+        self.young: dict[bytes, RequestHead] = {}  # used in this generation
+        self._old: dict[bytes, RequestHead] = {}  # used in the last one
 
-    def get(self, raw: bytes) -> Head:
+    def get(self, raw: bytes) -> RequestHead:
         head = self.young.get(raw) or self._old.get(raw)
         if head is None:
             head = parse(raw)
@@ -105,7 +105,9 @@ class Partial:
         _feed(self._collector, head[self._fed :])
         self._fed = len(head)
         if self._collector.complete:
-            raise Refused(400, "Malformed request: the headers must end with an empty line (CR LF)")
+            raise RequestRefused(
+                400, "Malformed request: the headers must end with an empty line (CR LF)"
+            )
 
 
 def _feed(collector: _Collector, data: bytes) -> None:
@@ -114,10 +116,10 @@ def _feed(collector: _Collector, data: bytes) -> None:
     except httptools.HttpParserUpgrade:
         pass  # upgrades are not supported: serve it as a plain request
     except httptools.HttpParserError as error:
-        raise Refused(400, f"Malformed request: {error}") from None
+        raise RequestRefused(400, f"Malformed request: {error}") from None
 
 
-def parse(raw: bytes) -> Head:
+def parse(raw: bytes) -> RequestHead:
     """Parse the bytes of one head, its empty line included."""
     collector = _Collector()
     try:
@@ -126,18 +128,18 @@ def parse(raw: bytes) -> Head:
         # It refers to the collector: break the cycle, so that both are freed at once.
         del collector.parser
     if collector.complete != 1:
-        raise Refused(400, "Malformed request: incomplete headers")
+        raise RequestRefused(400, "Malformed request: incomplete headers")
     if collector.version not in ("1.1", "1.0"):
-        raise Refused(505, f"HTTP version {collector.version} is not supported, 1.1 is")
+        raise RequestRefused(505, f"HTTP version {collector.version} is not supported, 1.1 is")
     try:
         target = collector.url.decode("ascii")
     except UnicodeDecodeError:
-        raise Refused(
+        raise RequestRefused(
             400, "Malformed request: the target must be ASCII, percent-encode the rest"
         ) from None
     if "#" in target:
-        raise Refused(400, "Malformed request: the target must not contain a fragment (#)")
-    head = Head(collector.method, target, origin_form(target), collector.headers)
+        raise RequestRefused(400, "Malformed request: the target must not contain a fragment (#)")
+    head = RequestHead(collector.method, target, origin_form(target), collector.headers)
     head.keep_alive = collector.keep_alive
     head.http10 = collector.version == "1.0"
     _read_headers(head)
@@ -145,7 +147,7 @@ def parse(raw: bytes) -> Head:
     return head
 
 
-def _read_headers(head: Head) -> None:
+def _read_headers(head: RequestHead) -> None:
     hosts = 0
     for name, value in head.headers:
         if name not in _READ:
@@ -154,9 +156,9 @@ def _read_headers(head: Head) -> None:
             head.length = int(value)
         elif name == b"transfer-encoding":
             if head.http10:
-                raise Refused(400, "Malformed request: Transfer-Encoding in HTTP/1.0")
+                raise RequestRefused(400, "Malformed request: Transfer-Encoding in HTTP/1.0")
             if value.lower() != b"chunked":
-                raise Refused(
+                raise RequestRefused(
                     501,
                     f"Transfer-Encoding {value.decode('latin-1')!r} is not supported, 'chunked' is",
                 )
@@ -172,7 +174,7 @@ def _read_headers(head: Head) -> None:
             head.from_browser = True
         elif name == b"expect":
             if value.lower() != b"100-continue":
-                raise Refused(
+                raise RequestRefused(
                     417,
                     f"Expectation {value.decode('latin-1')!r} is not supported, '100-continue' is",
                 )
@@ -180,7 +182,7 @@ def _read_headers(head: Head) -> None:
         elif name == b"accept-encoding":
             head.accepts_gzip = head.accepts_gzip or _names_gzip(value.decode("latin-1"))
     if hosts > 1 or (hosts == 0 and not head.http10):
-        raise Refused(
+        raise RequestRefused(
             400, f"Malformed request: {'several Host headers' if hosts else 'no Host header'}"
         )
 

@@ -28,13 +28,13 @@ CHALLENGE: Headers = (("WWW-Authenticate", "Bearer"),)  # of a 401
 _encode = msgspec.json.Encoder().encode
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request cannot be served as HTTP; it is answered with `status` and the connection is
     closed.
     """
 
     def __init__(
-        self, status: int, text: str, headers: Headers = (), head: "Head | None" = None
+        self, status: int, text: str, headers: Headers = (), head: "RequestHead | None" = None
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -54,7 +54,7 @@ class MatchedRoute(Protocol):
     write_error: "ErrorWriter | None"  # of a protocol with errors of its own; None: JSON
 
 
-class Head:
+class RequestHead:
     """Request line and headers; what the head alone decides is decided once and kept with it."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Peer(Protocol):
 
 
 class Request(msgspec.Struct, eq=False):
-    head: Head
+    head: RequestHead
     body: bytes
     peer: Peer
     args: Any = None  # the decoded query, when the route names a type for it
@@ -188,8 +188,10 @@ class StreamResponse(msgspec.Struct, eq=False):
 
 Answer = Response | StreamResponse
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
-Precheck = Callable[[Head], Refused | None]  # a refusal, from the head alone
-ErrorWriter = Callable[[Head, int, str, Headers], Response]  # of a status, a text, and headers
+Precheck = Callable[[RequestHead], RequestRefused | None]  # a refusal, from the head alone
+ErrorWriter = Callable[
+    [RequestHead, int, str, Headers], Response
+]  # of a status, a text, and headers
 
 EMPTY = Response(204)
 
@@ -204,7 +206,7 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Respo
 
 
 def refusal_response(
-    head: Head | None, status: int, text: str, headers: Headers = (), **more: Any
+    head: RequestHead | None, status: int, text: str, headers: Headers = (), **more: Any
 ) -> Response:
     """An error in the protocol of the route that the request is for; `more` is for ours."""
     if head is None or head.endpoint.write_error is None:

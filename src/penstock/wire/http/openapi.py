@@ -18,7 +18,7 @@ from penstock.protocol.status import CLASSES, REASONS
 from penstock.wire.http.examples import meaning, parameter_example, recorded
 from penstock.wire.http.guard import TokenGuard, role_of
 from penstock.wire.http.messages import Request, Response
-from penstock.wire.http.routes import ANY, Route, Router, route
+from penstock.wire.http.routes import ANY, HttpRoute, Router, route
 from penstock.wire.queen.aliases import ALIASES
 
 _REF = "#/components/schemas/{name}"
@@ -35,7 +35,7 @@ _ERROR = {
 }
 
 
-def document(routes: Iterable[Route], guard: TokenGuard | None = None) -> dict[str, Any]:
+def document(routes: Iterable[HttpRoute], guard: TokenGuard | None = None) -> dict[str, Any]:
     """`guard` is what asks for tokens, when authentication is on: then operations name what they
     need.
     """
@@ -103,7 +103,9 @@ def _referenced(value: Any) -> set[str]:
     return set().union(*map(_referenced, value)) if isinstance(value, list) else set()
 
 
-def _operation(route: Route, schemas: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(
+    route: HttpRoute, schemas: dict[int, Any], components: dict[str, Any]
+) -> dict[str, Any]:
     path = route.path.replace("...}", "}")
     example = recorded().get(f"{route.method} {path}", {})
     parameters: list[dict[str, Any]] = [
@@ -171,7 +173,7 @@ def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _answer(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
+def _answer(route: HttpRoute, schemas: dict[int, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": REASONS.get(route.status, "")}
     if _has_schema(route.answer):
         answer["content"] = {route.answer_type: {"schema": schemas[id(route.answer)]}}
@@ -180,7 +182,7 @@ def _answer(route: Route, schemas: dict[int, Any]) -> dict[str, Any]:
     return answer
 
 
-def _problem(route: Route) -> dict[str, Any]:
+def _problem(route: HttpRoute) -> dict[str, Any]:
     ours = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     return {
         "description": "An error: what is wrong, and where",

@@ -49,11 +49,11 @@ from penstock.wire.http.messages import (
     Answer,
     ErrorWriter,
     Handler,
-    Head,
     Headers,
     Precheck,
-    Refused,
     Request,
+    RequestHead,
+    RequestRefused,
     Response,
     StreamResponse,
     error_response,
@@ -65,7 +65,7 @@ _LONE_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class HttpRoute:
     method: str  # GET, POST, ...; "*" for any
     path: str
     handler: Handler
@@ -122,7 +122,7 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
     """
 
     def declare(handler: _Method) -> _Method:
-        declared = Route(method, path, handler, **{**_described(handler), **about})
+        declared = HttpRoute(method, path, handler, **{**_described(handler), **about})
         for name, kinds in _parameters(handler).items():
             if kinds == (str,) and name not in declared.parameters:
                 raise TypeError(f"{path} has no {{{name}}} for {handler.__qualname__}")
@@ -147,7 +147,7 @@ def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Meth
     return route(operation.method, operation.path, **given | about)
 
 
-def routes_of(*apis: Api) -> list[Route]:
+def routes_of(*apis: Api) -> list[HttpRoute]:
     """The routes that the methods of APIs declare, in the order of their classes."""
     return [
         replace(declared, handler=_bound(declared, getattr(api, name)), tag=declared.tag or api.tag)
@@ -197,7 +197,7 @@ def _is_raw(kind: Any) -> bool:
     return kind in (Response, StreamResponse, NoneType, None) or get_origin(kind) is Awaitable
 
 
-def _bound(declared: Route, method: Callable[..., Any]) -> Handler:
+def _bound(declared: HttpRoute, method: Callable[..., Any]) -> Handler:
     """Gives a method the parts of a request that it takes, and writes what it returns."""
     takes = _parameters(method)
     returned = _kinds(signature(method).return_annotation)
@@ -230,7 +230,7 @@ def _part(name: str) -> Callable[[Request], Any]:
     return lambda request: request.params.get(name)
 
 
-Protect = Callable[[Route, Handler], tuple[Handler, Precheck | None]]  # see `guard.py`
+Protect = Callable[[HttpRoute, Handler], tuple[Handler, Precheck | None]]  # see `guard.py`
 Trail = Callable[[Audited, Handler], Handler]  # see `audit.py`
 
 
@@ -243,7 +243,7 @@ class Endpoint:
     )  # fmt: skip
 
     def __init__(
-        self, route: Route, protect: Protect | None = None, trail: Trail | None = None
+        self, route: HttpRoute, protect: Protect | None = None, trail: Trail | None = None
     ) -> None:
         self.route = route
         self.method = route.method
@@ -302,7 +302,7 @@ class _Node:
 class Router:
     def __init__(
         self,
-        routes: Iterable[Route] = (),
+        routes: Iterable[HttpRoute] = (),
         protect: Protect | None = None,
         trail: Trail | None = None,
     ) -> None:
@@ -312,10 +312,10 @@ class Router:
         self._endpoints: list[Endpoint] = []  # in the order they were added
         # By what is allowed instead: only as many as there are sets of methods.
         self._refusals: dict[tuple[bool, str], Endpoint] = {}
-        self._not_found = Endpoint(Route(ANY, "(none)", _not_found))
+        self._not_found = Endpoint(HttpRoute(ANY, "(none)", _not_found))
         self.extend(routes)
 
-    def add(self, route: Route) -> None:
+    def add(self, route: HttpRoute) -> None:
         if not route.path.startswith("/"):
             raise ValueError(f"a route's path starts with a slash: {route.path!r}")
         node = self._root
@@ -334,15 +334,15 @@ class Router:
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
 
-    def extend(self, routes: Iterable[Route]) -> None:
+    def extend(self, routes: Iterable[HttpRoute]) -> None:
         for route in routes:
             self.add(route)
 
     @property
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [endpoint.route for endpoint in self._endpoints]
 
-    def find(self, head: Head) -> Endpoint:
+    def find(self, head: RequestHead) -> Endpoint:
         """What answers this head; its path parameters are set."""
         method, path = head.method, head.path
         raw = path.split("/")[1:]
@@ -368,7 +368,7 @@ class Router:
         if key not in self._refusals:
             text, headers = f"Method not allowed, try one of: {allow}", (("Allow", allow),)
             self._refusals[key] = (
-                Endpoint(Route(ANY, "(204)", _preflight(allow)))
+                Endpoint(HttpRoute(ANY, "(204)", _preflight(allow)))
                 if method == "OPTIONS"
                 else _always(error_response(405, text, headers))
             )
@@ -427,12 +427,12 @@ def _percent_decoded(segment: str) -> str:
 def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
     """An endpoint that refuses, if it can before the body is received."""
     endpoint = _always(error_response(status, text, headers))
-    endpoint.precheck = lambda _: Refused(status, text, headers)
+    endpoint.precheck = lambda _: RequestRefused(status, text, headers)
     return endpoint
 
 
 def _always(response: Response) -> Endpoint:
-    return Endpoint(Route(ANY, f"({response.status})", lambda _: response))
+    return Endpoint(HttpRoute(ANY, f"({response.status})", lambda _: response))
 
 
 def _not_found(request: Request) -> Response:

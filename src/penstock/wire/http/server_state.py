@@ -9,7 +9,7 @@ from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import HeadCache
-from penstock.wire.http.messages import Head, MatchedRoute, Refused
+from penstock.wire.http.messages import MatchedRoute, RequestHead, RequestRefused
 from penstock.wire.http.output import JOINED_BYTES
 from penstock.wire.http.routes import Router
 from penstock.wire.http.screen import Screen
@@ -17,7 +17,7 @@ from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
 
 
-class Limits(NamedTuple):
+class HttpLimits(NamedTuple):
     """Time limits in seconds; a limit that is off (0 in the configuration) is infinite."""
 
     header: float
@@ -26,7 +26,7 @@ class Limits(NamedTuple):
     send: float
 
     @classmethod
-    def of(cls, settings: Settings) -> "Limits":
+    def of(cls, settings: Settings) -> "HttpLimits":
         return cls(
             header=settings.header_timeout or math.inf,
             body=settings.body_timeout or math.inf,
@@ -57,7 +57,7 @@ class ServerState:
         memory: RequestMemory,
     ) -> None:
         self.settings = settings
-        self.limits = Limits.of(settings)
+        self.limits = HttpLimits.of(settings)
         self.executor = executor  # for compression, which would block the loop
         self.memory = memory
         self.encoder = Encoder()
@@ -85,11 +85,11 @@ class ServerState:
             "penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections)
         )
 
-    def _route(self, head: Head) -> None:
+    def _route(self, head: RequestHead) -> None:
         head.endpoint = self._screen.apply(head, self._router.find(head))
         if head.length > self.settings.max_body:
             text = f"The body is larger than the limit of {self.settings.max_body} bytes"
-            raise Refused(413, text, head=head)
+            raise RequestRefused(413, text, head=head)
 
     def labels(self, endpoint: MatchedRoute, status: int) -> tuple[str, ...]:
         labels = endpoint.labels[status] = (endpoint.method, endpoint.name, str(status))

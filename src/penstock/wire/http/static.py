@@ -14,7 +14,7 @@ from penstock.errors import NotFound
 from penstock.wire.auth import Role
 from penstock.wire.http.compress import gzip, is_compressible
 from penstock.wire.http.messages import Headers, Request, Response
-from penstock.wire.http.routes import Route
+from penstock.wire.http.routes import HttpRoute
 
 _TYPES = {  # what the system's table says otherwise, or without a charset
     ".css": "text/css; charset=utf-8",
@@ -107,7 +107,7 @@ def _unchanged(request: Request, file: _File) -> bool:
 
 def static_routes(
     prefix: str, directory: Path, *, headers: Headers = (), role: Role | None = None
-) -> list[Route]:
+) -> list[HttpRoute]:
     """Return routes for everything below `directory` at `prefix/`, with these headers."""
     files = StaticFiles(directory, headers)
 
@@ -119,6 +119,6 @@ def static_routes(
         return files.answer(request, request.params["name"])
 
     return [
-        Route("GET", path, handler, hidden=True, page=True, role=role)
+        HttpRoute("GET", path, handler, hidden=True, page=True, role=role)
         for path, handler in ((prefix, index), (prefix + "/{name...}", below))
     ]

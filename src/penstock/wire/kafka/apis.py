@@ -18,7 +18,7 @@ class KafkaApi(NamedTuple):
 APIS: dict[int, KafkaApi] = {
     0: KafkaApi("produce", 0, 9, 3),
     1: KafkaApi("fetch", 4, 12),
-    2: KafkaApi("list_offsets", 1, 6),
+    2: KafkaApi("list_offsets", 1, 7),
     3: KafkaApi("metadata", 0, 9),
     8: KafkaApi("offset_commit", 2, 8),
     9: KafkaApi("offset_fetch", 1, 7),

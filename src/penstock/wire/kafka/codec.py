@@ -303,6 +303,8 @@ def _default(field: "dataclasses.Field[Any]", array: bool) -> Any:
         return field.default
     if array:
         return ()
+    if kafka_type == "string" and isinstance(field.type, types.UnionType):
+        return None
     return {"string": "", "bytes": b"", "records": b""}.get(kafka_type, 0)
 
 

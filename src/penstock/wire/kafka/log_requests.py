@@ -29,7 +29,7 @@ MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the eve
 MAX_FETCHED = 4 << 20  # bytes of an answer, of which the last batch may be beyond it
 MAX_WAIT = 60.0  # seconds a Fetch may wait for records
 LEADER_EPOCH = 1  # the highest that is in our batches (`kafka_batch`)
-LATEST, EARLIEST = -1, -2
+LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 MAX_EPOCH = (1 << 15) - 1
 
 
@@ -231,11 +231,14 @@ async def _find(topic: AnyLog, timestamp: int) -> tuple[int, int]:
         return topic.next_offset, -1
     if timestamp == EARLIEST:
         return topic.first_offset, -1
-    if timestamp < 0:
+    seconds = timestamp / 1000
+    if timestamp == MAX_TIMESTAMP and not isinstance(topic, SharedLog):
+        seconds = max(segment.newest for segment in topic.segments) / 1e6
+    elif timestamp < 0:
         raise InvalidRequest(f"{timestamp} is not a time")
 
     def search() -> tuple[int, int]:
-        offset = topic.offset_at(timestamp / 1000)
+        offset = topic.offset_at(seconds)
         if offset >= topic.next_offset:
             return -1, -1
         return offset, int(topic.timestamps(np.array([offset]))[0]) // 1000

@@ -29,13 +29,7 @@ class KafkaServer(FramedServer):
         """`verifier`: connections must begin with SASL and a token it accepts; None: they need
         not.
         """
-        super().__init__(
-            settings,
-            metrics,
-            asks_for_tokens=verifier is not None,
-            certificate=certificate,
-            memory=memory,
-        )
+        super().__init__(settings, metrics, verifier, certificate, memory)
         self._requests = KafkaRequests(settings, topics, groups, metrics, verifier)
         self._nodes = topics.shared.nodes if topics.shared is not None else None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.broker import BrokerStatus
 from penstock.contract.dead_letters import DeadLetterMessage, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
 from penstock.contract.messages import (
@@ -94,6 +95,10 @@ ALIASES: dict[type[msgspec.Struct], Callable[[Any], Json]] = {
         **({} if one.queue is None else {"queueName": one.queue}),
     },
     Seek: _seek,
+    BrokerStatus: lambda one: {
+        "shared_state": {"enabled": True, "server_id": one.member},
+        "queen": {"waiting_pops": one.waiting_pops, "merging": one.merging},
+    },
     DeadLetterMessage: lambda one: {
         **_dead_letter(one),
         "retryCount": max(0, one.attempts - 1),

@@ -35,13 +35,7 @@ class TcpServer(FramedServer):
         """`verifier`: connections must begin with AUTH and a token it accepts; None: they need
         not.
         """
-        super().__init__(
-            settings,
-            metrics,
-            asks_for_tokens=verifier is not None,
-            certificate=certificate,
-            memory=memory,
-        )
+        super().__init__(settings, metrics, verifier, certificate, memory)
         self.commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
         self.last_producer: TcpConnection | None = None  # whose read appended last
 

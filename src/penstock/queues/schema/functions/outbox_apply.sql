@@ -6,13 +6,17 @@ CREATE FUNCTION outbox_apply() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   operations outbox[];
   queue_names text[]; partition_names text[];  -- of the distinct partitions pushed to
+  unordered text[];  -- the queues pushed to without a partition
   pushed record; acked record; bad text; statuses text[]; dues timestamptz[]; affected text[]; payload text;
 BEGIN
   WITH taken AS (DELETE FROM outbox o WHERE o.xid = pg_current_xact_id() RETURNING o)
   SELECT array_agg(t.o ORDER BY (t.o).id) INTO operations FROM taken t;
 
+  SELECT coalesce(array_agg(DISTINCT o.queue), '{}') INTO unordered
+    FROM unnest(operations) o WHERE o.queue IS NOT NULL AND o.partition IS NULL;
   SELECT array_agg(d.queue), array_agg(d.partition) INTO queue_names, partition_names
-    FROM (SELECT DISTINCT o.queue, o.partition FROM unnest(operations) o WHERE o.queue IS NOT NULL) d;
+    FROM (SELECT DISTINCT o.queue, coalesce(o.partition, 'Default') AS partition
+            FROM unnest(operations) o WHERE o.queue IS NOT NULL) d;
   IF EXISTS (
     SELECT 1 FROM unnest(queue_names, partition_names) u (queue, partition)
      WHERE NOT EXISTS (SELECT 1 FROM queues q JOIN partitions p ON p.queue_id = q.id
@@ -23,7 +27,7 @@ BEGIN
                       JOIN queues q ON q.name = u.queue AND q.deleted_at IS NULL
                       JOIN partitions e ON e.queue_id = q.id AND e.name = u.partition)
      ORDER BY p.id FOR NO KEY UPDATE;
-    PERFORM queue_ensure(queue_names, partition_names);
+    PERFORM queue_ensure(queue_names, partition_names, unordered);
   END IF;
 
   -- the first of those with the same transaction id, by partition and in the order of the calls
@@ -32,7 +36,7 @@ BEGIN
            (1 + sum(coalesce(octet_length(i.headers), 0)) OVER before)::int AS header_bound
       FROM (SELECT DISTINCT ON (p.id, o.transaction_id) p.id AS target, o.*
               FROM unnest(operations) o JOIN queues q ON q.name = o.queue AND q.deleted_at IS NULL
-              JOIN partitions p ON p.queue_id = q.id AND p.name = o.partition
+              JOIN partitions p ON p.queue_id = q.id AND p.name = coalesce(o.partition, 'Default')
              ORDER BY p.id, o.transaction_id, o.id) i
     WINDOW before AS (ORDER BY i.target, i.id))
   SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, array_agg(i.checked ORDER BY i.ord) AS checks,

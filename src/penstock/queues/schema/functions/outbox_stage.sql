@@ -1,5 +1,6 @@
 -- outbox_stage: remember messages that this transaction will push when it commits (outbox_apply). Takes no lock that
 -- anybody waits for: until then the messages are rows that only this transaction sees.
+-- A NULL partition is 'Default'; if the queue is created by this, it has no order (ordering: none).
 -- A NULL transaction id is made here, one per message; one that is given goes with a single message.
 CREATE FUNCTION outbox_stage(
   p_queue text, p_payloads json[], p_partition text, p_transaction text, p_headers jsonb, p_delay double precision,
@@ -9,7 +10,7 @@ DECLARE
   transactions text[]; headers bytea;
 BEGIN
   PERFORM outbox_check();
-  IF coalesce(length(p_queue), 0) NOT BETWEEN 1 AND 512 OR coalesce(length(p_partition), 0) NOT BETWEEN 1 AND 512 THEN
+  IF coalesce(length(p_queue), 0) NOT BETWEEN 1 AND 512 OR coalesce(length(p_partition), 1) NOT BETWEEN 1 AND 512 THEN
     RAISE invalid_parameter_value USING MESSAGE = 'a queue and a partition need names of 1 to 512 characters';
   END IF;
   IF EXISTS (SELECT 1 FROM queues q WHERE q.name = p_queue AND q.deleted_at IS NULL AND q.encryption_enabled) THEN

@@ -1,15 +1,15 @@
 -- queue_ensure: the ids of partitions by (queue name, partition name), creating what is missing. Namespace and task of a
 -- new queue come from its name (a.b...). New partitions get cursors of the groups that have decided for the whole queue.
--- The arrays hold no pair twice.
-CREATE FUNCTION queue_ensure(p_queues text[], p_partitions text[])
+-- The arrays hold no pair twice. A new queue that is named in p_unordered lets consumers share partitions (ordering: none).
+CREATE FUNCTION queue_ensure(p_queues text[], p_partitions text[], p_unordered text[] DEFAULT '{}')
 RETURNS TABLE (ord bigint, queue_id int, partition_id bigint) LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
   made bigint[];
 BEGIN
-  INSERT INTO queues (name, namespace, task)
-  SELECT n, split_part(n, '.', 1), split_part(n, '.', 2)
+  INSERT INTO queues (name, namespace, task, competing)
+  SELECT n, split_part(n, '.', 1), split_part(n, '.', 2), n = ANY (p_unordered)
     FROM (SELECT DISTINCT n FROM unnest(p_queues) n) d
    WHERE NOT EXISTS (SELECT 1 FROM queues q WHERE q.name = d.n AND q.deleted_at IS NULL) ORDER BY n
   ON CONFLICT (name) WHERE deleted_at IS NULL DO NOTHING;

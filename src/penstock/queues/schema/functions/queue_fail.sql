@@ -1,24 +1,25 @@
--- queue_fail: count an attempt of each message; those that used up 1 + retryLimit go to the dead-letter queue, or are
+-- queue_fail: count an attempt of each message; those that used up their attempts go to the dead-letter queue, or are
 -- dropped where the queue wants none. p_delay: wait for retryDelay before the next attempt. p_force: straight to the
--- dead letters (status dlq). The caller holds the cursor. Answers the messages that are settled by this.
+-- dead letters (status dlq). p_delays, p_limits: seconds before the next attempt and the number of attempts, where they are
+-- not those of the queue; parallel to p_seqs. The caller holds the cursor. Answers the messages that are settled by this.
 CREATE FUNCTION queue_fail(
   q queues, p_partition bigint, p_group int, p_seqs bigint[], p_errors text[], p_delay boolean, p_force boolean,
-  p_now timestamptz
+  p_now timestamptz, p_delays double precision[] DEFAULT NULL, p_limits int[] DEFAULT NULL
 ) RETURNS int8multirange LANGUAGE plpgsql AS $$
 DECLARE
   over int8multirange; n bigint; keep boolean := p_force OR q.dead_letter_queue AND q.dlq_after_max_retries;
 BEGIN
   INSERT INTO attempts AS a (partition_id, group_id, seq, attempts, retry_at, error)
   SELECT p_partition, p_group, f.seq, 1,
-         p_now + CASE WHEN p_delay THEN make_interval(secs => q.retry_delay / 1000.0) ELSE interval '0' END, f.error
-    FROM unnest(p_seqs, p_errors) AS f (seq, error) ORDER BY f.seq
+         p_now + make_interval(secs => coalesce(f.delay, CASE WHEN p_delay THEN q.retry_delay / 1000.0 ELSE 0 END)), f.error
+    FROM unnest(p_seqs, p_errors, p_delays) AS f (seq, error, delay) ORDER BY f.seq
   ON CONFLICT (partition_id, group_id, seq) DO UPDATE SET
     attempts = a.attempts + 1, retry_at = excluded.retry_at, error = excluded.error;
 
   WITH used_up AS MATERIALIZED (
     DELETE FROM attempts a
      WHERE a.partition_id = p_partition AND a.group_id = p_group AND a.seq = ANY (p_seqs)
-       AND (p_force OR a.attempts > q.retry_limit)
+       AND (p_force OR a.attempts >= coalesce(p_limits[array_position(p_seqs, a.seq)], q.retry_limit + 1))
     RETURNING a.seq, a.attempts, a.error
   ), buried AS (
     INSERT INTO dead_letters (queue_id, partition_id, group_id, seq, failed_at, attempts, error, created_at,

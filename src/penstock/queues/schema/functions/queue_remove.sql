@@ -1,6 +1,6 @@
 -- queue_remove: delete stored messages, one range [from, upto] per partition (no partition twice). With p_settled only the
 -- part that every group has settled, from the front. Keeps counters exact, cursors and leases in step, and the last used
--- sequence number known. Answers how many were deleted.
+-- sequence number known. Answers how many were deleted. Its advisory lock shows queue_cursors that messages are being deleted.
 CREATE FUNCTION queue_remove(p_partitions bigint[], p_from bigint[], p_upto bigint[], p_settled boolean)
 RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
@@ -9,6 +9,8 @@ DECLARE
   w record; c cursors; q queues; total bigint; gone int8multirange; settled_groups int[]; settled bigint[];
   ids bigint[]; queue_ids int[]; lows bigint[]; uptos bigint[]; firsts bigint[]; lasts bigint[]; counts bigint[];
 BEGIN
+  PERFORM pg_advisory_xact_lock(queue_lock_key('queue_remove.' || x.queue_id))
+     FROM (SELECT DISTINCT p.queue_id FROM partitions p WHERE p.id = ANY (p_partitions) ORDER BY 1) x;
   PERFORM 1 FROM partitions p WHERE p.id = ANY (p_partitions) ORDER BY p.id FOR NO KEY UPDATE;
   PERFORM 1 FROM cursors x WHERE x.partition_id = ANY (p_partitions) ORDER BY x.partition_id, x.group_id FOR UPDATE;
   -- What is left to do, now that nobody else changes it.

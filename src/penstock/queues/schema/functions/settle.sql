@@ -6,6 +6,8 @@
 --   p_leases                  the lease under which the messages were delivered. NULL: it is not checked
 --   p_statuses, p_errors      completed; failed (counts an attempt); retry (does not); dlq (straight to the dead letters).
 --                             NULL: all are completed, and none has an error
+--   p_delays, p_limits        failed: the seconds before the next attempt and the number of attempts, where they are not those
+--                             of the queue; retry: the seconds before it is delivered again. NULL: there are none
 --   p_transactions            the transaction ids of all runs, one run after the other
 -- A broker that remembers a lease which it delivered, and gets all of its messages completed, says so for that run; the arrays
 -- are NULL when there is no such run:
@@ -29,7 +31,7 @@ CREATE TYPE settled AS (
 CREATE FUNCTION settle(
   p_starts int[], p_partitions bigint[], p_groups text[], p_leases uuid[], p_statuses text[], p_errors text[],
   p_transactions text[], p_group_ids int[] DEFAULT NULL, p_versions bigint[] DEFAULT NULL, p_lasts bigint[] DEFAULT NULL,
-  p_times timestamptz[] DEFAULT NULL
+  p_times timestamptz[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL, p_limits int[] DEFAULT NULL
 ) RETURNS SETOF settled LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET max_parallel_workers_per_gather = 0
@@ -72,10 +74,12 @@ BEGIN
   FOR k IN
     SELECT a.*, p.name AS partition, p.queue_id, g.id AS group_id
       FROM (SELECT u.partition_id, u.group_name, array_agg(u.run) AS runs, array_agg(u.transaction_id) AS transactions,
-                   array_agg(u.lease_id) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors
-              FROM (SELECT x.partition_id, x.group_name, x.lease_id, coalesce(x.status, 'completed') AS status, x.error, x.run::int, p_transactions[s.n] AS transaction_id
-                      FROM unnest(p_starts, p_starts[2:], p_partitions, p_groups, p_leases, p_statuses, p_errors) WITH ORDINALITY
-                             x (start, stop, partition_id, group_name, lease_id, status, error, run)
+                   array_agg(u.lease_id) AS leases, array_agg(u.status) AS statuses, array_agg(u.error) AS errors,
+                   array_agg(u.delay) AS delays, array_agg(u.max_attempts) AS limits
+              FROM (SELECT x.partition_id, x.group_name, x.lease_id, coalesce(x.status, 'completed') AS status, x.error,
+                           x.delay, x.max_attempts, x.run::int, p_transactions[s.n] AS transaction_id
+                      FROM unnest(p_starts, p_starts[2:], p_partitions, p_groups, p_leases, p_statuses, p_errors, p_delays, p_limits)
+                             WITH ORDINALITY x (start, stop, partition_id, group_name, lease_id, status, error, delay, max_attempts, run)
                      CROSS JOIN LATERAL generate_series(x.start + 1, coalesce(x.stop, total)) s (n)
                      WHERE x.run <> ALL (coalesce(r.runs, '{}')) ORDER BY s.n) u
              GROUP BY 1, 2) a
@@ -91,6 +95,7 @@ BEGIN
     END IF;
     RETURN QUERY
       SELECT ARRAY[s.run], ARRAY[true], q.name, k.partition, s.outcomes, s.released, s.dead
-        FROM settle_cursor(c, q, k.partition_id, k.runs, k.transactions, k.leases, k.statuses, k.errors) s;
+        FROM settle_cursor(c, q, k.partition_id, k.runs, k.transactions, k.leases, k.statuses, k.errors,
+                           k.delays, k.limits) s;
   END LOOP;
 END $$;

@@ -2,7 +2,8 @@
 -- and the others are returned by (see settle). The caller locked the cursor `c`, which is all NULL when the group has none there;
 -- the queue is all NULL when the partition is gone.
 CREATE FUNCTION settle_cursor(
-  c cursors, q queues, p_partition bigint, p_runs int[], p_transactions text[], p_leases uuid[], p_statuses text[], p_errors text[]
+  c cursors, q queues, p_partition bigint, p_runs int[], p_transactions text[], p_leases uuid[], p_statuses text[], p_errors text[],
+  p_delays double precision[], p_limits int[]
 ) RETURNS TABLE (run int, outcomes text[], released boolean[], dead boolean[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -10,7 +11,8 @@ DECLARE
   listed text[]; holders uuid[];       -- the open messages of the leases, and the lease of each
   classes text[]; seqs bigint[];       -- what became of each message, and its number; NULL: all are ok
   answered int8multirange; completed int8multirange; times timestamptz[]; again bigint := 0;
-  failed bigint[]; failures text[]; direct bigint[]; reasons text[];
+  failed bigint[]; failures text[]; delays double precision[]; limits int[]; direct bigint[]; reasons text[];
+  held bigint[]; held_for double precision[]; held_why text[];  -- to be delivered again, but not at once
   given_up int8multirange; dead_ones int8multirange := '{}'; ended uuid[] := '{}';
 BEGIN
   -- All that some leases have open is completed: comparing two lists beats looking up each message.
@@ -40,8 +42,9 @@ BEGIN
   -- Otherwise each message by its transaction id.
   IF answered IS NULL THEN
     WITH item AS MATERIALIZED (
-      SELECT i.ord, i.status, i.error, i.lease_id, m.seq, m.created_at, row_number() OVER (PARTITION BY m.seq ORDER BY i.ord) AS nth
-        FROM unnest(p_transactions, p_leases, p_statuses, p_errors) WITH ORDINALITY i (transaction_id, lease_id, status, error, ord)
+      SELECT i.ord, i.status, i.error, i.delay, i.max_attempts, i.lease_id, m.seq, m.created_at, row_number() OVER (PARTITION BY m.seq ORDER BY i.ord) AS nth
+        FROM unnest(p_transactions, p_leases, p_statuses, p_errors, p_delays, p_limits) WITH ORDINALITY
+               i (transaction_id, lease_id, status, error, delay, max_attempts, ord)
         LEFT JOIN LATERAL (
           SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p_partition AND m.transaction_id = i.transaction_id
              AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) m ON q.id IS NOT NULL
@@ -73,10 +76,16 @@ BEGIN
            count(*) FILTER (WHERE x.class = 'ok' AND x.status = 'retry'),
            array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
            array_agg(coalesce(x.error, 'Retries exhausted') ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
+           array_agg(x.delay ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
+           array_agg(x.max_attempts ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
+           array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
+           array_agg(x.delay ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
+           array_agg(x.error ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
            array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'dlq'),
            array_agg(coalesce(x.error, 'Moved to the dead-letter queue') ORDER BY x.seq)
              FILTER (WHERE x.class = 'ok' AND x.status = 'dlq')
-      INTO classes, seqs, answered, completed, n, times, again, failed, failures, direct, reasons
+      INTO classes, seqs, answered, completed, n, times, again, failed, failures, delays, limits, held, held_for, held_why,
+           direct, reasons
       FROM classed x;
   END IF;
 
@@ -95,8 +104,15 @@ BEGIN
     IF again > 0 THEN
       INSERT INTO tally_log (queue_id, group_id, retried) VALUES (c.queue_id, c.group_id, again);
     END IF;
+    IF held IS NOT NULL THEN
+      INSERT INTO attempts (partition_id, group_id, seq, attempts, retry_at, error)
+      SELECT p_partition, c.group_id, h.seq, 0, t + make_interval(secs => h.delay), h.error
+        FROM unnest(held, held_for, held_why) h (seq, delay, error) ORDER BY h.seq
+      ON CONFLICT (partition_id, group_id, seq) DO UPDATE SET retry_at = excluded.retry_at, error = excluded.error;
+      c.failing := true;
+    END IF;
     IF failed IS NOT NULL THEN
-      given_up := queue_fail(q, p_partition, c.group_id, failed, failures, true, false, t);
+      given_up := queue_fail(q, p_partition, c.group_id, failed, failures, true, false, t, delays, limits);
       c.settled := c.settled + given_up;
       c.failing := true;
       IF q.dead_letter_queue AND q.dlq_after_max_retries THEN dead_ones := given_up; END IF;

@@ -63,8 +63,8 @@ BEGIN
              greatest(i.newest, max(p_times[i.n]) OVER (PARTITION BY i.id ORDER BY i.n)) AS latest
         FROM (SELECT l.*, generate_series(l.start + 1, l.stop) AS n FROM log l) i
     ), stored AS (
-      INSERT INTO shared_batches (log_id, last_offset, base_offset, records, newest, timeline, size, data)
-      SELECT i.id, i.tail - 1, i.tail - p_counts[i.n], p_counts[i.n], i.latest, line, length(p_data[i.n]), p_data[i.n] FROM item i
+      INSERT INTO shared_batches (log_id, last_offset, base_offset, records, newest, timeline, appended_at, size, data)
+      SELECT i.id, i.tail - 1, i.tail - p_counts[i.n], p_counts[i.n], i.latest, line, t, length(p_data[i.n]), p_data[i.n] FROM item i
     ), advanced AS (
       UPDATE shared_logs l SET next_offset = i.tail, newest = i.latest, timeline = line, changed_at = t
         FROM (SELECT id, max(tail) AS tail, max(latest) AS latest FROM item GROUP BY id) i WHERE l.id = i.id
@@ -113,8 +113,8 @@ BEGIN
            greatest(j.newest, max(p_times[j.n]) FILTER (WHERE j.status = 'appended') OVER (PARTITION BY j.id ORDER BY j.n)) AS latest
       FROM judged j
   ), stored AS (
-    INSERT INTO shared_batches (log_id, last_offset, base_offset, records, newest, timeline, size, data)
-    SELECT i.id, i.first + i.count - 1, i.first, i.count, i.latest, line, length(p_data[i.n]), p_data[i.n]
+    INSERT INTO shared_batches (log_id, last_offset, base_offset, records, newest, timeline, appended_at, size, data)
+    SELECT i.id, i.first + i.count - 1, i.first, i.count, i.latest, line, t, length(p_data[i.n]), p_data[i.n]
       FROM numbered i WHERE i.status = 'appended'
   ), reached AS (
     SELECT i.id, max(i.first + i.count) AS stop, max(i.latest) AS latest FROM numbered i WHERE i.status = 'appended' GROUP BY 1

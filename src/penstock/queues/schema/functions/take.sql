@@ -32,7 +32,8 @@ CREATE TYPE taken AS (
   producers    text[],
   keys         text[],
   payloads     bytea[],
-  headers      bytea[]
+  headers      bytea[],
+  attempts     int[]              -- that have failed; NULL: none of any message
 );
 CREATE FUNCTION take(
   p_groups int[], p_batches int[], p_leases uuid[], p_since timestamptz[], p_partitions bigint[], p_spans int[],
@@ -83,7 +84,7 @@ BEGIN
   )
   SELECT x.pop, 'ok', NULL::double precision, x.due_at, x.partition_id,
          (SELECT p.name FROM partitions p WHERE p.id = x.partition_id), x.version_now, x.seqs, x.transactions, x.traces, x.times,
-         x.producers, x.keys, x.payloads, x.headers
+         x.producers, x.keys, x.payloads, x.headers, NULL::int[]
     FROM claimed x;
   GET DIAGNOSTICS served = ROW_COUNT;
   IF served = cardinality(p_groups) OR p_hand_over THEN RETURN; END IF;
@@ -97,7 +98,7 @@ BEGIN
       SELECT x.* INTO q FROM queues x WHERE x.id = g.queue_id AND x.deleted_at IS NULL;
     END IF;
     IF q.id IS NULL THEN
-      RETURN NEXT (i, 'gone', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::taken;
+      RETURN NEXT (i, 'gone', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::taken;
       CONTINUE;
     END IF;
     IF q.competing AND shared_of IS DISTINCT FROM g.id AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
@@ -176,7 +177,9 @@ BEGIN
       RETURN QUERY
         SELECT i, NULL::text, NULL::double precision, NULL::timestamptz, c.partition_id,
                (SELECT p.name FROM partitions p WHERE p.id = c.partition_id), NULL::bigint, m.seqs, m.transactions, m.traces,
-               m.times, m.producers, m.keys, m.payloads, m.headers
+               m.times, m.producers, m.keys, m.payloads, m.headers,
+               CASE WHEN c.failing THEN ARRAY(SELECT coalesce(a.attempts, 0) FROM unnest(m.seqs) WITH ORDINALITY s (seq, ord)
+                 LEFT JOIN attempts a ON a.partition_id = c.partition_id AND a.group_id = g.id AND a.seq = s.seq ORDER BY s.ord) END
           FROM unnest(got.taken) x CROSS JOIN LATERAL messages_after(c.partition_id, lower(x) - 1, upper(x) - lower(x)) m;
     END LOOP;
     IF outcome = 'empty' AND tries >= 500 THEN outcome := 'more'; END IF;
@@ -185,6 +188,6 @@ BEGIN
        WHERE x.partition_id = p_partitions[i] AND x.group_id = g.id ORDER BY x.version DESC LIMIT 1;
     END IF;
     RETURN NEXT (i, outcome, CASE WHEN outcome <> 'ok' THEN empty_wait END, due, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                 NULL, NULL, NULL)::taken;
+                 NULL, NULL, NULL, NULL)::taken;
   END LOOP;
 END $$;

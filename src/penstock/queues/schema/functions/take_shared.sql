@@ -43,6 +43,6 @@ BEGIN
   )
   SELECT b.pop, 'ok', NULL::double precision, b.due_at, b.partition_id,
          (SELECT p.name FROM partitions p WHERE p.id = b.partition_id), NULL::bigint, b.seqs, b.transactions, b.traces, b.times,
-         b.producers, b.keys, b.payloads, b.headers
+         b.producers, b.keys, b.payloads, b.headers, NULL::int[]
     FROM claimed CROSS JOIN batch b;
 END $$;

@@ -22,6 +22,7 @@ CREATE TABLE shared_batches (
   records     int NOT NULL,
   newest      bigint NOT NULL,         -- the latest timestamp up to here: it never falls, so that a time is found by halving
   timeline    int NOT NULL,
+  appended_at timestamptz NOT NULL,
   size        int NOT NULL,
   data        bytea,                   -- Kafka's record batch, in which base offset and leader epoch are not set yet;
   object      text,                    -- or batches in object storage, in which they are
@@ -105,3 +106,9 @@ CREATE TABLE shared_nodes (            -- live brokers as Kafka's clients see th
   port       int NOT NULL,
   seen_at    timestamptz NOT NULL
 ) WITH (fillfactor = 50);
+
+CREATE TABLE shared_mover (            -- which broker moves old ranges to object storage, and until when it may be at it
+  holder text NOT NULL,
+  until  timestamptz NOT NULL
+);
+INSERT INTO shared_mover VALUES ('', '-infinity');

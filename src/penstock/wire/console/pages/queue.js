@@ -92,7 +92,12 @@ const CONSUMERS = [
     cell: (c) =>
       c.connections ? "–" : html`${count(c.inFlight)} of ${count(c.concurrency)}${longest(c.inFlightSeconds)}`,
   },
-  { name: "waiting", title: "Waiting for retry", number: true, cell: (c) => count(c.waiting) },
+  {
+    name: "inFlightSeconds",
+    title: "In flight for",
+    number: true,
+    cell: (c) => (c.inFlight ? duration(c.inFlightSeconds) : "–"),
+  },
   { name: "handled", title: "Handled", number: true, cell: (c) => count(c.handled) },
   { name: "failed", title: "Failed", number: true, cell: (c) => bad(c.failed) },
   {

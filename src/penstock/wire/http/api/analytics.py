@@ -32,7 +32,7 @@ class Latency(Noun):
     p99: float | None
 
 
-class Minute(Noun, kw_only=True):
+class AnalyticsPoint(Noun, kw_only=True):
     """Figures of a queue, a topic or a consumer group in one interval."""
 
     time: datetime
@@ -54,12 +54,12 @@ class Minute(Noun, kw_only=True):
 class Minutes(TimeRange):
     interval: str
     latency_error: float
-    points: list[Minute]
+    points: list[AnalyticsPoint]
     truncated: bool  # there is more: ask again from `next`, or for a longer interval
     next: datetime | None
 
 
-class RolledUp(msgspec.Struct):
+class RollupTotals(msgspec.Struct):
     upto: float | None  # milliseconds since 1970; null: nothing was rolled up yet
     times: list[float]
     series: dict[str, list[int | None]]
@@ -98,10 +98,10 @@ class AnalyticsApi:
         )
 
     @route("GET", "/api/v1/analytics/rollup", tag="internal")
-    async def rolled_up(self) -> RolledUp:
+    async def rolled_up(self) -> RollupTotals:
         """Messages and records per minute in the last hour, from the last rollup."""
         totals = await self._queues.analytics.totals(datetime.now(UTC) - timedelta(hours=1))
-        return RolledUp(
+        return RollupTotals(
             None if totals.upto is None else totals.upto.timestamp() * 1000,
             [minute.timestamp() * 1000 for minute in totals.minutes],
             {
@@ -112,12 +112,12 @@ class AnalyticsApi:
         )
 
 
-def _minute(point: Point) -> Minute:
+def _minute(point: Point) -> AnalyticsPoint:
     of_queue = point.kind != "topic"
     counts = dict(point.counts)
     dead = counts.pop("dead")
     percentiles = (_milliseconds(point.latency.percentile(percent)) for percent in PERCENTILES)
-    return Minute(
+    return AnalyticsPoint(
         time=point.at,
         kind="group" if point.group else "queue" if of_queue else "topic",
         queue=point.name if of_queue else None,

@@ -24,7 +24,7 @@ from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.messages import Request, Stream, StreamResponse
-from penstock.wire.http.routes import Route, route, serves
+from penstock.wire.http.routes import HttpRoute, route, serves
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
 
@@ -200,7 +200,7 @@ class ConsoleApi:
         return LogLines(_LINES.newest(level, min(args.limit, KEPT_LINES)))
 
 
-def console_routes() -> list[Route]:
+def console_routes() -> list[HttpRoute]:
     """The page itself. It is public: what it shows it asks for with the viewer's token."""
     directory = Path(str(files("penstock.wire.console")))
     policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))

@@ -25,6 +25,7 @@ _encode = msgspec.json.Encoder().encode
 DEFAULT_EXTENSION = 60  # seconds
 MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
+MAX_ATTEMPTS = "Max-Attempts"
 # A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
@@ -53,6 +54,8 @@ class AckItem(msgspec.Struct, rename="camel", gc=False):
     status: str | None = None
     error: str | None = None
     worker: str | None = None  # the consumer's name, shown in the life of a message that failed
+    delay: float | None = None  # failed, retry: seconds before the message is delivered again
+    max_attempts: int | None = None  # failed: of this message; default: the queue's
 
 
 class AckBody(AckItem, rename="camel"):
@@ -245,11 +248,13 @@ class DeliveriesApi:
         return [_ack(item, group, who) async for part in slices(items) for item in part]
 
     def _headers(self, popped: PopOutcome) -> Headers:
-        """How long the lease lasts, for clients that keep it alive; or what does not exist."""
-        lease_time = self._queues.catalog.lease_time(popped.queue) if popped.queue else None
+        """How long the lease lasts and how many attempts a message has; or what does not exist."""
+        options = self._queues.catalog.options(popped.queue) if popped.queue else None
         if popped.reason == "unknown":
-            return NO_QUEUE if lease_time is None else NO_PARTITION
-        return _lease_headers(lease_time) if popped.lease_id else ()
+            return NO_QUEUE if options is None else NO_PARTITION
+        if options is None or not popped.lease_id:
+            return ()
+        return _lease_headers(options.lease_time, options.retry_limit)
 
     def _wanted(self, request: Request) -> PopRequest:
         args: PopQuery = request.args
@@ -303,8 +308,9 @@ class DeliveriesApi:
 
 
 @lru_cache(maxsize=256)
-def _lease_headers(lease_time: int | None) -> Headers:
-    return ((LEASE_TIME, str(lease_time)),) if lease_time else ()
+def _lease_headers(lease_time: int, retry_limit: int) -> Headers:
+    attempts = (MAX_ATTEMPTS, str(retry_limit + 1))
+    return ((LEASE_TIME, str(lease_time)), attempts) if lease_time else (attempts,)
 
 
 def _ack(item: AckItem, group: str, who: str) -> Ack:
@@ -316,6 +322,8 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
         item.error,
         group,
         item.worker or who,
+        item.delay,
+        item.max_attempts,
     )
 
 

@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import MAX_DELAY_SECONDS, Item, PushOutcome
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
@@ -25,7 +25,6 @@ from penstock.wire.http.routes import route
 NULL = msgspec.Raw(b"null")
 # milliseconds: who asks for more has mistaken the unit, and would wait for years
 MAX_BUFFER_MS = 3_600_000
-MAX_DELAY_SECONDS = 315_360_000  # ten years
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is
 # Left as text and checked with those of the whole request (`headers.checked`).
@@ -79,6 +78,7 @@ class PushBody(msgspec.Struct, rename="camel"):
         "traceId": "TraceId must be a string",
         "delay": "delay must be a number of seconds",
         "deliverAt": "deliverAt must be an ISO 8601 time",
+        "ordering": "ordering must be partition or none",
     }
 
 

@@ -56,7 +56,7 @@ class PartitionDetails(Struct):
     bytes: int
 
 
-class GroupPartition(Struct):
+class TopicGroupPartition(Struct):
     partition: int
     committed: int
     lag: int
@@ -64,12 +64,12 @@ class GroupPartition(Struct):
     metadata: str
 
 
-class TopicGroup(Struct):
+class TopicGroupParts(Struct):
     """A group on all partitions of a topic."""
 
     group: str
     lag: int
-    partitions: list[GroupPartition]
+    partitions: list[TopicGroupPartition]
     leases: list[LeaseDetails]  # of members that lease ranges
     members: list[MemberDetails]  # Kafka clients, each with the partitions that it has
 
@@ -77,7 +77,7 @@ class TopicGroup(Struct):
 class TopicParts(Struct):
     format: str
     partitions: list[PartitionDetails]
-    groups: list[TopicGroup]
+    groups: list[TopicGroupParts]
 
 
 class RecordsApi:
@@ -98,17 +98,17 @@ class RecordsApi:
             self._groups_of(topic),
         )
 
-    def _groups_of(self, topic: str) -> list[TopicGroup]:
-        found: dict[str, TopicGroup] = {}
+    def _groups_of(self, topic: str) -> list[TopicGroupParts]:
+        found: dict[str, TopicGroupParts] = {}
         for name in self._groups.names():
             for details in self._groups.details(name):
                 on, partition = split_label(details.topic)
                 if on != topic:
                     continue
-                group = found.setdefault(name, TopicGroup(name, 0, [], [], details.members))
+                group = found.setdefault(name, TopicGroupParts(name, 0, [], [], details.members))
                 seconds = self._topics.partition(topic, partition).age_at(details.committed)
                 group.partitions.append(
-                    of(GroupPartition, details, partition=partition, lag_seconds=seconds)
+                    of(TopicGroupPartition, details, partition=partition, lag_seconds=seconds)
                 )
                 group.leases += details.leases
                 group.lag += details.lag

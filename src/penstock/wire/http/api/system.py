@@ -11,11 +11,13 @@ import msgspec
 from penstock import __version__
 from penstock.broker import Broker
 from penstock.buffer.status import FileBuffer
+from penstock.contract.broker import BrokerReady, BrokerStatus
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
 from penstock.queues.background.presence import OperationCounts, RequestCounts
+from penstock.wire.http.answers import plain
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route
 
@@ -25,39 +27,8 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 WORKER_STATE = "/internal/metrics"
 
 
-class SharedState(msgspec.Struct):
-    enabled: bool
-    server_id: str
-
-
-class QueueEngine(msgspec.Struct):
-    waiting_pops: int
-    merging: dict[str, float]  # requests that wait to share a call to the database, by kind
-
-
-class Health(msgspec.Struct):
-    status: str
-    database: str
-    database_host: str  # the one in use; "" while there is none
-    # why it is down, or that another host takes writes too; "" when all is well
-    database_problem: str
-    disk: str  # of the topics: ok, or why appends are refused
-    server: str
-    worker_id: int
-    version: str
-    uptime: float
-    listeners: dict[str, str]
-    shared_state: SharedState
-    queen: QueueEngine  # the queue engine, by the dialect's name for it
-
-
 class ReadyQuery(msgspec.Struct, frozen=True):
     database: Literal["optional", "required"] = "optional"
-
-
-class Ready(msgspec.Struct):
-    status: str  # starting, ready, draining, unavailable
-    database: str
 
 
 class Welcome(msgspec.Struct):
@@ -72,7 +43,7 @@ class Alive(msgspec.Struct):
     status: str = "alive"
 
 
-class PoolFigures(msgspec.Struct, rename="camel"):
+class DatabasePoolFigures(msgspec.Struct, rename="camel"):
     pool_size: int
     idle_connections: int
     waiting_requests: int
@@ -93,7 +64,7 @@ class MetricsAnswer(msgspec.Struct):
     uptime: float
     requests: RequestCounts
     messages: OperationCounts
-    database: PoolFigures
+    database: DatabasePoolFigures
     memory: MemoryFigures
     cpu: CpuFigures
     file_buffer: FileBuffer
@@ -124,13 +95,13 @@ class SystemApi:
         return Welcome(name, __version__, "/docs", "/openapi.json", "/health")
 
     @route("GET", "/health")
-    def health(self) -> Health | Response:
+    def health(self) -> BrokerStatus | Response:
         """Health of the broker: 200 while the database answers, otherwise 503."""
         broker = self._broker
         up = broker.database.healthy
         full = broker.logs.topics.disk_full if broker.logs else None
         merging = broker.metrics.values_of("penstock_queue_merging")
-        health = Health(
+        health = BrokerStatus(
             status="unhealthy" if not up else "degraded" if full else "healthy",
             database="connected" if up else "disconnected",
             database_host=broker.database.host,
@@ -141,12 +112,11 @@ class SystemApi:
             version=__version__,
             uptime=round(broker.uptime, 3),
             listeners=self._addresses(),
-            shared_state=SharedState(True, broker.presence.member),
-            queen=QueueEngine(
-                broker.queues.waiting.parked, {kind: count for (kind,), count in merging.items()}
-            ),
+            member=broker.presence.member,
+            waiting_pops=broker.queues.waiting.parked,
+            merging={kind: count for (kind,), count in merging.items()},
         )
-        return json_response(health, 200 if up else 503)
+        return json_response(plain(health), 200 if up else 503)
 
     @route("GET", "/health/live")
     def live(self) -> Alive:
@@ -154,7 +124,7 @@ class SystemApi:
         return Alive()
 
     @route("GET", "/health/ready")
-    def ready(self, args: ReadyQuery) -> Ready | Response:
+    def ready(self, args: ReadyQuery) -> BrokerReady | Response:
         """Readiness probe: 503 while the process starts, shuts down, or can neither store nor
         buffer messages, otherwise 200.
         """
@@ -165,7 +135,7 @@ class SystemApi:
             status = "starting" if broker.starting else "draining"
         else:
             status = "ready" if serves else "unavailable"
-        ready = Ready(status, "connected" if up else "disconnected")
+        ready = BrokerReady(status, "connected" if up else "disconnected")
         return json_response(ready, 200 if status == "ready" else 503)
 
     @route("GET", "/metrics", answer_type=PROMETHEUS, answer=str)
@@ -183,7 +153,7 @@ class SystemApi:
         scrape = broker.metrics.scrape(await self._worker_states())
         samples = await asyncio.to_thread(scrape.samples)
         figures = broker.presence.figures()
-        pool = PoolFigures(
+        pool = DatabasePoolFigures(
             broker.database.pool_size,
             broker.database.pool_idle,
             _total(samples, "penstock_queue_merging"),

@@ -20,7 +20,7 @@ MAX_WAIT_SECONDS = 60.0  # of a lease request
 GROUP = "/topics/{topic}/groups/{group}"
 
 
-class Commit(Struct):
+class CommitBody(Struct):
     offset: Annotated[int, Meta(ge=0)]
 
 
@@ -46,7 +46,7 @@ class ResetTo(Committed, rename="camel"):
     dry_run: bool
 
 
-class Lease(Struct):
+class LeaseBody(Struct):
     member: str
     max_records: Annotated[int, Meta(ge=1)] = 1000
     wait_ms: Annotated[int, Meta(ge=0)] = 0
@@ -73,7 +73,7 @@ class TopicGroupDeleted(Struct):
     status: str = "deleted"
 
 
-class TimesQuery(Struct, frozen=True):
+class GroupTimesQuery(Struct, frozen=True):
     from_: str = field(name="from")
     to: str
 
@@ -122,7 +122,7 @@ class TopicGroupsApi:
         return TopicGroupDeleted(group, topic)
 
     @route("POST", f"{GROUP}/commit")
-    async def commit(self, topic: str, group: str, body: Commit) -> Committed:
+    async def commit(self, topic: str, group: str, body: CommitBody) -> Committed:
         """Set a group's committed offset."""
         self._topics.require(topic)
         await self._groups.commit(group, topic, body.offset)
@@ -161,7 +161,7 @@ class TopicGroupsApi:
         )
 
     @route("POST", f"{GROUP}/lease")
-    async def lease(self, topic: str, group: str, body: Lease) -> Leased | None:
+    async def lease(self, topic: str, group: str, body: LeaseBody) -> Leased | None:
         """Lease a range of records to a member of the group."""
         seconds = min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
         lease = await self._groups.lease_within(
@@ -176,7 +176,7 @@ class TopicGroupsApi:
         return await self._committed(group, topic, await self._groups.complete(body.lease, topic))
 
     @route("GET", "/api/v1/analytics/topic-groups", tag="internal")
-    async def minutes(self, args: TimesQuery) -> list[GroupMinute]:
+    async def minutes(self, args: GroupTimesQuery) -> list[GroupMinute]:
         """Records, retries, lag and latency of topic groups per minute; used by the `rollup`
         pipeline.
         """

@@ -69,14 +69,14 @@ class ProducedRecord(MessageFields):
     encoding: str | UnsetType = UNSET
 
 
-class Produce(MessageFields):
+class ProduceBody(MessageFields):
     payload: str | UnsetType | None = UNSET
     payloads: list[str] | UnsetType = UNSET
     records: list[ProducedRecord] | UnsetType = UNSET
     encoding: str | UnsetType = UNSET
 
 
-class Produced(Struct):
+class RecordProduced(Struct):
     topic: str
     offset: int
     partition: int | UnsetType = UNSET  # of a topic that has several
@@ -160,7 +160,7 @@ class Created(Struct):
     status: str = "created_or_exists"
 
 
-class NextOffset(Struct):
+class TopicNextOffset(Struct):
     topic: str
     next_offset: int
 
@@ -171,7 +171,7 @@ class OffsetAt(Struct):
 
 
 _encode = msgspec.json.Encoder().encode
-read_produce = body_decoder(Produce)
+read_produce = body_decoder(ProduceBody)
 
 
 class TopicsApi:
@@ -286,8 +286,8 @@ class TopicsApi:
         "POST",
         "/topics/{topic}/produce",
         query=PartitionQuery,
-        body=Produce,
-        answer=Produced | ProducedMany,
+        body=ProduceBody,
+        answer=RecordProduced | ProducedMany,
         status=201,
     )
     def produce(self, request: Request) -> Awaitable[Response]:
@@ -316,7 +316,7 @@ class TopicsApi:
         if many:
             answer = ProducedMany(topic.topic, first, appended.count, partition)
             return Response(201, _encode(answer))
-        return Response(201, _encode(Produced(topic.topic, first, partition)))
+        return Response(201, _encode(RecordProduced(topic.topic, first, partition)))
 
     @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[RecordMessage])
     def consume(self, request: Request) -> Response | Awaitable[Response]:
@@ -344,12 +344,12 @@ class TopicsApi:
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @route("GET", "/topics/{topic}/next_offset")
-    async def next_offset(self, topic: str, args: PartitionQuery) -> NextOffset:
+    async def next_offset(self, topic: str, args: PartitionQuery) -> TopicNextOffset:
         """The offset that the next record will get."""
         log = self._find(topic, args.partition)
         if isinstance(log, SharedLog):
             await log.refresh_if_possible()
-        return NextOffset(topic, log.next_offset if log is not None else 0)
+        return TopicNextOffset(topic, log.next_offset if log is not None else 0)
 
     @route("GET", "/topics/{topic}/offset")
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:

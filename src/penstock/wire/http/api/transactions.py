@@ -25,7 +25,7 @@ class TransactionItem(PushItem):
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
 
 
-class Operation(msgspec.Struct, rename="camel"):
+class TransactionOperation(msgspec.Struct, rename="camel"):
     """A push of `items` or of the one message that the fields describe, or an ack."""
 
     type: str
@@ -47,7 +47,7 @@ class Operation(msgspec.Struct, rename="camel"):
 
 
 class TransactionBody(msgspec.Struct, rename="camel"):
-    operations: list[Operation]
+    operations: list[TransactionOperation]
     required_leases: list[str] | None = None
 
     texts: ClassVar = {"operations": "operations array required"}
@@ -114,7 +114,7 @@ class TransactionsApi:
         return json_response(answer, 200 if done.success else 409)
 
 
-def _operations(index: int, operation: Operation, producer: str | None) -> list[Any]:
+def _operations(index: int, operation: TransactionOperation, producer: str | None) -> list[Any]:
     if operation.type == "push":
         if operation.items is not None:
             return received(operation.items, producer)

@@ -1,0 +1,106 @@
+"""Pipelines that run elsewhere and report to the broker, and what they ask of topics."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+
+class PipelineNode(msgspec.Struct):
+    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
+
+    kind: Literal["source", "step", "sink"]
+    name: str
+    title: str = ""
+    inputs: list[str] = []
+
+
+class PipelineBatch(msgspec.Struct):
+    """One of the last batches of a pipeline."""
+
+    batch: int
+    at: str
+    rows: int
+    ms: int
+
+
+class PipelineReport(msgspec.Struct):
+    """The state that a pipeline reports."""
+
+    state: str
+    at: float = 0.0
+    batch: int = -1
+    rows: int = 0
+    rows_per_second: float = 0.0
+    batch_ms: int = 0
+    lag: int | None = None
+    position: str = ""
+    lag_seconds: float | None = None
+    target_seconds: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    graph: list[PipelineNode] = []
+    batches: list[PipelineBatch] = []
+    error: str | None = None
+    host: str = ""
+    pid: int = 0
+    started_at: float = 0.0
+    master: str = ""
+
+
+class PipelineRun(msgspec.Struct):
+    """One of a pipeline's last runs."""
+
+    state: str
+    started_at: float | None
+    rows: int | None
+    batch: int | None
+    error: str | None
+    host: str | None
+    reported_at: float
+
+
+class PipelineMinute(msgspec.Struct):
+    at: float
+    rows: int
+    lag: int | None
+
+
+class PipelineStatus(PipelineReport, kw_only=True):
+    """A pipeline's last report, its last runs (the newest first) and its last minutes."""
+
+    name: str
+    reported_at: float
+    stopping: bool
+    runs: list[PipelineRun]
+    minutes: list[PipelineMinute]
+
+
+class PipelineList(msgspec.Struct):
+    pipelines: list[PipelineStatus]
+
+
+class TopicRolled(msgspec.Struct):
+    topic: str
+    active: int  # base offset of the segment that is written to now
+
+
+class PipelineWish(msgspec.Struct):
+    stop: bool
+
+
+class ArchivedOffset(msgspec.Struct):
+    offset: int
+
+
+class CleanupPolicy(msgspec.Struct):
+    policy: Literal["delete", "compact"]
+
+
+class CompactBody(msgspec.Struct):
+    """Sealed segments to compact. `keep` has one bit per offset, from the first base on, lowest bit
+    first: 1 keeps the record.
+    """
+
+    incarnation: str
+    bases: list[Annotated[int, msgspec.Meta(ge=0)]]
+    keep: bytes

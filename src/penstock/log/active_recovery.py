@@ -1,0 +1,119 @@
+"""The active segment while it is being opened: what both formats do alike.
+
+It is believed as far as its checkpoint and its index are, the rest is read. What is lost is noted
+in `damage.json` before anything is cut: until then the files that know of lost records are the only
+ones that do.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from penstock.errors import StorageError
+from penstock.log.format import SegmentFormat
+from penstock.log.layout import CHECKPOINT, CLEAN, DATA, Checkpoint, label_of
+from penstock.log.segment import Segment
+from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
+from penstock.log.writer import skip_to
+
+log = logging.getLogger("penstock.topics")
+
+
+class EndClaim(NamedTuple):
+    """What a file says about where the records end."""
+
+    end: int  # the offset after the last one
+    file: str
+
+
+class OpeningSegment(ABC):
+    """`sealed` are the segments before it, `proven` is its base if something tells it."""
+
+    def __init__(
+        self,
+        form: SegmentFormat,
+        directory: TopicDirectory,
+        sealed: list[Segment],
+        checkpoint: Checkpoint | None,
+        proven: int | None,
+        segment: Segment,
+    ) -> None:
+        self._format = form
+        self._directory = directory
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        directory.create_missing(form.kinds, checkpoint, sealed)
+        self._data = segment.file(DATA)
+        self._floor = sealed[-1].end if sealed else 0  # its base is not below this
+        base = self.likely_base() if proven is None else proven
+        segment.begin_at(base)
+        # The checkpoint, if it is one of this segment.
+        self._here = checkpoint if checkpoint and checkpoint.base == base else None
+        # Whether data is missing that the checkpoint calls durable.
+        self._shorter = self._here is not None and self._here.data_size > self._data.size
+        self._state = CLEAN if checkpoint is None or self._shorter else checkpoint.state
+
+    @property
+    @abstractmethod
+    def segment(self) -> Segment: ...
+
+    @abstractmethod
+    def likely_base(self) -> int:
+        """The first offset when nothing with a checksum tells it."""
+
+    @abstractmethod
+    def open(self) -> bool:
+        """Whether anything had to be read, cut or rebuilt."""
+
+    def skip_lost(self) -> list[Segment]:
+        """Give no offset again that is noted as lost; the active segment, after the one that was
+        closed for that.
+        """
+        end = self._directory.damage.end
+        if self.segment.end >= end:
+            return [self.segment]
+        return skip_to(self._format, self.segment, end)
+
+    def report_lost(self, claims: list[EndClaim], more: str = "") -> None:
+        """Compare where the records end with where any other file says that they do."""
+        segment, directory = self.segment, self._directory
+        if self._checkpoint is not None:
+            claims = [*claims, EndClaim(self._checkpoint.next_offset, CHECKPOINT)]
+        claims += [
+            EndClaim(orphan.end, f"the rest of segment {base}")
+            for base, orphan in directory.orphans.items()
+        ]
+        known = (claim for claim in claims if claim.end < MAX_OFFSET)
+        end, file = max(known, key=lambda claim: claim.end, default=EndClaim(0, ""))
+        if end <= max(segment.end, directory.damage.end):
+            return
+        if not segment.rows and self._sealed and self._sealed[-1].compacted:
+            segment.begin_at(end)  # compaction may have removed them
+            return
+        text = f"offsets {segment.end} to {end - 1} are not in {DATA}{more}, {file} had them"
+        directory.damage.report_lost(text, DATA, segment.end, end)
+
+    def cut(self) -> None:
+        """Keep aside what lies behind the last record, and cut it off."""
+        segment, directory = self.segment, self._directory
+        if self._data.size <= segment.data_size:
+            return
+        name = f"quarantine-{segment.base:020d}-{segment.data_size}.bin"
+        if not directory.fs.exists(directory.path / name):
+            directory.quarantine(segment, segment.data_size, self._data.size)
+        self._data.truncate(segment.data_size)
+
+    def sync(self, *kinds: str) -> None:
+        """Make it durable: it counts as synced from now on."""
+        if not self._directory.context.durable:
+            return
+        try:
+            for kind in kinds:
+                self.segment.file(kind).sync()
+            self._directory.fs.sync_dir(self._directory.path)
+        except StorageError as error:
+            log.error(
+                "topic %s: what was recovered could not be synced: %s",
+                label_of(self._directory.path),
+                error,
+            )

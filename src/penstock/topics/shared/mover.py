@@ -1,0 +1,326 @@
+"""Moves old ranges of shared logs to object storage, and applies retention.
+
+One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that with every step.
+A broker that dies, or is frozen, loses the row to another one. Nothing depends on there being only
+one: a range is replaced in one transaction that finds all of its batches as they were, or does
+nothing.
+
+    note the new object as one to be deleted in an hour
+    write it
+    in one transaction: take the note back, replace the batches by coordinates,
+                        note objects that nothing refers to any more
+
+So an object whose writer was killed goes by itself. An object is deleted `topics.tier_grace` after
+the last row that refers to it: longer than any read takes. Small objects are merged with what
+follows them. No step takes a lock that an append needs.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import asyncpg
+
+from penstock.config.schema import TopicsSettings
+from penstock.database import Database
+from penstock.errors import Damaged, NotFound, StorageError, Unavailable
+from penstock.io.tasks import cancelled, supervised
+from penstock.log.layout import COMPACT
+from penstock.metrics import Metrics
+from penstock.object_store import ObjectStore
+from penstock.protocol.ids import uuid7
+from penstock.topics.shared.chunks import assigned, checked
+from penstock.topics.shared.log import SharedLog
+
+log = logging.getLogger("penstock.topics.shared")
+
+HOLD_SECONDS = 60.0
+OBJECT_BYTES = 8 << 20
+RANGE_BYTES = 1 << 20  # of an object that one row stands for, which is read at a time
+MERGE_BYTES = 1 << 20  # a smaller object is written again, together with what follows it
+ORPHAN_SECONDS = 3600.0  # an object that no row refers to by then was left behind
+COMMIT_SECONDS = 900.0  # that the answer of a call is remembered: repeats come within seconds
+MAX_ROWS = 2000  # of one object
+PREFIX = "shared"
+
+HOLD = """
+  UPDATE shared_mover SET holder = $1, until = clock_timestamp() + make_interval(secs => $2)
+   WHERE holder = $1 OR until < clock_timestamp() RETURNING holder"""
+CANDIDATES = f"""
+  SELECT base_offset, last_offset, records, newest, timeline, data, object, position, size,
+         extract(epoch FROM clock_timestamp() - appended_at)::float8 AS age
+    FROM shared_batches
+   WHERE log_id = $1 AND last_offset >= $2 ORDER BY last_offset LIMIT {MAX_ROWS}"""
+BEFORE = """
+  SELECT base_offset, last_offset, records, newest, timeline, data, object, position, size
+    FROM shared_batches b
+   WHERE log_id = $1 AND last_offset < $2
+     AND object = (SELECT o.object FROM shared_batches o WHERE o.log_id = $1 AND o.last_offset < $2
+                    ORDER BY o.last_offset DESC LIMIT 1)
+   ORDER BY last_offset"""
+REPLACE = "SELECT shared_replace($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+NOTE = """INSERT INTO shared_removals (object, due_at)
+          VALUES ($1, clock_timestamp() + make_interval(secs => $2))"""
+TOO_MUCH = """
+  SELECT max(b.last_offset) + 1 AS until
+    FROM (SELECT last_offset, sum(size) OVER (ORDER BY last_offset DESC) AS following
+            FROM shared_batches WHERE log_id = $1) b WHERE b.following > $2"""
+FORGET = """
+  WITH producers AS (DELETE FROM shared_producers WHERE log_id = $1),
+       gaps AS (DELETE FROM shared_gaps WHERE log_id = $1)
+  DELETE FROM shared_removals WHERE log_id = $1"""
+FIGURES = """
+  SELECT pg_total_relation_size('shared_batches') AS bytes,
+         (SELECT greatest(0, reltuples)::bigint FROM pg_class
+           WHERE oid = 'shared_batches'::regclass) AS rows,
+         (SELECT count(*) FROM shared_removals WHERE object IS NOT NULL) AS objects"""
+
+
+class Mover:
+    """`logs()` are the shared logs that there are."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: TopicsSettings,
+        logs: Callable[[], Sequence[SharedLog]],
+        store: ObjectStore | None,
+        run: Callable[..., Any],  # runs what blocks in a thread
+        metrics: Metrics,
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._logs = logs
+        self._store = store
+        self._run = run
+        self._metrics = metrics
+        self._name = uuid7().hex
+        self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
+        self._task: asyncio.Task[None] | None = None
+        self._lag = 0.0
+        self._figures = (0, 0, 0)
+        self._moved = metrics.counter(
+            "penstock_shared_moved_bytes_total", "Bytes of shared topics moved to object storage"
+        )
+        self._dropped = metrics.counter(
+            "penstock_shared_dropped_batches_total", "Batches of shared topics retention deleted"
+        )
+        for i, (name, text) in enumerate(
+            (
+                ("penstock_shared_head_rows", "Rows of batches of shared topics in the database"),
+                ("penstock_shared_head_bytes", "Bytes of these rows and their indexes"),
+                ("penstock_shared_removal_objects", "Objects that wait to be deleted"),
+            )
+        ):
+            metrics.gauge(name, text, read=lambda i=i: self._figures[i], merge="max")  # type: ignore[misc]
+        metrics.gauge(
+            "penstock_shared_mover_lag_seconds",
+            "How much later than topics.tier_delay the oldest batch will be moved",
+            read=lambda: self._lag,
+            merge="max",
+        )
+
+    async def start(self) -> None:
+        self._task = supervised("shared topics' mover", self._keep_moving, self._metrics)
+
+    async def stop(self) -> None:
+        await cancelled(self._task)
+
+    async def _keep_moving(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.tier_interval)
+            await self._database.recovered()
+            try:
+                await self.step()
+            except (Unavailable, StorageError, asyncpg.PostgresError) as error:
+                log.warning("shared topics: nothing is moved for now: %s", error)
+
+    async def _hold(self) -> bool:
+        rows = await self._database.fetch(HOLD, self._name, HOLD_SECONDS)
+        if not rows:
+            self._ends.clear()
+        return bool(rows)
+
+    async def step(self) -> bool:
+        """Do all that is to be done now; whether this broker is the one that does it."""
+        if not await self._hold():
+            self._lag = 0.0
+            return False
+        await self._remove()
+        lag = 0.0
+        for shared in self._logs():
+            try:
+                await self._retain(shared)
+                if self._store is not None and self._ends.get(shared.log_id) != shared.next_offset:
+                    lag = max(lag, await self._move_old(shared))
+            except (Damaged, NotFound) as error:
+                log.error("topic %s cannot be moved: %s", shared.name, error)
+            if not await self._hold():
+                return False
+        self._lag = lag
+        await self._forget_old()
+        [row] = await self._database.browse(FIGURES)
+        self._figures = row["rows"], row["bytes"], row["objects"]
+        return True
+
+    # Moving
+
+    async def _move_old(self, shared: SharedLog) -> float:
+        """Move all that is old enough; how late that is."""
+        end = shared.next_offset
+        late: float = 0.0
+        while True:
+            rows = await self._range(shared)
+            if not rows:
+                break
+            late = max(late, float(rows[-1]["age"]) - self._settings.tier_delay)
+            self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
+            if not await self._move(shared, rows) or not await self._hold():
+                return late
+        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        if row["at"] is None:
+            self._ends[shared.log_id] = end
+        return late
+
+    async def _range(self, shared: SharedLog) -> list[Any]:
+        """The next batches for an object: the oldest in the database, if they are old enough."""
+        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        if row["at"] is None:
+            return []
+        rows: list[Any] = []
+        size = 0
+        for one in await self._database.browse(CANDIDATES, shared.log_id, row["at"]):
+            full = size + one["size"] > OBJECT_BYTES
+            if one["age"] < self._settings.tier_delay or (rows and full):
+                break
+            rows.append(one)
+            size += one["size"]
+        if not rows:
+            return []
+        before = await self._database.browse(BEFORE, shared.log_id, rows[0]["last_offset"])
+        small = sum(one["size"] for one in before)
+        if before and small < MERGE_BYTES and small + size <= OBJECT_BYTES:
+            return [*before, *rows]
+        return rows
+
+    async def _move(self, shared: SharedLog, rows: Sequence[Any]) -> bool:
+        """Write an object of these batches and let it replace them; whether that was possible."""
+        assert self._store is not None
+        parts: list[bytes] = []
+        for row in rows:
+            base, end = row["base_offset"], row["last_offset"] + 1
+            if row["object"] is None:
+                data = assigned(row["data"], base, row["timeline"])
+            else:
+                place = (row["object"], row["position"], row["size"])
+                data = await self._run(self._store.read_range, *place)
+            parts.append(checked(data, base, end))
+        name = f"{PREFIX}/{shared.incarnation}/{shared.partition}/{uuid7().hex}"
+        await self._database.fetch(NOTE, name, ORPHAN_SECONDS)
+        await self._run(self._write, name, parts)
+        ranges = _ranges(rows, parts)
+        try:
+            await self._database.fetch(
+                REPLACE,
+                shared.log_id,
+                name,
+                [row["last_offset"] for row in rows],
+                [row["object"] for row in rows],
+                *map(list, zip(*ranges, strict=True)),
+                self._settings.tier_grace,
+            )
+        except asyncpg.RaiseError as error:
+            log.info("topic %s: a range is moved later: %s", shared.name, error)
+            return False
+        self._moved.add(sum(map(len, parts)))
+        return True
+
+    def _write(self, name: str, parts: Sequence[bytes]) -> None:
+        assert self._store is not None
+        self._store.write(name, parts)
+        self._store.sync([name])
+
+    # Retention
+
+    async def _retain(self, shared: SharedLog) -> None:
+        if shared.policy == COMPACT:
+            return
+        limits, settings = shared.limits, self._settings
+        age = settings.retention_age if limits.retention_age is None else limits.retention_age
+        size = (
+            settings.retention_bytes if limits.retention_bytes is None else limits.retention_bytes
+        )
+        end = 0
+        if age:
+            cut = int((time.time() - age) * 1000)
+            [row] = await self._database.browse(
+                "SELECT shared_offset_at($1, $2) AS at", shared.log_id, cut
+            )
+            end = shared.next_offset if row["at"] is None else row["at"]
+        if size:
+            [row] = await self._database.browse(TOO_MUCH, shared.log_id, size)
+            end = max(end, row["until"] or 0)
+        if end > shared.first_offset:
+            dropped = await shared.drop_before(end)
+            self._dropped.add(dropped)
+
+    # What is left over
+
+    async def _remove(self) -> None:
+        """Delete objects whose time has come, and the batches of deleted topics."""
+        rows = await self._database.browse(
+            """SELECT id, log_id, object FROM shared_removals
+                WHERE due_at < clock_timestamp() LIMIT 500"""
+        )
+        objects = {row["id"]: row["object"] for row in rows if row["object"] is not None}
+        if objects and self._store is not None:
+            await self._run(self._store.delete, list(objects.values()))
+            await self._database.fetch(
+                "DELETE FROM shared_removals WHERE id = ANY ($1)", list(objects)
+            )
+        for row in rows:
+            if row["log_id"] is not None:
+                drop = "SELECT shared_drop($1, $2, $3) AS dropped"
+                everything = (row["log_id"], (1 << 63) - 1, self._settings.tier_grace)
+                while (await self._database.fetch(drop, *everything))[0]["dropped"]:
+                    await self._hold()
+                await self._database.fetch(FORGET, row["log_id"])
+
+    async def _forget_old(self) -> None:
+        await self._database.fetch(
+            "DELETE FROM shared_commits WHERE at < clock_timestamp() - make_interval(secs => $1)",
+            COMMIT_SECONDS,
+        )
+        await self._database.fetch(
+            """DELETE FROM shared_producers
+                WHERE seen_at < clock_timestamp() - make_interval(secs => $1)""",
+            self._settings.producer_expiry,
+        )
+
+
+def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]]:
+    """What the rows become: last and base offset, records, newest, timeline, size and position of
+    ranges of the object, of about `RANGE_BYTES` each."""
+    ranges: list[tuple[int, ...]] = []
+    position = 0
+    begun: tuple[int, int, int] | None = None  # base offset, records and bytes so far
+    for row, part in zip(rows, parts, strict=True):
+        base, records, size = begun or (row["base_offset"], 0, 0)
+        begun = base, records + row["records"], size + len(part)
+        if begun[2] >= RANGE_BYTES or row is rows[-1]:
+            ranges.append(
+                (
+                    row["last_offset"],
+                    base,
+                    begun[1],
+                    row["newest"],
+                    row["timeline"],
+                    begun[2],
+                    position,
+                )
+            )
+            position += begun[2]
+            begun = None
+    return ranges

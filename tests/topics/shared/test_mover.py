@@ -1,0 +1,190 @@
+"""Old ranges of shared topics in object storage: moved, merged, read through, deleted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock.errors import Damaged, StorageFailed
+from penstock.object_store import ObjectStore
+from penstock.protocol.kafka_batch import NewRecord
+from penstock.topics.shared.catalog import SharedTopics
+from tests.topics.shared.conftest import shared_topics
+from tests.topics.shared.test_log import values
+
+AT_ONCE: dict[str, Any] = {"tier_delay": 0.0, "tier_interval": 3600.0, "tier_grace": 0.0}
+
+
+@asynccontextmanager
+async def moving(url: str, directory: Path, **settings: Any) -> AsyncIterator[SharedTopics]:
+    """A broker whose mover runs when the test says so."""
+    store = ObjectStore(f"file://{directory}")
+    async with shared_topics(url, store, **{**AT_ONCE, **settings}) as topics:
+        yield topics
+
+
+async def rows(url: str) -> list[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetch("SELECT * FROM penstock.shared_batches ORDER BY last_offset")
+    finally:
+        await connection.close()
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def objects(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and path.name[0] != "."]
+
+
+async def test_moved_records_are_read_as_before_by_every_broker(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
+        log = await here.create("orders", 1)
+        for i in range(50):
+            await log.append_records([NewRecord(b"%d" % i, b"k", timestamp=1000 + i)])
+        await log.append([b"x" * 3_000_000])
+        assert await here.mover.step()
+        assert not await there.mover.step()  # one at a time
+        stored = await rows(database_url)
+        assert all(row["data"] is None and row["object"] for row in stored)
+        assert len(stored) <= 3
+        assert len(objects(tmp_path)) == 1
+        await log.append([b"later"])
+        expected = [b"%d" % i for i in range(50)] + [b"x" * 3_000_000, b"later"]
+        seen = await there.find("orders")
+        assert seen is not None
+        assert await values(seen) == expected
+        assert await values(seen, 20) == expected[20:]
+        assert await seen.read_through(lambda: seen.offset_at(1.017)) == 17
+        fetched = await seen.read_through(lambda: seen.batches(7, 1))
+        assert fetched.next_offset == 8
+
+
+async def test_small_objects_are_merged_and_deleted_after_their_grace(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("orders", 1)
+        for i in range(6):
+            await log.append([b"%d" % i])
+            assert await topics.mover.step()
+        assert len(await rows(database_url)) == 1
+        await topics.mover.step()  # what was replaced in the last step goes now
+        assert len(objects(tmp_path)) == 1
+        assert await values(log) == [b"%d" % i for i in range(6)]
+
+
+async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Another one took over meanwhile and moved the same range."""
+    async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
+        log = await here.create("orders", 1)
+        await log.append([b"a", b"b"])
+        written, resume = asyncio.Event(), asyncio.Event()
+        run = here.mover._run
+
+        async def freeze(*call: Any) -> Any:
+            result = await run(*call)
+            if call[0].__name__ == "_write":
+                written.set()
+                await resume.wait()
+            return result
+
+        here.mover._run = freeze
+        step = asyncio.create_task(here.mover.step())
+        await written.wait()
+        await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
+        await there.look()
+        assert await there.mover.step()
+        assert len(await rows(database_url)) == 1
+        moved = (await rows(database_url))[0]["object"]
+        resume.set()
+        await step
+        [row] = await rows(database_url)
+        assert row["object"] == moved
+        assert await values(log) == [b"a", b"b"]
+        await execute(database_url, "UPDATE penstock.shared_removals SET due_at = '-infinity'")
+        await there.mover.step()
+        assert [path.name for path in objects(tmp_path)] == [Path(moved).name]  # no orphan is left
+
+
+async def test_a_store_that_fails_loses_nothing(database_url: str, tmp_path: Path) -> None:
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("orders", 1)
+        await log.append([b"a"])
+        write = topics.mover._write
+
+        def fail(*_: Any) -> None:
+            raise StorageFailed("no room")
+
+        topics.mover._write = fail  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed):
+            await topics.mover.step()
+        assert await values(log) == [b"a"]
+        assert (await rows(database_url))[0]["object"] is None
+        topics.mover._write = write  # type: ignore[method-assign]
+        assert await topics.mover.step()
+        assert (await rows(database_url))[0]["object"]
+
+
+async def test_a_damaged_object_is_reported_and_not_served(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("orders", 1)
+        await log.append([b"abc" * 100])
+        await topics.mover.step()
+        [path] = objects(tmp_path)
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+        topics.context.recent.clear()
+        topics.context.older.clear()
+        with pytest.raises(Damaged) as raised:
+            await log.read_through(lambda: log.read(0))
+        assert raised.value.resume == 1
+
+
+async def test_retention_by_age_and_size_moves_the_first_offset(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with moving(database_url, tmp_path, retention_bytes=1000) as topics:
+        log = await topics.create("orders", 1)
+        for i in range(20):
+            await log.append([bytes([i]) * 200])
+        await topics.mover.step()
+        assert 14 <= log.first_offset <= 17
+        assert (await values(log, log.first_offset))[-1] == bytes([19]) * 200
+        other = await topics.create("old", 1)
+        await other.append_records([NewRecord(b"old", timestamp=1000)])
+        await other.append_records([NewRecord(b"new")])
+        await other.set_limits(other.limits.__class__(retention_age=60.0))
+        await topics.mover.step()
+        assert await values(other) == [b"new"]
+        assert other.first_offset == 1
+
+
+async def test_what_is_left_of_a_deleted_topic_goes(database_url: str, tmp_path: Path) -> None:
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("orders", 2)
+        await log.append([b"a"])
+        await topics.mover.step()
+        await log.append([b"b"])
+        await topics.delete("orders")
+        await topics.mover.step()
+        await topics.mover.step()
+        assert not await rows(database_url)
+        assert not objects(tmp_path)
