@@ -31,6 +31,7 @@ TOPICS = pick(short=2, usual=3, soak=20)
 KILLS = pick(short=2, usual=3, soak=30)
 RESTARTS = pick(short=1, usual=1, soak=5)
 PATIENCE = 300.0
+MAX_QUEUED = 5000  # of the Kafka client, while a broker is away
 SETTINGS = {"database__acquire_timeout": 5, "database__pool_size": 10, "topics__tier_delay": 0.2}
 
 
@@ -134,6 +135,9 @@ class Producers:
             return note
 
         while not self.stopping.wait(0.01):
+            if len(producer) > MAX_QUEUED:
+                producer.poll(0.1)
+                continue
             for topic in topics:
                 value = self.value(topic, "kafka")
                 producer.produce(topic, value.encode(), on_delivery=delivered(topic, value))
@@ -204,6 +208,7 @@ async def disturb(brokers: list[BrokerProcess], server: Postgres) -> None:
         await asyncio.sleep(random.uniform(0.2, 1.0))
 
 
+@pytest.mark.timeout(pick(short=300, usual=300, soak=1800))
 async def test_nothing_answered_is_lost_or_doubled_while_brokers_die_and_freeze(
     brokers: list[BrokerProcess], server: Postgres
 ) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def test_a_project_gets_one_broker_and_each_test_its_own_names(postgres, tmp_pat
     )
     assert re.search(r"2 passed", run.stdout), run.stdout + run.stderr
     assert not list(tmp_path.glob("penstock-test-*")), "thrown away"
+
+
+def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path):
+    page = Path(__file__).parents[2] / "docs/how-to/testing.md"
+    for block in re.findall(r"```python\n(# (test_\w+\.py)\n.*?)```", page.read_text(), re.S):
+        (tmp_path / block[1]).write_text(block[0])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert "2 passed" in run.stdout, run.stdout + run.stderr
+    assert not list(Path(tempfile.gettempdir()).glob("penstock-test-*")), "nothing survives"
 
 
 def test_a_broker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch):

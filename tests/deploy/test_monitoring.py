@@ -231,6 +231,7 @@ FIRES = {
         'penstock_kafka_requests_refused_total{reason="authentication"}': "0+60x120"
     },
     "TopicTierBehind": {"penstock_topic_tier_lag_seconds": "4000x120"},
+    "TopicSharedMoverBehind": {"penstock_shared_mover_lag_seconds": "4000x120"},
     "TopicScrubOverdue": {"penstock_topic_scrub_finished_seconds": "-3000000x120"},
     "BufferFillsUp": {
         'penstock_buffer_pending{kind="failover"}': "9x120",

@@ -191,3 +191,33 @@ class AppendQueue(ABC):
 def _size_of(record: NewRecord) -> int:
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
     return len(record.value or b"") + len(record.key or b"") + headers
+
+
+class AppendsThrough:
+    """A log that appends through its queue."""
+
+    appends: AppendQueue
+
+    def append(
+        self, payloads: Sequence[Bytes], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append the payloads as one batch, all or none."""
+        return self.appends.append(payloads, producer)
+
+    def append_arrays(
+        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """The same for payloads that lie one after another in `payloads`."""
+        return self.appends.append_arrays(lengths, payloads, producer)
+
+    def append_records(
+        self, records: Sequence[NewRecord], producer: Producer | None = None
+    ) -> "asyncio.Future[Appended]":
+        """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
+        topic's format has no room for them.
+        """
+        return self.appends.append_records(records, producer)
+
+    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
+        return self.appends.append_batch(head, data)

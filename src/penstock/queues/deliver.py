@@ -28,11 +28,11 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.database.batching import SLICE
-from penstock.errors import InvalidRequest
+from penstock.errors import Busy, InvalidRequest
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
-from penstock.queues.calls import Row, TakeArguments
+from penstock.queues.calls import AppendArguments, AppendedRow, Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
@@ -335,6 +335,7 @@ class HandOff:
         self, context: QueueContext, deliveries: Deliveries, items: Iterable[Item]
     ) -> None:
         self._deliveries = deliveries
+        self._database, self._calls = context.database, context.calls
         waiting = context.waiting
         partitions: dict[str, set[str]] = {}
         for item in items:
@@ -351,14 +352,23 @@ class HandOff:
         # queue, group -> pops that got something or look
         self.served: dict[tuple[str, str], int] = {}
 
-    def arguments(self) -> TakeArguments:
+    async def append(self, items: AppendArguments) -> AppendedRow:
+        """Store the items and take for the pops, in one commit; hand the messages over. Those of a
+        pop that went away are given back.
+        """
         self.waits = False
-        return self._deliveries.arguments([take for take, _ in self._pops], hand_over=True)
-
-    def deliver(self, sent: TakeArguments, rows: list[Row], began: float) -> None:
-        """Hand the messages over; those of a pop that went away are given back."""
         takes = [take for take, _ in self._pops]
-        deliveries = self._deliveries.deliveries(takes, sent, rows, began)
+        sent, began = self._database.healthy, time.monotonic()
+        try:
+            pops = self._deliveries.arguments(takes, hand_over=True)
+            appended, rows = await self._calls.append_and_take(items, pops)
+            deliveries = self._deliveries.deliveries(takes, pops, rows, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:  # the outcome is unknown: no client has the leases
+            if sent:
+                self._deliveries.release_later(take.lease for take in takes)
+            raise
         for take, pop in self._pops:
             taken = deliveries.get(id(take))
             if pop.claimed:
@@ -366,10 +376,7 @@ class HandOff:
                 self.served[key] = self.served.get(key, 0) + 1
             if taken is not None and not (pop.claimed and pop.hand_over(taken)):
                 self._deliveries.give_back(taken)
-
-    def cut_off(self) -> None:
-        """The outcome of the call is unknown: nobody has its leases."""
-        self._deliveries.release_later(take.lease for take, _ in self._pops)
+        return appended
 
     def close(self) -> None:
         """Wake the pops that were not served, so that they look by themselves."""

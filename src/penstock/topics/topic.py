@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
-from penstock.io.fs import Bytes
+from penstock.log.append_queue import AppendsThrough
 from penstock.log.appender import Appender
 from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
@@ -32,7 +32,6 @@ from penstock.log.recovery import RecoveredTopic
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment
 from penstock.log.segment_store import SegmentStore
 from penstock.log.tier.cache import NotCached
-from penstock.protocol.kafka_batch import BatchHead, NewRecord
 from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
@@ -66,7 +65,9 @@ def condemned(
         total -= segment.size
 
 
-class Topic:
+class Topic(AppendsThrough):
+    appends: Appender
+
     def __init__(
         self, name: str, directory: Path, context: Context, recovered: RecoveredTopic
     ) -> None:
@@ -101,32 +102,6 @@ class Topic:
         )
         self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
-
-    # Appending
-
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        return self.appends.append(payloads, producer)
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        return self.appends.append_arrays(lengths, payloads, producer)
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
-        topic's format has no room for them.
-        """
-        return self.appends.append_records(records, producer)
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
-        return self.appends.append_batch(head, data)
 
     # What it holds
 

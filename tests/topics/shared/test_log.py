@@ -5,6 +5,7 @@ import time
 from uuid import uuid4
 
 import asyncpg
+import numpy as np
 import pytest
 
 from penstock.errors import ConnectionLost, InvalidOffset, NotFound
@@ -260,3 +261,52 @@ async def test_readers_far_behind_do_not_push_the_newest_records_out(database_ur
         assert log.read(39).payloads() == [bytes([39]) * 100_000]  # still in memory
         assert topics.context.recent.size <= 1 << 20
         assert topics.context.older.size <= 1 << 20
+
+
+async def test_ten_thousand_topics_are_served_and_appended_to_together(database_url: str) -> None:
+    async with shared_topics(database_url) as topics:
+        await topics.create("t0", 1)
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(
+            """INSERT INTO penstock.shared_logs (topic, partition, incarnation, timeline, changed_at)
+               SELECT 't' || n, 0, gen_random_uuid(), 1, now() FROM generate_series(1, 9999) n"""
+        )
+    finally:
+        await connection.close()
+    async with shared_topics(database_url) as topics:
+        assert len(topics.names()) == 10_000
+        logs = [topics.get(f"t{i}") for i in range(0, 10_000, 20)]
+        appended = await asyncio.gather(*(log.append([b"x"]) for log in logs if log is not None))
+        assert [one.first_offset for one in appended] == [0] * 500
+        assert len(await values(logs[-1])) == 1  # type: ignore[arg-type]
+
+
+async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> None:
+    async with shared_topics(database_url) as topics:
+        log = await topics.create("orders", 1)
+        waiting = [log.append([b"%d" % i]) for i in range(500)]
+        large = [log.append([bytes(3 << 20)]) for _ in range(3)]  # each takes a turn of its own
+    assert sorted([one.result().first_offset for one in waiting + large]) == list(range(503))
+
+
+async def test_brokers_whose_clocks_differ_by_an_hour_give_the_databases_time(
+    database_url: str,
+) -> None:
+    def ahead() -> float:
+        return time.time() + 3600
+
+    async with (
+        shared_topics(database_url, clock=ahead) as fast,
+        shared_topics(database_url) as right,
+    ):
+        here = await fast.create("orders", 1)
+        there = await right.find("orders")
+        assert there is not None
+        for _ in range(5):
+            await here.append([b"a"])
+            await there.append([b"b"])
+        await here.refresh()
+        times = await here.read_through(lambda: here.timestamps(np.arange(10)))
+        assert max(times) - min(times) < 600e6  # microseconds: far less than the hour
+        assert await here.read_through(lambda: here.offset_at(time.time() + 1800)) == 10

@@ -32,6 +32,7 @@ TURN_BYTES = 4 << 20  # of one log in a call, unless one append is larger
 CALL_BYTES = 16 << 20
 CALLS = 4  # at a time: each has a connection
 MAX_SKIPS = 2
+MAX_FAILED = 10_000  # producers of a log whose failed batch is remembered
 OUR_FIRST = -(1 << 63)  # how sequence 0 of one of our producers is stored: all 64 bits are used
 OUR_EPOCH = -1
 KAFKA_SEQUENCES = 1 << 31
@@ -277,6 +278,8 @@ class SharedAppends(AppendQueue):
                 _, sequence, _ = _numbers(batch.producer)
                 if batch.producer.sequence < 1 << 63:
                     self._failed.setdefault(batch.producer.key, sequence)
+        while len(self._failed) > MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
         for entry in turn.entries:
             entry.refuse(error)
 
@@ -331,6 +334,10 @@ class SharedAppends(AppendQueue):
         return OutOfOrder(f"batch {producer.sequence} of this producer is too old to be recognised")
 
     # Ending
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending or self._turn)
 
     def close(self, *, deleted: bool = False) -> None:
         """Take nothing more. What is queued is committed; of a deleted topic it is refused."""

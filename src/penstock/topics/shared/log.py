@@ -8,7 +8,6 @@ Bounds are those that this broker knows. Other brokers append too, so the end ma
 that, but never before it; an offset behind the end is refused only after the database was asked.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,17 +17,15 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidOffset, NotFound, Unavailable
-from penstock.io.fs import Bytes
+from penstock.log.append_queue import AppendsThrough
 from penstock.log.batches.decode import Columns, Decoder
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
-from penstock.log.commit import Appended
 from penstock.log.limits import TopicLimits
-from penstock.log.producers import Producer
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
-from penstock.protocol.kafka_batch import CONTROL, BatchHead, NewRecord
+from penstock.protocol.kafka_batch import CONTROL, BatchHead
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
 from penstock.topics.shared.chunks import Chunk, assigned, checked
@@ -59,7 +56,8 @@ async def read_loading(read: Callable[[], T]) -> T:
     raise Unavailable("more is read at once than the cache of shared topics has room for")
 
 
-class SharedLog:
+class SharedLog(AppendsThrough):
+    appends: SharedAppends
     shared = True
     format = BATCHES
     # What only logs on a disk have
@@ -108,24 +106,6 @@ class SharedLog:
         self.appends.max_record = self.limits.max_record or self._context.max_record
 
     # Appending
-
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append(payloads, producer)
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append_arrays(lengths, payloads, producer)
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        return self.appends.append_records(records, producer)
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        return self.appends.append_batch(head, data)
 
     def _committed(self, published: Published) -> None:
         for first, data in published.batches:

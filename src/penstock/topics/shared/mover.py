@@ -176,6 +176,7 @@ class Mover:
             if not rows:
                 break
             late = max(late, float(rows[-1]["age"]) - self._settings.tier_delay)
+            self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
             if not await self._move(shared, rows) or not await self._hold():
                 return late
         [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
