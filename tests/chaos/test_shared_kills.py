@@ -208,6 +208,7 @@ async def disturb(brokers: list[BrokerProcess], server: Postgres) -> None:
         await asyncio.sleep(random.uniform(0.2, 1.0))
 
 
+@pytest.mark.timeout(pick(short=300, usual=300, soak=1800))
 async def test_nothing_answered_is_lost_or_doubled_while_brokers_die_and_freeze(
     brokers: list[BrokerProcess], server: Postgres
 ) -> None:

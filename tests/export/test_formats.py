@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import Damaged
-from penstock.export.deadletters import RouteDeadLetter, parse_line
+from penstock.export.deadletters import DeadRecord, parse_line
 from penstock.export.payload import FRAMES, JSON, NDJSON, RAW, compress, decompress, join, split
 from penstock.export.sendqueue.blocks import (
     HEADER_SIZE,
@@ -14,7 +14,7 @@ from penstock.export.sendqueue.blocks import (
     encode_header,
     pass_blocks,
 )
-from penstock.export.sendqueue.journal import Completed, EntryKind, JournalEntry, decode
+from penstock.export.sendqueue.journal import BlockEntry, Completed, EntryKind, decode
 from tests.support.topics import castagnoli
 
 
@@ -90,18 +90,18 @@ def test_a_block_reads_back_and_any_flipped_bit_is_noticed(
 
 
 def test_golden_journal_entry():
-    data = JournalEntry(EntryKind.DELIVERED, 0, 7, 1000, 9, 1).encode()
+    data = BlockEntry(EntryKind.DELIVERED, 0, 7, 1000, 9, 1).encode()
     assert (
         data[4:].hex()
         == "01000000" + "0700000000000000" + "e803000000000000" + "09000000" + "01000000"
     )
     assert int.from_bytes(data[:4], "little") == castagnoli(data[4:])
-    assert list(decode(data + data[:5])) == [JournalEntry(EntryKind.DELIVERED, 0, 7, 1000, 9, 1)]
+    assert list(decode(data + data[:5])) == [BlockEntry(EntryKind.DELIVERED, 0, 7, 1000, 9, 1)]
     assert list(decode(data[:10] + b"\xff" + data[11:])) == [None]
 
 
 def test_golden_dead_letter():
-    letter = RouteDeadLetter(3, 1, "refused", "answered 400", 2, 1.5, 2.5, b'{"a":1}')
+    letter = DeadRecord(3, 1, "refused", "answered 400", 2, 1.5, 2.5, b'{"a":1}')
     line = letter.line()
     text = (
         b'{"sequence": 3, "index": 1, "reason": "refused", "detail": "answered 400", '
@@ -111,7 +111,7 @@ def test_golden_dead_letter():
     assert line == b"%08x " % castagnoli(text) + text + b"\n"
     assert parse_line(line) == letter
     assert parse_line(line.replace(b"400", b"401")) is None
-    binary = RouteDeadLetter(3, 1, "refused", "", 2, 1.5, 2.5, b"\xff\x00")
+    binary = DeadRecord(3, 1, "refused", "", 2, 1.5, 2.5, b"\xff\x00")
     assert parse_line(binary.line()) == binary
 
 

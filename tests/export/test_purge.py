@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import Conflict, Unavailable
 from penstock.export import routes as routes_module
-from penstock.export.deadletters import NAME, RouteDeadLetter, RouteDeadLetters
+from penstock.export.deadletters import NAME, DeadRecord, DeadRecords
 from penstock.export.manager import Exports
 from penstock.export.routes import ExportRoute
 from penstock.io.fs import DISK
@@ -151,19 +151,19 @@ async def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the
         await eventually(lambda: destination.ids == [2, 3, 4])
 
 
-def letter(sequence: int) -> RouteDeadLetter:
-    return RouteDeadLetter(sequence, 0, "refused", "no", 1, 0.0, 0.0, record(sequence))
+def letter(sequence: int) -> DeadRecord:
+    return DeadRecord(sequence, 0, "refused", "no", 1, 0.0, 0.0, record(sequence))
 
 
 def test_dead_letters_of_several_threads_are_all_there(tmp_path: Path):
-    letters = RouteDeadLetters(DISK, tmp_path)
+    letters = DeadRecords(DISK, tmp_path)
     letters.open()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: letters.add([letter(number)]), range(400)))
     letters.close()
-    assert sorted(
-        each.sequence for each in RouteDeadLetters(DISK, tmp_path).page(0, 10_000)
-    ) == list(range(400))
+    assert sorted(each.sequence for each in DeadRecords(DISK, tmp_path).page(0, 10_000)) == list(
+        range(400)
+    )
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])

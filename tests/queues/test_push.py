@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, PopRequest, PushOutcome, Queues
+from penstock.queues import Item, ItemOutcome, PopRequest, Queues
 from penstock.queues import push as pushing
 from tests.queues.support import (
     complete,
@@ -51,7 +51,7 @@ async def test_max_size_refuses_what_does_not_fit_and_says_which(queues: Queues)
 
 
 async def test_one_bad_request_fails_alone(queues: Queues) -> None:
-    async def pushed(item: Item) -> list[PushOutcome]:
+    async def pushed(item: Item) -> list[ItemOutcome]:
         return await queues.push([item])
 
     good = [pushed(Item("q", str(n).encode())) for n in range(20)]

@@ -35,9 +35,9 @@ async def test_a_transaction_is_all_or_nothing(queues: Queues) -> None:
     )
     assert done.success
     assert [type(result).__name__ for result in done.results] == [
-        "PushOutcome",
+        "ItemOutcome",
         "AckOutcome",
-        "PushOutcome",
+        "ItemOutcome",
     ]
     failures: list[tuple[list[Item | Ack], list[str], str]] = [
         ([Item("out", b"12"), Ack("nope", first.partition_id)], [], "Message not found"),

@@ -28,7 +28,7 @@ from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.push import answer_of, name_items
 from penstock.queues.schema import SCHEMA
-from penstock.queues.types import Item, PopRequest, PushOutcome, Status
+from penstock.queues.types import Item, ItemOutcome, PopRequest, Status
 from tests.support import guard
 from tests.support.wait import DATABASE_TIMEOUT, eventually
 
@@ -76,7 +76,7 @@ class Store:
             for callback in list(self._callbacks):
                 callback(healthy)
 
-    async def push(self, items: list[Item]) -> list[PushOutcome]:
+    async def push(self, items: list[Item]) -> list[ItemOutcome]:
         name_items(items, ())
         return await self.append(items)
 
@@ -84,7 +84,7 @@ class Store:
     def catalog(self) -> Any:
         return SimpleNamespace(partitions=())
 
-    async def append(self, items: list[Item]) -> list[PushOutcome]:
+    async def append(self, items: list[Item]) -> list[ItemOutcome]:
         await asyncio.sleep(0)
         if self.before:
             await self.before(items)
@@ -114,7 +114,7 @@ class Store:
     def opened(self, items: list[Item]) -> list[Item]:
         return items
 
-    def _store(self, item: Item) -> PushOutcome:
+    def _store(self, item: Item) -> ItemOutcome:
         assert item.transaction_id
         key = (item.queue, item.partition, item.transaction_id)
         known = (

@@ -57,7 +57,7 @@ from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
 from penstock.queues.push import answer_of, name_items
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.buffer")
 
@@ -171,7 +171,7 @@ class Buffer:
 
     async def push(
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
-    ) -> list[PushOutcome]:
+    ) -> list[ItemOutcome]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
         later. With `buffer_ms` or `buffer_max`: QoS 0. The items get their transaction ids here,
         before they go anywhere.
@@ -186,7 +186,7 @@ class Buffer:
             return await self._push_directly(items)
         return await self._push_behind(items)
 
-    async def push_lines(self, data: bytes) -> tuple[list[Item], list[PushOutcome]]:
+    async def push_lines(self, data: bytes) -> tuple[list[Item], list[ItemOutcome]]:
         """Store the events of lines from a buffer file of a broker with the same keys; the items,
         and what became of them.
         """
@@ -238,7 +238,7 @@ class Buffer:
     def _up(self) -> bool:
         return self._database.healthy and not self.maintenance.modes.push
 
-    async def _push_directly(self, items: list[Item]) -> list[PushOutcome]:
+    async def _push_directly(self, items: list[Item]) -> list[ItemOutcome]:
         """Push to the database. When the outcome is unknown the items go to the file: replay will
         find out what was stored.
         """
@@ -255,7 +255,7 @@ class Buffer:
                 self._check_in_flight()
         return await self._written(written, items)
 
-    async def _written(self, written: asyncio.Future[None], items: list[Item]) -> list[PushOutcome]:
+    async def _written(self, written: asyncio.Future[None], items: list[Item]) -> list[ItemOutcome]:
         try:
             await written
         except StorageError:
@@ -263,7 +263,7 @@ class Buffer:
             raise
         return _buffered(items)
 
-    async def _push_behind(self, items: list[Item]) -> list[PushOutcome]:
+    async def _push_behind(self, items: list[Item]) -> list[ItemOutcome]:
         self._queues.check_keys(items)  # refused now, not at replay
         while True:
             if not self._up:
@@ -279,7 +279,7 @@ class Buffer:
 
     async def _push_qos0(
         self, items: list[Item], buffer_ms: float | None, buffer_max: int | None
-    ) -> list[PushOutcome]:
+    ) -> list[ItemOutcome]:
         milliseconds = DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms
         most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
         written = False
@@ -498,5 +498,5 @@ class Buffer:
                     log.warning("%s: every partition waits until it is replayed", error)
 
 
-def _buffered(items: list[Item]) -> list[PushOutcome]:
+def _buffered(items: list[Item]) -> list[ItemOutcome]:
     return [answer_of(item, index, "buffered") for index, item in enumerate(items)]

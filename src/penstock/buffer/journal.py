@@ -28,7 +28,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 @dataclass(slots=True, eq=False)
-class JournalEntry:
+class FailoverEntry:
     lines: list[bytes]
     keys: set[Key]
     done: asyncio.Future[None]
@@ -53,7 +53,7 @@ class FailoverJournal:
         self._backlog = backlog
         self._per_file = storage.settings.events_per_file
         self._active: Active | None = None
-        self._waiting: deque[JournalEntry] = deque()
+        self._waiting: deque[FailoverEntry] = deque()
         self.unwritten = 0  # events that are on their way to a file
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -82,7 +82,7 @@ class FailoverJournal:
         lines, keys = self._storage.encode(items), keys_of(items)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._backlog.hold(keys)
-        self._waiting.append(JournalEntry(lines, keys, done))
+        self._waiting.append(FailoverEntry(lines, keys, done))
         self.unwritten += len(lines)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
@@ -128,7 +128,7 @@ class FailoverJournal:
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
             self._waiting.clear()
 
-    def _take(self) -> list[JournalEntry]:
+    def _take(self) -> list[FailoverEntry]:
         batch = [self._waiting.popleft()]
         events = len(batch[0].lines)
         while self._waiting and events + len(self._waiting[0].lines) <= self._per_file:
@@ -136,7 +136,7 @@ class FailoverJournal:
             events += len(batch[-1].lines)
         return batch
 
-    def _refuse(self, batch: list[JournalEntry], error: PenstockError) -> None:
+    def _refuse(self, batch: list[FailoverEntry], error: PenstockError) -> None:
         for submission in batch:
             self._backlog.release(submission.keys)
             if not submission.done.done():
@@ -150,7 +150,7 @@ class FailoverJournal:
 
     # From here on: in the pool, one at a time.
 
-    def _commit(self, batch: list[JournalEntry]) -> BufferFile:
+    def _commit(self, batch: list[FailoverEntry]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]
         self._storage.reserve(sum(map(len, lines)))
         if self._active and self._active.file.events + len(lines) > self._per_file:

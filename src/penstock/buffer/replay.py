@@ -47,7 +47,7 @@ from penstock.errors import (
 )
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.buffer")
 
@@ -251,7 +251,7 @@ class BufferReplay:
             for item, result in zip(items, results, strict=True)
         ]
 
-    async def _attempt(self, items: list[Item]) -> list[PushOutcome]:
+    async def _attempt(self, items: list[Item]) -> list[ItemOutcome]:
         self.writes.add()
         try:
             return await self._queues.push(self._queues.opened(items))

@@ -34,7 +34,7 @@ QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
-class RouteDeadLetter:
+class DeadRecord:
     sequence: int
     index: int  # of the record in its batch
     reason: str  # refused | too_large | attempts | expired
@@ -65,21 +65,21 @@ def from_text(record: str, encoding: str) -> bytes:
     return base64.b64decode(record) if encoding == "base64" else record.encode()
 
 
-def parse_line(line: bytes) -> RouteDeadLetter | None:
+def parse_line(line: bytes) -> DeadRecord | None:
     fields = journal.parse(line.rstrip(b"\n"))
     try:
         fields["record"] = from_text(fields["record"], fields.pop("encoding"))
-        return RouteDeadLetter(**fields)
+        return DeadRecord(**fields)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def read_letters(data: bytes) -> Iterator[RouteDeadLetter | None]:
+def read_letters(data: bytes) -> Iterator[DeadRecord | None]:
     """Every line; None for a damaged one."""
     return map(parse_line, data.splitlines(keepends=True))
 
 
-class RouteDeadLetters:
+class DeadRecords:
     """Blocking; called from several threads: whoever works on the files holds the lock."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
@@ -118,7 +118,7 @@ class RouteDeadLetters:
         path = self._directory / name
         return self._fs.read(path) if self._fs.exists(path) else b""
 
-    def add(self, letters: list[RouteDeadLetter]) -> None:
+    def add(self, letters: list[DeadRecord]) -> None:
         """Durable when it returns; raises StorageFull or StorageFailed and has added none."""
         with self._lock:
             new = [letter for letter in letters if letter.key not in self._keys]
@@ -142,13 +142,13 @@ class RouteDeadLetters:
             self._close()  # one whose sync failed takes no more: it is opened again next time
             raise
 
-    def page(self, offset: int, limit: int) -> Sequence[RouteDeadLetter | None]:
+    def page(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:
         """`limit` from the `offset`-th on, an interrupted replay's first; None: damaged."""
         with self._lock:
             lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
         return [parse_line(line) for line in lines[offset : offset + limit]]
 
-    def begin_replay(self) -> list[RouteDeadLetter]:
+    def begin_replay(self) -> list[DeadRecord]:
         """Move the letters aside and return them, until `end_replay`. One at a time."""
         with self._lock:
             self._close()

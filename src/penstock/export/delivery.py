@@ -20,7 +20,7 @@ import crc32c
 
 from penstock.errors import StorageError
 from penstock.export.context import RouteContext
-from penstock.export.deadletters import RouteDeadLetter, RouteDeadLetters
+from penstock.export.deadletters import DeadRecord, DeadRecords
 from penstock.export.destinations import (
     BatchRefused,
     Denied,
@@ -43,7 +43,7 @@ class BatchDelivery:
         self,
         queue: SendQueue,
         destination: Destination,
-        dead_letters: RouteDeadLetters,
+        dead_letters: DeadRecords,
         state: RouteState,
         context: RouteContext,
         metrics: RouteMetrics,
@@ -215,7 +215,7 @@ class BatchDelivery:
         if undelivered:
             ranges = [(0, len(undelivered))]
         letters = [
-            RouteDeadLetter(
+            DeadRecord(
                 sequence=block.sequence,
                 index=index,
                 reason=reason,

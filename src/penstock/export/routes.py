@@ -14,12 +14,12 @@ from penstock.errors import Conflict, StorageError, Unavailable
 from penstock.export.backoff import RouteBackoff
 from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
-from penstock.export.deadletters import RouteDeadLetter, RouteDeadLetters
+from penstock.export.deadletters import DeadRecord, DeadRecords
 from penstock.export.delivery import BatchDelivery
 from penstock.export.kafka_source import KafkaSource
 from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
-from penstock.export.sendqueue import Block, PushOutcome, SendQueue
+from penstock.export.sendqueue import Block, PushedBlocks, SendQueue
 from penstock.export.sources import QueueSource, SourceReader, TopicSource, make_blocks
 from penstock.export.spec import RouteSpec, make_destination
 from penstock.export.telemetry import Gauges, RouteMetrics
@@ -58,9 +58,7 @@ class ExportRoute:
             metrics,
             source=spec.source.kind,
         )
-        self.dead_letters = RouteDeadLetters(
-            context.fs, None if self.queue.in_memory else directory
-        )
+        self.dead_letters = DeadRecords(context.fs, None if self.queue.in_memory else directory)
         self.breaker = Breaker(spec.name, settings.circuit_breaker, clock, metrics.add)
         self._pause = Pause(
             clock,
@@ -138,7 +136,7 @@ class ExportRoute:
 
     # What people do with it
 
-    async def push(self, records: list[bytes]) -> PushOutcome:
+    async def push(self, records: list[bytes]) -> PushedBlocks:
         self._refuse_when_closed()
         return await self.queue.push(await self._make_blocks(records))
 
@@ -197,7 +195,7 @@ class ExportRoute:
         """Have its state, the definition too, on disk."""
         await self._state.save()
 
-    async def letters(self, offset: int, limit: int) -> Sequence[RouteDeadLetter | None]:
+    async def letters(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:
         return await self._context.in_pool(self.dead_letters.page, offset, limit)
 
     async def purge(self) -> int:

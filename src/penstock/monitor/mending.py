@@ -15,7 +15,7 @@ from penstock.protocol import headers
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import Item, ItemOutcome
 
 EDITED = "edited"  # the trace that keeps the payload from before
 
@@ -36,7 +36,7 @@ class Mending:
         """The payload of a stored message, byte by byte."""
         return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
 
-    async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> PushOutcome:
+    async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> ItemOutcome:
         """Push the same payload and headers to the end of the message's partition."""
         message = await self._queues.messages.detail(partition_id, transaction_id)
         return await self._push(
@@ -68,7 +68,7 @@ class Mending:
     async def purge(self, numbers: list[int]) -> int:
         return sum([await self._queues.dead.purge(Which(id=number)) for number in numbers])
 
-    async def edit(self, number: int, payload: bytes, who: str | None) -> PushOutcome:
+    async def edit(self, number: int, payload: bytes, who: str | None) -> ItemOutcome:
         """Push a dead letter with another payload, and delete the dead letter.
 
         The message from before is kept in a trace of the new one. The transaction id depends on
@@ -100,7 +100,7 @@ class Mending:
         pushed.partition_id = letter.partition_id  # a duplicate does not name it
         return pushed
 
-    async def _push(self, item: Item) -> PushOutcome:
+    async def _push(self, item: Item) -> ItemOutcome:
         [pushed] = await self._queues.push([item])
         if pushed.status == "full":
             raise Conflict(f"queue '{item.queue}' is full (maxSize)")

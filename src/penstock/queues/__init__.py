@@ -22,9 +22,9 @@ from penstock.queues.types import (
     Delivered,
     Extended,
     Item,
+    ItemOutcome,
     PopOutcome,
     PopRequest,
-    PushOutcome,
     TransactionResult,
 )
 
@@ -34,9 +34,9 @@ __all__ = [
     "Delivered",
     "Extended",
     "Item",
+    "ItemOutcome",
     "PopOutcome",
     "PopRequest",
-    "PushOutcome",
     "Queues",
     "TransactionResult",
 ]

@@ -51,9 +51,9 @@ from penstock.queues.types import (
     AckOutcome,
     Extended,
     Item,
+    ItemOutcome,
     PopOutcome,
     PopRequest,
-    PushOutcome,
     TransactionResult,
 )
 from penstock.queues.waiting import WaitingPops
@@ -143,11 +143,11 @@ class Queues:
         """Have waiting pops answered and let none wait any more: listeners are about to close."""
         self._deliverer.answer_waiting()
 
-    async def push(self, items: list[Item]) -> list[PushOutcome]:
+    async def push(self, items: list[Item]) -> list[ItemOutcome]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
         return await self.append(self._pusher.named(items)) if items else []
 
-    def append(self, items: list[Item]) -> "asyncio.Future[list[PushOutcome]]":
+    def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
         """`push` of items that `name_items` has checked and named."""
         return self._pusher.batcher.submit(items)
 

@@ -24,7 +24,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.deliver import HandOff
 from penstock.queues.taking import Deliveries
-from penstock.queues.types import Item, PushOutcome, Status
+from penstock.queues.types import Item, ItemOutcome, Status
 
 T = TypeVar("T")
 Log = tuple[str, str]  # queue, partition
@@ -53,7 +53,7 @@ class Pusher:
         self._deliveries = deliveries
         self._pushed = pushed
         self._delayed = delayed  # messages for these moments were stored
-        self.batcher: Batcher[list[Item], list[PushOutcome]] = Batcher(
+        self.batcher: Batcher[list[Item], list[ItemOutcome]] = Batcher(
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
@@ -65,7 +65,7 @@ class Pusher:
 
     async def _append(
         self, requests: list[list[Item]], again: bool
-    ) -> list[list[PushOutcome] | PenstockError]:
+    ) -> list[list[ItemOutcome] | PenstockError]:
         """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         if again or not self._waiting.pops:
@@ -78,15 +78,15 @@ class Pusher:
                 self.announce(answers, hand_off.served)
             finally:
                 hand_off.close()
-        results: list[list[PushOutcome] | PenstockError] = []
+        results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
             outcomes = answers[begin : begin + len(request)]
-            refused = [one for one in outcomes if not isinstance(one, PushOutcome)]
+            refused = [one for one in outcomes if not isinstance(one, ItemOutcome)]
             if begin and not refused:
-                for index, outcome in enumerate(cast("list[PushOutcome]", outcomes)):
+                for index, outcome in enumerate(cast("list[ItemOutcome]", outcomes)):
                     outcome.index = index
-            results.append(refused[0] if refused else cast("list[PushOutcome]", outcomes))
+            results.append(refused[0] if refused else cast("list[ItemOutcome]", outcomes))
             begin += len(request)
         return results
 
@@ -98,7 +98,7 @@ class Pusher:
         again: bool = False,
         hand_off: HandOff | None = None,
         fetch: Fetch | None = None,
-    ) -> list[PushOutcome | PenstockError]:
+    ) -> list[ItemOutcome | PenstockError]:
         """Append items, through `fetch` where they are part of a transaction. Look up again what
         turns out to be stale.
         """
@@ -124,7 +124,7 @@ class Pusher:
 
     def announce(
         self,
-        answers: Sequence[PushOutcome | PenstockError],
+        answers: Sequence[ItemOutcome | PenstockError],
         served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Count what was queued and wake pops that wait for it, but for those of a queue and group
@@ -133,7 +133,7 @@ class Pusher:
         logs: dict[tuple[str, str], int] = {}
         dues: list[datetime] = []
         for answer in answers:
-            if not isinstance(answer, PushOutcome):
+            if not isinstance(answer, ItemOutcome):
                 continue
             if answer.status == "queued":
                 key = answer.queue, str(answer.partition_id)
@@ -158,8 +158,8 @@ class AppendBatch:
     def __init__(
         self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
     ) -> None:
-        self.answers: list[PushOutcome | PenstockError] = cast(
-            "list[PushOutcome | PenstockError]", [None] * len(items)
+        self.answers: list[ItemOutcome | PenstockError] = cast(
+            "list[ItemOutcome | PenstockError]", [None] * len(items)
         )
         self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
         self._items = items
@@ -265,7 +265,7 @@ class AppendBatch:
                 ids = self._catalog.message_uuids(partition, appended.seqs[n : n + len(indexes)])
                 for index, message_id in zip(indexes, ids, strict=True):
                     item = self._items[index]
-                    self.answers[index] = PushOutcome(
+                    self.answers[index] = ItemOutcome(
                         index,
                         "queued",
                         message_id,
@@ -288,7 +288,7 @@ class AppendBatch:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
-            elif isinstance(answer, PushOutcome) and answer.status != "full":
+            elif isinstance(answer, ItemOutcome) and answer.status != "full":
                 answer = msgspec.structs.replace(
                     answer,
                     index=index,
@@ -299,7 +299,7 @@ class AppendBatch:
             self.answers[index] = answer
         self.stale = stale
 
-    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> PushOutcome:
+    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
         """The answer of an item in a call that did not just queue everything."""
         item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
@@ -319,13 +319,13 @@ def answer_of(
     message_id: str | None = None,
     partition_id: str = "",
     due_at: datetime | None = None,
-) -> PushOutcome:
+) -> ItemOutcome:
     """What became of an item."""
     if status == "queued" and due_at is not None:
         status = "scheduled"
     if status == "duplicate":
-        return PushOutcome(index, status, message_id, item.transaction_id or "", queue=item.queue)
-    return PushOutcome(
+        return ItemOutcome(index, status, message_id, item.transaction_id or "", queue=item.queue)
+    return ItemOutcome(
         index,
         status,
         message_id,

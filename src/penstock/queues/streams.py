@@ -25,7 +25,7 @@ from penstock.queues.push import logs_of, unordered_of
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
-from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
+from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome
 
 READ = query("stream_state")
 STATUSES = {"completed": "completed", "success": "completed", "failed": "dlq", "dlq": "dlq"}
@@ -78,7 +78,7 @@ class Cycle(msgspec.Struct, kw_only=True):
 
 
 class CommittedCycle(msgspec.Struct):
-    pushed: list[PushOutcome]
+    pushed: list[ItemOutcome]
     acked: int  # messages
     released: bool
     dead: bool  # the last message became a dead letter
@@ -142,7 +142,7 @@ class Streams:
 
         async def work(
             connection: Any, snapshot: CatalogSnapshot
-        ) -> tuple[list[PushOutcome], list[Ack], list[AckOutcome]]:
+        ) -> tuple[list[ItemOutcome], list[Ack], list[AckOutcome]]:
             locked = [] if ack is None else [(cycle.partition_id, cycle.group)]
             await self._transactions.lock(connection, snapshot, locked)
             [row] = await connection.fetch(

@@ -16,7 +16,7 @@ from penstock.queues.context import QueueContext
 from penstock.queues.push import Log, Pusher, logs_of, unordered_of
 from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
 from penstock.queues.taking import Deliveries
-from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome, QueueInfo, TransactionResult
+from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
@@ -89,7 +89,7 @@ class Transactions:
 
         async def work(
             connection: Any, snapshot: CatalogSnapshot
-        ) -> tuple[list[PushOutcome], list[AckOutcome]]:
+        ) -> tuple[list[ItemOutcome], list[AckOutcome]]:
             await self.lock(connection, snapshot, [(ack.partition_id, ack.group) for ack in acks])
             await self._require(connection, required_leases)
             pushed = await self.store(connection, snapshot, items)
@@ -106,7 +106,7 @@ class Transactions:
             return TransactionResult(name, False, str(error))
         self.announce(pushed, acks, acked)
         pushes, answers = iter(pushed), iter(acked)
-        results: list[PushOutcome | AckOutcome] = [
+        results: list[ItemOutcome | AckOutcome] = [
             next(pushes) if isinstance(operation, Item) else next(answers)
             for operation in operations
         ]
@@ -167,7 +167,7 @@ class Transactions:
 
     async def store(
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[PushOutcome]:
+    ) -> list[ItemOutcome]:
         """`append`. Raises when a queue is full."""
         pushed = await self.append(connection, snapshot, items)
         for answer in pushed:
@@ -177,13 +177,13 @@ class Transactions:
 
     async def append(
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[PushOutcome]:
+    ) -> list[ItemOutcome]:
         """Push the items, which have their ids. Raises when one of them cannot be stored."""
         answers = await self._pusher.store(items, snapshot, fetch=connection.fetch)
         for answer in answers:
-            if not isinstance(answer, PushOutcome):
+            if not isinstance(answer, ItemOutcome):
                 raise answer
-        return cast("list[PushOutcome]", answers)
+        return cast("list[ItemOutcome]", answers)
 
     async def settle(self, connection: Any, acks: list[Ack]) -> list[AckOutcome]:
         """Record the outcomes. Raises when one of them is refused."""
@@ -197,7 +197,7 @@ class Transactions:
         return acked
 
     def announce(
-        self, pushed: list[PushOutcome], acks: Sequence[Ack] = (), acked: Sequence[AckOutcome] = ()
+        self, pushed: list[ItemOutcome], acks: Sequence[Ack] = (), acked: Sequence[AckOutcome] = ()
     ) -> None:
         """Count what was committed, and wake the pops that it is for."""
         self._pusher.announce(pushed)

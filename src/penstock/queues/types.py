@@ -38,7 +38,7 @@ class Item(msgspec.Struct, rename="camel", gc=False):
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
-class PushOutcome(msgspec.Struct, gc=False):
+class ItemOutcome(msgspec.Struct, gc=False):
     """What became of an item; it encodes itself as the answer of a push. `scheduled`: it waits for
     its time, `deliver_at`. `full`: the queue is at its `maxSize`, the item was not stored.
     `buffered`: it is on disk and will be stored later (said by the buffer in front of the engine).
@@ -156,7 +156,7 @@ class TransactionResult(msgspec.Struct):
     transaction_id: str
     success: bool
     error: str | None = None
-    results: list[PushOutcome | AckOutcome] = []  # in the order of the operations
+    results: list[ItemOutcome | AckOutcome] = []  # in the order of the operations
 
 
 class QueueInfo(msgspec.Struct):

@@ -1,5 +1,6 @@
 """Shared topics on a database of the test's own, as two brokers see them."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -24,13 +25,14 @@ async def shared_topics(
     url: str,
     store: ObjectStore | None = None,
     acquire_timeout: float = DATABASE_TIMEOUT,
+    clock: Callable[[], float] = time.time,
     **settings: Any,
 ) -> AsyncIterator[SharedTopics]:
     """What a broker has of shared topics, for the length of a block."""
     async with started(url, acquire_timeout=acquire_timeout) as database:
         metrics = Metrics()
         topics = SharedTopics(
-            database, TopicsSettings(**settings), Instruments(metrics), metrics, store
+            database, TopicsSettings(**settings), Instruments(metrics), metrics, store, clock
         )
         await topics.start()
         try:

@@ -5,6 +5,7 @@ import time
 from uuid import uuid4
 
 import asyncpg
+import numpy as np
 import pytest
 
 from penstock.errors import ConnectionLost, InvalidOffset, NotFound
@@ -287,3 +288,25 @@ async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> 
         waiting = [log.append([b"%d" % i]) for i in range(500)]
         large = [log.append([bytes(3 << 20)]) for _ in range(3)]  # each takes a turn of its own
     assert sorted([one.result().first_offset for one in waiting + large]) == list(range(503))
+
+
+async def test_brokers_whose_clocks_differ_by_an_hour_give_the_databases_time(
+    database_url: str,
+) -> None:
+    def ahead() -> float:
+        return time.time() + 3600
+
+    async with (
+        shared_topics(database_url, clock=ahead) as fast,
+        shared_topics(database_url) as right,
+    ):
+        here = await fast.create("orders", 1)
+        there = await right.find("orders")
+        assert there is not None
+        for _ in range(5):
+            await here.append([b"a"])
+            await there.append([b"b"])
+        await here.refresh()
+        times = await here.read_through(lambda: here.timestamps(np.arange(10)))
+        assert max(times) - min(times) < 600e6  # microseconds: far less than the hour
+        assert await here.read_through(lambda: here.offset_at(time.time() + 1800)) == 10

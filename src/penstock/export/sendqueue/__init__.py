@@ -23,7 +23,7 @@ back and waits for its next attempt, is in neither; FastQueue has it.
 from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of
 from penstock.export.sendqueue.fastqueue import repair
 from penstock.export.sendqueue.journal import DAMAGED, JOURNAL, NEWEST, SOURCE_GAP, Books, Journal
-from penstock.export.sendqueue.queue import PushOutcome, SendQueue
+from penstock.export.sendqueue.queue import PushedBlocks, SendQueue
 from penstock.export.sendqueue.store import META
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "Books",
     "ChunkReader",
     "Journal",
-    "PushOutcome",
+    "PushedBlocks",
     "SendQueue",
     "chunk_files",
     "records_of",

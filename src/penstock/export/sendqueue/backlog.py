@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from penstock.export.sendqueue.blocks import Block
-from penstock.export.sendqueue.journal import EntryKind, JournalEntry
+from penstock.export.sendqueue.journal import BlockEntry, EntryKind
 from penstock.export.sendqueue.store import Store
 
 READ_BACK_BLOCKS = 64  # read at once from the new end
@@ -126,7 +126,7 @@ class Backlog:
                 lambda: (store.records_before(start), store.records_before(stop))
             )
             store.book(
-                JournalEntry(
+                BlockEntry(
                     EntryKind.DROPPED,
                     reason,
                     start,

@@ -17,7 +17,7 @@ from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import Block, records_of
 from penstock.export.sendqueue.chunks import ChunkOptions
-from penstock.export.sendqueue.journal import Books, EntryKind, JournalEntry
+from penstock.export.sendqueue.journal import BlockEntry, Books, EntryKind
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import Store
 from penstock.export.sendqueue.writer import ChunkWriter
@@ -136,22 +136,22 @@ class FastQueue:
         """The leased block is done: delivered, but for `dead` records in the dead letters."""
         through, delivered = block.through, block.records - dead
         self._complete(
-            block, JournalEntry(EntryKind.DELIVERED, 0, block.sequence, through, delivered, dead)
+            block, BlockEntry(EntryKind.DELIVERED, 0, block.sequence, through, delivered, dead)
         )
 
     def drop(self, block: Block, reason: int) -> None:
-        entry = JournalEntry(
+        entry = BlockEntry(
             EntryKind.DROPPED, reason, block.sequence, block.through, block.records, 1
         )
         self._complete(block, entry)
 
-    def _book(self, entry: JournalEntry) -> None:
+    def _book(self, entry: BlockEntry) -> None:
         if self.store is None:
             self.books.apply(entry)
         else:
             self.store.book(entry)
 
-    def _complete(self, block: Block, entry: JournalEntry) -> None:
+    def _complete(self, block: Block, entry: BlockEntry) -> None:
         self.leased.pop(block.sequence, None)
         self._book(entry)
         self.memory.completed(block)
@@ -162,12 +162,12 @@ class FastQueue:
             return
         if attempted:
             block.attempts += 1
-            self._book(JournalEntry(EntryKind.ATTEMPT, sequence=block.sequence, a=block.attempts))
+            self._book(BlockEntry(EntryKind.ATTEMPT, sequence=block.sequence, a=block.attempts))
         heapq.heappush(self._returned, (block.sequence, block))
 
     def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
         """Book records, in so many blocks, that were dropped before they got sequence numbers."""
-        self._book(JournalEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
+        self._book(BlockEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
         """Book records of the source as dropped, and that it was read up to `position`."""
@@ -175,7 +175,7 @@ class FastQueue:
             # Or power loss might keep the position and forget blocks in front of it.
             await self.store.sync()
         self.refuse(records, reason)
-        self._book(JournalEntry(EntryKind.POSITION, value=position))
+        self._book(BlockEntry(EntryKind.POSITION, value=position))
 
     # Making room
 

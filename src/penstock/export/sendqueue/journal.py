@@ -1,7 +1,7 @@
 """What became of the blocks of a send queue: entries, the books they add up to, and their file.
 
 A block is completed when it was delivered, dead-lettered or dropped. Each of these is a
-`JournalEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
+`BlockEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
 arrives at the same numbers. The `Journal` is the append-only file `fastqueue.log` that holds them.
 
     accepted = delivered + dead-lettered + dropped{reason} + queued
@@ -76,7 +76,7 @@ class EntryKind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class JournalEntry:
+class BlockEntry:
     kind: int
     reason: int = 0
     sequence: int = 0
@@ -89,14 +89,14 @@ class JournalEntry:
         return crc32c.crc32c(fields).to_bytes(4, "little") + fields
 
 
-def decode(data: bytes) -> Iterator[JournalEntry | None]:
+def decode(data: bytes) -> Iterator[BlockEntry | None]:
     """Every entry in `data`; None for a damaged one. A torn last entry is left out."""
     for at in range(0, len(data) - SIZE + 1, SIZE):
         if int.from_bytes(data[at : at + 4], "little") != crc32c.crc32c(data[at + 4 : at + SIZE]):
             yield None
             continue
         kind, reason, _, sequence, value, a, b = ENTRY.unpack_from(data, at + 4)
-        yield JournalEntry(kind, reason, sequence, value, a, b)
+        yield BlockEntry(kind, reason, sequence, value, a, b)
 
 
 # First and next sequence number, records accepted before the first and through the last block.
@@ -202,7 +202,7 @@ class Books:
         gaps = self.completed.gaps(1, self.next_sequence)
         return gaps[0][0] if gaps else self.next_sequence
 
-    def apply(self, entry: JournalEntry) -> bool:
+    def apply(self, entry: BlockEntry) -> bool:
         """Book the entry; False when it changed nothing because it was booked before."""
         kind = entry.kind
         if kind == EntryKind.DELIVERED:
@@ -235,7 +235,7 @@ class Books:
                 self.dropped[entry.reason - _DROPPED] = entry.value
         return True
 
-    def _drop(self, entry: JournalEntry) -> None:
+    def _drop(self, entry: BlockEntry) -> None:
         self.dropped[entry.reason] += entry.a
         self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
         self.on_event(f"dropped_batches_{REASONS[entry.reason]}", entry.b)
@@ -260,41 +260,39 @@ class Books:
         dropped = {REASONS[number]: n for number, n in enumerate(self.dropped) if n}
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
 
-    def snapshot(self) -> list[JournalEntry]:
+    def snapshot(self) -> list[BlockEntry]:
         """Entries that, applied to empty books by `replay`, give this one."""
         entries = [
-            JournalEntry(EntryKind.COUNTER, number, value=getattr(self, name))
+            BlockEntry(EntryKind.COUNTER, number, value=getattr(self, name))
             for number, name in enumerate(_COUNTERS)
         ]
         entries += [
-            JournalEntry(EntryKind.COUNTER, _DROPPED + reason, value=n)
+            BlockEntry(EntryKind.COUNTER, _DROPPED + reason, value=n)
             for reason, n in enumerate(self.dropped)
             if n
         ]
         for start, end, before, through in self.completed.spans:
-            entries.append(JournalEntry(EntryKind.SPAN_START, sequence=start, value=before))
-            entries.append(JournalEntry(EntryKind.SPAN_END, sequence=end, value=through))
+            entries.append(BlockEntry(EntryKind.SPAN_START, sequence=start, value=before))
+            entries.append(BlockEntry(EntryKind.SPAN_END, sequence=end, value=through))
         entries += [
-            JournalEntry(EntryKind.ATTEMPT, sequence=sequence, a=n)
+            BlockEntry(EntryKind.ATTEMPT, sequence=sequence, a=n)
             for sequence, n in self.attempts.items()
         ]
         return entries + self.progress()
 
-    def progress(self) -> list[JournalEntry]:
+    def progress(self) -> list[BlockEntry]:
         """How much was accepted, and how far the source was read."""
         position = (
-            [JournalEntry(EntryKind.POSITION, value=self.position)] if self.position >= 0 else []
+            [BlockEntry(EntryKind.POSITION, value=self.position)] if self.position >= 0 else []
         )
-        accepted = JournalEntry(
-            EntryKind.ACCEPTED, sequence=self.next_sequence, value=self.numbered
-        )
+        accepted = BlockEntry(EntryKind.ACCEPTED, sequence=self.next_sequence, value=self.numbered)
         return [*position, accepted]
 
-    def replay(self, entries: Iterable[JournalEntry | None]) -> int:
+    def replay(self, entries: Iterable[BlockEntry | None]) -> int:
         """Apply what a journal holds to books that are empty; how many entries were damaged."""
         damaged = 0
         on_event, self.on_event = self.on_event, _ignore  # they were counted at their time
-        span: JournalEntry | None = None  # begun and not ended
+        span: BlockEntry | None = None  # begun and not ended
         for entry in entries:
             if entry is None:
                 damaged += 1
@@ -326,7 +324,7 @@ class Journal:
         self.dirty = False  # something is written but not synced
         self.broken = False  # the file takes no more, or cannot be trusted: restart it
 
-    def load(self) -> list[JournalEntry | None]:
+    def load(self) -> list[BlockEntry | None]:
         if not self._fs.exists(self._path):
             return []
         entries = list(decode(self._fs.read(self._path)))
@@ -338,7 +336,7 @@ class Journal:
     def size(self) -> int:
         return (self._file.size if self._file else 0) + len(self._pending) * SIZE
 
-    def add(self, entry: JournalEntry) -> None:
+    def add(self, entry: BlockEntry) -> None:
         data = entry.encode()
         self._pending.append(data)
         if self._since is not None:
@@ -371,7 +369,7 @@ class Journal:
                 raise
 
     async def restart(
-        self, snapshot: list[JournalEntry], in_pool: Callable[..., Awaitable[Any]]
+        self, snapshot: list[BlockEntry], in_pool: Callable[..., Awaitable[Any]]
     ) -> None:
         """Begin again with a snapshot that was taken just now.
 
@@ -396,7 +394,7 @@ class Journal:
         self.dirty, self.broken = True, False
         await in_pool(self._fs.sync_dir, self._path.parent)
 
-    def _write_snapshot(self, snapshot: list[JournalEntry]) -> File:
+    def _write_snapshot(self, snapshot: list[BlockEntry]) -> File:
         self._fs.remove(self._next_path)
         file = self._fs.open(self._next_path, create=True)
         try:

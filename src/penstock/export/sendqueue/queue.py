@@ -74,7 +74,7 @@ def adapt(blocks: int, used: int, target: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PushOutcome:
+class PushedBlocks:
     """What became of a push, in records."""
 
     accepted: int
@@ -152,7 +152,7 @@ class SendQueue:
 
     # Pushing
 
-    async def push(self, blocks: list[Block], *, wait: bool = False) -> PushOutcome:
+    async def push(self, blocks: list[Block], *, wait: bool = False) -> PushedBlocks:
         """Take the blocks in. `wait`: with `block`, however long it takes, as a source can."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.max_bytes or count > self.settings.max_size:
@@ -161,7 +161,7 @@ class SendQueue:
                 f"{self.name} ({self.settings.max_size} batches, {self.max_bytes} bytes)"
             )
         if not await self._make_room(count, size, records, wait):
-            return PushOutcome(0, records)
+            return PushedBlocks(0, records)
         self._arriving += count
         self._arriving_bytes += size
         try:
@@ -172,7 +172,7 @@ class SendQueue:
         self._metrics.add("queue_push_total", count)
         self._metrics.add("queue_accepted_records_total", records)
         self._wake(count)
-        return PushOutcome(records, 0)
+        return PushedBlocks(records, 0)
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
         """True when the blocks fit; False when they were dropped instead."""

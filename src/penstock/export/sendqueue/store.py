@@ -32,10 +32,10 @@ from penstock.export.sendqueue.journal import (
     CRASH,
     DAMAGED,
     REASONS,
+    BlockEntry,
     Books,
     EntryKind,
     Journal,
-    JournalEntry,
 )
 from penstock.io.fs import Fs
 from penstock.io.lock import DirectoryLock
@@ -232,7 +232,7 @@ class Store:
         records, why = max(0, through - before), REASONS[reason]
         blocks = f"blocks {start} to {stop - 1} ({records} records)"
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
-        self.book(JournalEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
+        self.book(BlockEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
         self.on_event("lost_blocks", stop - start)
 
     def failed(self, error: StorageError) -> None:
@@ -243,7 +243,7 @@ class Store:
 
     # Books
 
-    def book(self, entry: JournalEntry) -> None:
+    def book(self, entry: BlockEntry) -> None:
         """It is in the page cache at the end of this turn of the event loop."""
         if self.books.apply(entry):
             self._journal.add(entry)

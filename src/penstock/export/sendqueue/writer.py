@@ -23,7 +23,7 @@ from penstock.export.clock import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
 from penstock.export.sendqueue.chunks import ChunkOptions
-from penstock.export.sendqueue.journal import Books, EntryKind, JournalEntry
+from penstock.export.sendqueue.journal import BlockEntry, Books, EntryKind
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import MIN_POOL_BYTES, Store
 
@@ -90,7 +90,7 @@ class ChunkWriter:
             self._books.advance(last.sequence + 1, last.through)
         else:
             # what a kill loses is counted, and its numbers are not used again
-            self._store.book(JournalEntry(EntryKind.ACCEPTED, 0, last.sequence + 1, last.through))
+            self._store.book(BlockEntry(EntryKind.ACCEPTED, 0, last.sequence + 1, last.through))
             if self._memory.full:
                 self.spill_soon()
 

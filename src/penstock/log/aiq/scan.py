@@ -38,11 +38,11 @@ class Scan(NamedTuple):
     holes: list[Hole]
 
 
-class Readable(Protocol):
+class ReadableRecords(Protocol):
     def read_at(self, position: int, length: int) -> bytes | memoryview: ...
 
 
-def record_at(data: Readable, position: int, size: int) -> tuple[int, int]:
+def record_at(data: ReadableRecords, position: int, size: int) -> tuple[int, int]:
     """The offset of the record whose header is at this position, and where it ends; -1 twice when
     there can be none in data of this size.
     """
@@ -53,7 +53,7 @@ def record_at(data: Readable, position: int, size: int) -> tuple[int, int]:
     return offset, position + HEADER_SIZE + length
 
 
-def agreeing(data: Readable, rows: np.ndarray, size: int, start: int) -> int:
+def agreeing(data: ReadableRecords, rows: np.ndarray, size: int, start: int) -> int:
     """How many leading index rows describe the records of `data` from `start` on, gapless."""
     positions = rows["position"].astype(np.int64)
     good, at = 0, start

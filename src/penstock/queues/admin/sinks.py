@@ -17,7 +17,7 @@ from penstock.queues.catalog import check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.push import logs_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import Item, ItemOutcome
 
 
 class Sinks:
@@ -56,7 +56,7 @@ class Sinks:
         items = self._transactions.named(items)
         key = astuple(place)
 
-        async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[PushOutcome]]:
+        async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[ItemOutcome]]:
             rows = await connection.fetchval(
                 """SELECT rows FROM sink_tasks
                     WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4 FOR UPDATE""",
@@ -83,7 +83,7 @@ class Sinks:
 
     async def _store_fitting(
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[PushOutcome]:
+    ) -> list[ItemOutcome]:
         """Store all items, or as many of the first ones as fit after halving their number."""
         while items:
             attempt = connection.transaction()

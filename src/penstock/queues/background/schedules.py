@@ -35,7 +35,7 @@ from penstock.queues.background.cron import Cron, due_until
 from penstock.queues.catalog import check_name
 from penstock.queues.context import QueueContext
 from penstock.queues.transaction import CatalogSnapshot, Transactions
-from penstock.queues.types import Item, PushOutcome
+from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.queues")
 
@@ -69,7 +69,7 @@ PUT = """INSERT INTO schedules AS s (name, cron, timezone, queue, partition, pay
 
 
 class Fired(msgspec.Struct):
-    pushed: list[PushOutcome]
+    pushed: list[ItemOutcome]
     runs: list[ScheduleRun]
 
 

@@ -61,7 +61,9 @@ class SharedTopics:
         instruments: Instruments,
         metrics: Metrics,
         store: ObjectStore | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._database = database
         self.groups = SharedGroups(database, settings.lease_time)
         self.nodes = SharedNodes(database, metrics)
@@ -99,7 +101,7 @@ class SharedTopics:
             max_record=settings.max_record,
             grace=settings.tier_grace,
             instruments=instruments,
-            now=lambda: int((time.time() + self._ahead) * 1e6),
+            now=lambda: int((clock() + self._ahead) * 1e6),
             announce=self._announce,
             on_gone=self._look.set,
             fetch=self._fetch,
@@ -282,7 +284,7 @@ class SharedTopics:
         """Read the catalog."""
         known = set(self._by_id)
         server = await self.calls.server()
-        self._ahead = server["now"].timestamp() - time.time()
+        self._ahead = server["now"].timestamp() - self._clock()
         self._check_timeline(server["timeline"])
         rewind, self._rewind = self._rewind, False
         rows = await self.calls.logs()
@@ -299,7 +301,7 @@ class SharedTopics:
     # What others append
 
     def _answered(self, answer: AppendAnswer) -> None:
-        self._ahead = answer.at.timestamp() - time.time()
+        self._ahead = answer.at.timestamp() - self._clock()
         self._check_timeline(answer.timeline)
 
     def _check_timeline(self, timeline: int) -> None:

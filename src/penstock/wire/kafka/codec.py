@@ -55,7 +55,7 @@ _NUMBERS = {
 _SHORT = Struct(">h")
 
 
-class RequestHead(NamedTuple):
+class KafkaHead(NamedTuple):
     """How a request begins."""
 
     key: int
@@ -63,14 +63,14 @@ class RequestHead(NamedTuple):
     correlation: int
 
     @classmethod
-    def parse(cls, frame: Bytes) -> "RequestHead":
+    def parse(cls, frame: Bytes) -> "KafkaHead":
         try:
             return cls(*HEAD.unpack_from(frame))
         except struct.error:
             raise Malformed("a request is shorter than its header") from None
 
 
-def read_request(head: RequestHead, frame: memoryview) -> tuple[str, Any]:
+def read_request(head: KafkaHead, frame: memoryview) -> tuple[str, Any]:
     """The client's id, and the request with its fields as attributes."""
     schema: Any = load_request_schema(head.key, head.version)
     try:
@@ -229,7 +229,7 @@ def _text(found: Bytes | None) -> str | None:
     return None if found is None else str(found, "utf-8")
 
 
-def encode_answer(head: RequestHead, values: Values) -> list[Bytes]:
+def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:
     """The answer to a request, as a frame."""
     schema: Any = load_response_schema(head.key, head.version)
     parts: list[Bytes] = [LENGTH.pack(head.correlation)]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.errors import PenstockError, TooLarge
 from penstock.wire.framed import FramedConnection, FrameListener, Pieces
-from penstock.wire.kafka.codec import LENGTH, RequestHead, Values, encode_answer
+from penstock.wire.kafka.codec import LENGTH, KafkaHead, Values, encode_answer
 
 log = logging.getLogger("penstock.kafka")
 
@@ -20,7 +20,7 @@ WAITING = ("fetch", "join_group", "sync_group")  # for records or for other memb
 
 
 class KafkaRequest(NamedTuple):
-    head: RequestHead
+    head: KafkaHead
     client: str  # its id
     body: Any  # its fields are attributes
 
@@ -35,7 +35,7 @@ class KafkaRequestRunner(Protocol):
         self, connection: "KafkaConnection", frame: memoryview
     ) -> "Values | Awaitable[Values] | None": ...
 
-    def name_of(self, head: RequestHead) -> str: ...
+    def name_of(self, head: KafkaHead) -> str: ...
 
 
 class KafkaConnection(FramedConnection):
@@ -85,7 +85,7 @@ class KafkaConnection(FramedConnection):
 
     def _run(self, frame: memoryview) -> None:
         try:
-            head = RequestHead.parse(frame)
+            head = KafkaHead.parse(frame)
             answer = self._requests.run(self, frame)
         except PenstockError as error:
             self.end(error)
@@ -98,11 +98,11 @@ class KafkaConnection(FramedConnection):
         else:
             self.reply(head, answer)
 
-    def reply(self, head: RequestHead, answer: Values) -> None:
+    def reply(self, head: KafkaHead, answer: Values) -> None:
         """The next answer."""
         self.answer(*encode_answer(head, answer))
 
-    async def _encoded(self, head: RequestHead, answer: Awaitable[Values]) -> Pieces:
+    async def _encoded(self, head: KafkaHead, answer: Awaitable[Values]) -> Pieces:
         try:
             return encode_answer(head, await answer)
         except asyncio.CancelledError:

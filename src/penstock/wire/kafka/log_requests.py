@@ -21,7 +21,7 @@ from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.framed import Slot
 from penstock.wire.kafka.access import Access
-from penstock.wire.kafka.codec import RequestHead, Values, encode_answer
+from penstock.wire.kafka.codec import KafkaHead, Values, encode_answer
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
 
@@ -38,7 +38,7 @@ class ProduceAnswer(Slot):
 
     __slots__ = ("_connection", "_head", "_topics", "_waiting")
 
-    def __init__(self, connection: KafkaConnection, head: RequestHead | None, weight: int) -> None:
+    def __init__(self, connection: KafkaConnection, head: KafkaHead | None, weight: int) -> None:
         super().__init__(weight)
         self._connection = connection
         self._head = head  # None: the client wants no answer

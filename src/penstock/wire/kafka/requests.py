@@ -15,7 +15,7 @@ from penstock.topics.store import TopicStore
 from penstock.wire.auth import Verifier
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.apis import APIS, BEFORE_AUTHENTICATION
-from penstock.wire.kafka.codec import API_VERSIONS, RequestHead, Values, read_request
+from penstock.wire.kafka.codec import API_VERSIONS, KafkaHead, Values, read_request
 from penstock.wire.kafka.configs import ConfigRequests
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code
@@ -64,11 +64,11 @@ class KafkaRequests:
             "reason",
         ).add
 
-    def name_of(self, head: RequestHead) -> str:
+    def name_of(self, head: KafkaHead) -> str:
         return APIS[head.key].name
 
     def run(self, connection: KafkaConnection, frame: memoryview) -> Answer:
-        head = RequestHead.parse(frame)
+        head = KafkaHead.parse(frame)
         api = APIS.get(head.key)
         if api is None or not max(api.low, api.lowest_read) <= head.version <= api.high:
             if head.key == API_VERSIONS:
@@ -90,9 +90,9 @@ class KafkaRequests:
         self._count(1, api.name)
         return self._handlers[head.key](connection, KafkaRequest(head, client, body))
 
-    def _tell_versions(self, connection: KafkaConnection, head: RequestHead) -> None:
+    def _tell_versions(self, connection: KafkaConnection, head: KafkaHead) -> None:
         """A client that does not know our versions yet learns them in the oldest form."""
-        oldest = RequestHead(API_VERSIONS, 0, head.correlation)
+        oldest = KafkaHead(API_VERSIONS, 0, head.correlation)
         connection.reply(oldest, {**_VERSIONS, "error_code": Code.UNSUPPORTED_VERSION})
 
     def api_versions(self, _: KafkaConnection, _request: KafkaRequest) -> Values:

@@ -12,7 +12,7 @@ from penstock.monitor.inspection import ListedLetter, preview_of
 from penstock.monitor.mending import Mending
 from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
-from penstock.queues.types import PushOutcome
+from penstock.queues.types import ItemOutcome
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.deadletters import which
@@ -137,5 +137,5 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _stored(pushed: PushOutcome) -> StoredCopy:
+def _stored(pushed: ItemOutcome) -> StoredCopy:
     return StoredCopy(pushed.status, str(pushed.partition_id), pushed.transaction_id)

@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.types import MAX_DELAY_SECONDS, Item, PushOutcome
+from penstock.queues.types import MAX_DELAY_SECONDS, Item, ItemOutcome
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
@@ -196,7 +196,7 @@ async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Respo
     return json_response(Later(True, True, buffer.healthy), 201)
 
 
-def push_answer(items: Sequence[Item], results: Sequence[PushOutcome]) -> Response:
+def push_answer(items: Sequence[Item], results: Sequence[ItemOutcome]) -> Response:
     """201, or 429 when something did not fit: then the results stand beside the error."""
     if {result.status for result in results} <= ENCODES_ITSELF:
         return Response(201, _encode(results))
@@ -210,13 +210,13 @@ def push_answer(items: Sequence[Item], results: Sequence[PushOutcome]) -> Respon
 
 
 def push_answers(
-    items: Sequence[Item], results: Sequence[PushOutcome]
-) -> list[PushOutcome | NotQueued]:
+    items: Sequence[Item], results: Sequence[ItemOutcome]
+) -> list[ItemOutcome | NotQueued]:
     """What each item gets."""
     return [_answer(item, result) for item, result in zip(items, results, strict=True)]
 
 
-def _answer(item: Item, result: PushOutcome) -> PushOutcome | NotQueued:
+def _answer(item: Item, result: ItemOutcome) -> ItemOutcome | NotQueued:
     if result.status in ENCODES_ITSELF:
         return result
     full = result.status == "full"

@@ -9,7 +9,7 @@ from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, AckOutcome, Item, PushOutcome
+from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
 from penstock.wire.http.api.pushes import PushItem, due_of, received
@@ -152,8 +152,8 @@ def _operations(index: int, operation: TransactionOperation, producer: str | Non
     raise InvalidRequest(f"Unknown operation type: {operation.type[:60]}")
 
 
-def _result(index: int, result: PushOutcome | AckOutcome) -> PushResult | AckResult:
-    if isinstance(result, PushOutcome):
+def _result(index: int, result: ItemOutcome | AckOutcome) -> PushResult | AckResult:
+    if isinstance(result, ItemOutcome):
         stored = result.status in ("queued", "scheduled")
         return PushResult(
             index,
