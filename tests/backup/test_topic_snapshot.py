@@ -63,3 +63,20 @@ async def test_a_snapshot_right_after_a_roll_ends_with_the_sealed_segment(
         assert snapshot is not None
         with snapshot:
             assert snapshot.next_offset == 7
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_a_snapshot_waits_for_a_roll_that_is_being_made(tmp_path: Path, form: str) -> None:
+    async with running(tmp_path, format=form) as store:
+        topic = await store.create("t")
+        await topic.append([b"x"] * 7)
+        unfinished = topic.directory / f"{INDEX}.new"
+        unfinished.touch()
+        opening = asyncio.create_task(asyncio.to_thread(open_topic, topic.directory))
+        done, _ = await asyncio.wait([opening], timeout=0.2)
+        assert not done
+        unfinished.unlink()
+        snapshot = await opening
+    assert snapshot is not None
+    with snapshot:
+        assert snapshot.next_offset == 7

@@ -2,15 +2,13 @@
 
 import http.client
 import http.server
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,136 +16,9 @@ import httpx
 import pytest
 
 from tests.browser.accessibility import focus_problems, problems
-from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
-from tests.support.certificates import certificate
-from tests.support.tokens import AUDIENCE, ISSUER, SECRET, token
+from tests.browser.support import PATIENCE_MS, ack, destination, pop, push, visit
+from tests.support.tokens import token
 from tests.support.wait import until
-
-CHROMIUM = os.environ.get("PENSTOCK_TEST_CHROMIUM") or shutil.which("chromium")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PATIENCE_MS = 30_000  # the machine may be busy
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/chromium installs it"),
-    pytest.mark.xdist_group("browser"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser(broker, guarded):  # begun last: Playwright keeps an event loop in this thread
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def brokers(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, BrokerProcess]]:
-    """A plain one, and one of two processes that asks for tokens, over TLS; started together."""
-    directory = tmp_path_factory.mktemp("console")
-    cert, key = certificate(directory)
-    env = {
-        "JWT_ENABLED": "true",
-        "JWT_SECRET": SECRET,
-        "JWT_ALGORITHM": "HS256",
-        "JWT_ISSUER": ISSUER,
-        "JWT_AUDIENCE": AUDIENCE,
-    }
-    url = fresh_database(postgres)
-    plain = BrokerProcess(
-        directory / "plain",
-        database_url=url,
-        # The server itself stands for its standby: what is shown of it is the same.
-        database__read_url=url,
-        topics__tier=f"file://{directory}/tier",
-    )
-    guarded = BrokerProcess(
-        directory / "guarded",
-        database_url=fresh_database(postgres),
-        env=env,
-        workers=2,
-        http_server__ssl_cert_path=cert,
-        http_server__ssl_key_path=key,
-    )
-    with ExitStack() as stack:
-        for process in (plain, guarded):
-            process.start(wait=False)
-            stack.callback(process.stop)
-        for process in (plain, guarded):
-            process.wait_until_started()
-        yield plain, guarded
-
-
-@pytest.fixture(scope="module")
-def broker(brokers) -> BrokerProcess:
-    return brokers[0]
-
-
-@pytest.fixture(scope="module")
-def guarded(brokers) -> BrokerProcess:
-    return brokers[1]
-
-
-@pytest.fixture(scope="module")
-def window(browser):
-    """One for all pages, so that what the Console is made of is fetched once."""
-    opened = browser.new_context(viewport={"width": 1200, "height": 800})
-    opened.set_default_timeout(PATIENCE_MS)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def page(window, broker):
-    """A page that fails the test when the browser complains about anything."""
-    opened = window.new_page()
-    complaints: list[str] = []
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("console", lambda line: line.type == "error" and complaints.append(line.text))
-    yield opened
-    opened.close()
-    away = re.compile(
-        "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_EMPTY|40[13]|Failed to load resource"
-    )
-    assert [line for line in complaints if not away.search(line)] == []
-
-
-def push(broker: BrokerProcess, queue: str, *payloads: object) -> None:
-    items = [{"queue": queue, "payload": payload} for payload in payloads]
-    httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).raise_for_status()
-
-
-def pop(broker: BrokerProcess, queue: str, group: str, batch: int) -> list[dict]:
-    answer = httpx.get(
-        f"{broker.url}/api/v1/pop/queue/{queue}", params={"consumerGroup": group, "batch": batch}
-    )
-    return answer.json()["messages"] if answer.status_code == 200 else []
-
-
-def ack(
-    broker: BrokerProcess, group: str, messages: list[dict], status: str, error: str = ""
-) -> None:
-    answers = [
-        {k: m[k] for k in ("transactionId", "partitionId", "leaseId")}
-        | {"status": status, "error": error}
-        for m in messages
-    ]
-    body = {"acknowledgments": answers, "consumerGroup": group}
-    httpx.post(f"{broker.url}/api/v1/ack/batch", json=body).raise_for_status()
-
-
-def visit(page, broker: BrokerProcess, address: str) -> None:
-    page.goto(f"{broker.url}/console/#/{address}")
 
 
 def test_a_browser_is_led_to_the_console_and_a_program_is_not(page, broker):
@@ -258,28 +129,6 @@ def test_a_route_is_paused_and_resumed(page, broker):
     page.get_by_role("button", name="Resume").click()
     page.get_by_role("button", name="Pause").wait_for()
     assert not paused()
-
-
-@contextmanager
-def destination() -> Iterator[tuple[str, list[int]]]:
-    """An HTTP server that answers with the last of these statuses; its address, and they."""
-    statuses = [400]
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(statuses[-1])
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/", statuses
-    server.shutdown()
 
 
 def test_dead_letters_of_a_route_are_replayed_and_it_is_purged_and_drained(page, broker):

@@ -6,6 +6,7 @@ grows; it is cut after the last batch that is whole in all its files.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ from penstock.log.layout import (
     parse_sealed,
 )
 
-MAX_ATTEMPTS = 50
+OPEN_SECONDS = 10.0  # how long to try: a busy topic rolls or swaps segments in between
+PAUSE_SECONDS = 0.01  # between attempts; a roll or swap takes a few fsyncs
 READ_BYTES = 1 << 20
 SMALL = (CHECKPOINT, INCARNATION, ARCHIVED, POLICY, LIMITS, DAMAGE, TIER)
 
@@ -85,12 +87,14 @@ class TopicSnapshot:
 
 def open_topic(directory: Path) -> TopicSnapshot | None:
     """Return a snapshot of the topic; None if the directory has no topic (any more)."""
-    for _ in range(MAX_ATTEMPTS):
+    deadline = time.monotonic() + OPEN_SECONDS
+    while time.monotonic() < deadline:
         snapshot = TopicSnapshot(label_of(directory))
         try:
             before = _shape(directory)
-            if before is None:
-                continue  # segments are being swapped
+            if before is None:  # segments are being rolled or swapped
+                time.sleep(PAUSE_SECONDS)
+                continue
             if DATA not in before:
                 return None
             for name in SMALL:  # before the segments, which then contain what these files refer to

@@ -41,6 +41,14 @@ QUEUES: dict[str, dict[str, Any]] = {  # with their options
 }
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
+GRAPH = [  # of the first pipeline: kind, name, title, inputs
+    ("source", "orders", "queue demo-orders", []),
+    ("source", "customers", "table customers", []),
+    ("step", "paid", "", ["orders"]),
+    ("step", "enriched", "", ["paid", "customers"]),
+    ("sink", "lake", "delta s3://lake/orders", ["enriched"]),
+    ("sink", "mails", "queue demo-emails", ["enriched"]),
+]
 FAILURES = (
     *["gateway timeout after 30 s"] * 6,
     *["card declined by the issuer"] * 3,
@@ -231,10 +239,19 @@ class Shop:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "master": "local[2]"}
         for name, report in zip(PIPELINES[1:], reports, strict=True):
             await self.ask("PUT", f"/api/v1/pipelines/{name}", {**about, **report})
+        graph = [
+            {"kind": kind, "name": name, "title": title, "inputs": inputs}
+            for kind, name, title, inputs in GRAPH
+        ]
+        batches: list[dict[str, Any]] = []
         while True:
             rows += 740
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            batch = {"batch": rows // 740, "at": now, "rows": 740, "ms": 830}
+            batches = [batch, *batches][:20]
             report = {"state": "running", "rows": rows, "rows_per_second": 370.0, "lag": 42,
-                      "batch": rows // 5000, "batch_ms": 830, "started_at": begun}  # fmt: skip
+                      "batch": rows // 740, "batch_ms": 830, "started_at": begun,
+                      "graph": graph, "batches": batches}  # fmt: skip
             await self.ask("PUT", f"/api/v1/pipelines/{PIPELINES[0]}", {**about, **report})
             await asyncio.sleep(2)
 

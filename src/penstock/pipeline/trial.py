@@ -8,7 +8,7 @@ nothing. Rows of a source in a test are:
 - of `format: json`, the records themselves: an object is a payload; a text is one as it stands,
   for those that do not fit;
 - of other topics and queues, objects with the source's columns, or texts, which are payloads;
-- of Parquet, objects with its columns.
+- of tables, objects with their columns.
 
 Columns of a topic or queue that are not given count up: `offset` and `seq` from 0, times by a
 second from 1970-01-01 on.
@@ -123,9 +123,9 @@ def _text(row: Any) -> str:
 
 
 def _frame(spark: Any, name: str, source: PipelineSource, rows: list[Any]) -> Any:
-    if source.parquet:
+    if source.static:
         if not rows:
-            raise ConfigError(f"source {name}: give rows, Parquet's columns are theirs")
+            raise ConfigError(f"source {name}: give rows, a table's columns are theirs")
         return spark.createDataFrame(rows)
     schema = QUEUE_COLUMNS if source.queue else TOPIC_COLUMNS
     records = [_record(name, source, number, row) for number, row in enumerate(rows)]

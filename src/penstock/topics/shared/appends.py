@@ -68,7 +68,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TurnOutcome:
     """What a call did for one turn. `statuses` None: everything was appended."""
 
     offsets: list[int | None]
@@ -94,10 +94,10 @@ class Flusher:
         self._calls = calls
         self._on_answer = on_answer
         self._observe = observe  # gets the seconds of each call
-        self._together: Batcher[Turn, Outcome] = Batcher(
+        self._together: Batcher[Turn, TurnOutcome] = Batcher(
             self._append, limit=CALL_BYTES, slots=CALLS, size=lambda turn: turn.size
         )
-        self._alone: Batcher[Turn, Outcome] = Batcher(
+        self._alone: Batcher[Turn, TurnOutcome] = Batcher(
             lambda turns, again: self._append(turns, again, wait=True),
             limit=1,
             slots=CALLS,
@@ -105,7 +105,7 @@ class Flusher:
             size=lambda _: 1,
         )
 
-    def submit(self, turn: Turn) -> "asyncio.Future[Outcome]":
+    def submit(self, turn: Turn) -> "asyncio.Future[TurnOutcome]":
         return (self._together if turn.skips < MAX_SKIPS else self._alone).submit(turn)
 
     async def drain(self) -> None:
@@ -114,7 +114,7 @@ class Flusher:
 
     async def _append(
         self, turns: list[Turn], again: bool, *, wait: bool = False
-    ) -> list[Outcome | PenstockError]:
+    ) -> list[TurnOutcome | PenstockError]:
         if not again:
             commit = uuid7()
             for turn in turns:
@@ -128,7 +128,7 @@ class Flusher:
         outcomes = {}
         for turn, start, end in zip(ordered, call.starts, answer.ends, strict=True):
             part = slice(start, start + len(turn.batches))
-            outcomes[id(turn)] = Outcome(
+            outcomes[id(turn)] = TurnOutcome(
                 answer.offsets[part],
                 answer.statuses[part] if answer.statuses is not None else None,
                 answer.counts[part],
@@ -256,7 +256,7 @@ class SharedAppends(AppendQueue):
             _encode(batch, now)
         return turn
 
-    def _ended(self, future: "asyncio.Future[Outcome]") -> None:
+    def _ended(self, future: "asyncio.Future[TurnOutcome]") -> None:
         turn, self._turn = self._turn, None
         assert turn is not None
         error = future.exception()
@@ -283,7 +283,7 @@ class SharedAppends(AppendQueue):
         for entry in turn.entries:
             entry.refuse(error)
 
-    def _succeed(self, turn: Turn, outcome: Outcome) -> None:
+    def _succeed(self, turn: Turn, outcome: TurnOutcome) -> None:
         published = Published(end=outcome.end or 0, timeline=outcome.timeline)
         statuses = outcome.statuses or ["appended"] * len(turn.batches)
         results = list(zip(turn.batches, statuses, outcome.offsets, outcome.counts, strict=True))

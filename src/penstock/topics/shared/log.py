@@ -83,9 +83,7 @@ class SharedLog(AppendsThrough):
         self._denied: int | None = (
             None  # an offset that the database has just said is behind the end
         )
-        self._times: dict[
-            int, int | None
-        ] = {}  # batches that times were found in, until they are read
+        self._times: dict[int, int | None] = {}  # where times were looked up, until they are read
         self._subscriptions = Subscriptions()
         self._subscribers = 0
         self.appends = SharedAppends(
@@ -434,7 +432,7 @@ class SharedLog(AppendsThrough):
         return self.appends.closed
 
     def mark_deleted(self) -> None:
-        """Refuse whatever comes, wake whoever waits."""
+        """Refuse new appends and wake all readers that wait."""
         self.appends.close(deleted=True)
         self._subscriptions.end(self.appends.gone())
 

@@ -72,8 +72,8 @@ const tool = (action, label, sign) =>
 
 export function header(crumbs, me) {
   const who = me?.authentication ? `${me.subject ?? "someone"} (${me.role.replace("_", " ")})` : "";
-  const list = live.now?.problems ?? [];
-  const quiet = hidden(list);
+  const list = live.now?.problems;
+  const quiet = hidden(list ?? []);
   return html`<header>
       <div class="crumbs">${crumbs}</div>
       ${

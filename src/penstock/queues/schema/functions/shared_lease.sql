@@ -1,5 +1,5 @@
 -- shared_lease: a range of a shared log for one member of a group; NULL when there is nothing to hand out now.
--- What another member gave back, or held for too long, comes before what nobody had.
+-- What another member gave back, or held for too long, comes before what no member had.
 CREATE FUNCTION shared_lease(
   p_group text, p_log bigint, p_member text, p_most bigint, p_seconds double precision, p_lease uuid,
   OUT first_offset bigint, OUT end_offset bigint

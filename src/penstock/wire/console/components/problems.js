@@ -3,7 +3,7 @@
  * acknowledge them. They then leave the strip, in this browser, until they are over; what is new is shown.
  */
 import { each, html } from "../html.js";
-import { count, duration, moment, plural } from "../format.js";
+import { count, duration, moment } from "../format.js";
 
 const STORE = "penstock.acknowledged";
 let open = false;
@@ -24,8 +24,9 @@ const line = (problem) =>
         : ""
     }`;
 
-/** @param {{level: string, text: string, since: number|null, path: string}[]} list the worst first */
+/** @param {{level: string, text: string, since: number|null, path: string}[]|undefined} list the worst first */
 export function problems(list) {
+  if (!list) return ""; // not known yet: nothing is over
   const seen = acknowledged();
   const over = [...seen].filter((text) => !list.some((problem) => problem.text === text));
   if (over.length) keep([...seen].filter((text) => !over.includes(text)));
@@ -34,12 +35,12 @@ export function problems(list) {
   const rest = shown.slice(1);
   return html`<section class="problems" aria-label="Problems">
     <div class="line">
-      <b>! ${plural(shown.length, "problem")}</b>
+      <b>! ${count(shown.length)} <span class="wide">${shown.length === 1 ? "problem" : "problems"}</span></b>
       <span class="worst">${line(shown[0])}</span>
       ${
         rest.length
           ? html`<button class="plain link" data-action="problems" aria-expanded="${open ? "true" : "false"}">
-              ${open ? "show one" : `and ${count(rest.length)} more`}
+              ${open ? "show one" : html`<span class="wide">and</span> ${count(rest.length)} more`}
             </button>`
           : ""
       }

@@ -61,8 +61,10 @@ export function tail(context) {
   state.tail = { records: [], errors: [], ending: new AbortController() };
   const mine = state.tail;
   const seen = (value, event) => {
-    if (event === "error") mine.errors.push(value.error);
-    else {
+    if (event === "error") {
+      mine.errors.push(value.error);
+      context.say(value.error, "bad"); // also when the stream ends with it
+    } else {
       const words = (context.query.contains ?? "").toLowerCase();
       const record = { ...value, time: value.timestamp ?? Date.now() };
       if (!words || String(value.payload).toLowerCase().includes(words)) mine.records.unshift(record);
