@@ -156,3 +156,13 @@ def test_a_message_for_later_has_the_moment_it_is_due():
     )
     assert encode([item]) == [line]
     assert decode(line) == item
+
+
+def test_a_push_that_asks_for_no_order_keeps_that_in_the_file():
+    item = Item("q", b"1", "Default", "t", ordering="none")
+    line = (
+        b'{"queue":"q","partition":"Default","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
+        b'"unordered":true,"crc32c":"7d8ebb0f"}\n'
+    )
+    assert encode([item]) == [line]
+    assert decode(line) == item

@@ -20,6 +20,7 @@ KILLS = pick(short=1, usual=2, soak=20)
 PATIENCE = 120.0
 TIMEOUT = 0.5  # of a send: shorter than an outage
 TOPIC = "ledger"
+MAX_QUEUED = 5000  # records
 
 
 @pytest.fixture
@@ -76,6 +77,8 @@ async def test_a_cluster_that_is_killed_and_frozen_gets_every_record_once_and_in
                 await running.get("out").push(envelopes)
                 pushed += 20
                 await asyncio.sleep(0.002)
+                # a full send queue would drop the oldest
+                await eventually(lambda: books.queued < MAX_QUEUED, PATIENCE)
 
         for turn in range(KILLS):
             await asyncio.wait_for(push(books.delivered + 300), PATIENCE)
@@ -90,6 +93,7 @@ async def test_a_cluster_that_is_killed_and_frozen_gets_every_record_once_and_in
                 await asyncio.to_thread(cluster.start)
             await asyncio.wait_for(pushing, PATIENCE)
         await eventually(lambda: books.queued == 0, PATIENCE)
+    assert not sum(books.dropped)
     partitions = await asyncio.to_thread(stored, cluster)
     counts = Counter(number for one in partitions for number in one)
     assert set(counts) == set(range(pushed)), "none is lost"

@@ -7,12 +7,15 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import attrs
 import msgspec
+import pydantic
 import pytest
 
 from penstock import Client, SyncClient
 from penstock.client import Message
 from penstock.errors import InvalidRequest
+from penstock.outbox import _json as outbox_json
 from penstock.wire.http.messages import EMPTY, Request, Response
 from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import GIVEN, queued
@@ -84,6 +87,48 @@ async def test_payloads_that_json_can_say_are_pushed_as_they_are() -> None:
         fine | {"at": "2026-01-31T12:00:00Z", "sum": "1.10", "pair": [1, 2]},
         {"n": 7},
     ]
+
+
+@dataclass
+class AsDataclass:
+    id: int
+    price: Any = 1.5
+
+
+@attrs.define
+class AsAttrs:
+    id: int
+    price: Any = 1.5
+
+
+class AsStruct(msgspec.Struct):
+    id: int
+    price: Any = 1.5
+
+
+class AsModel(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    id: int
+    price: Any = 1.5
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsAttrs, AsStruct, AsModel])
+async def test_models_are_pushed_as_objects_and_an_error_names_their_field(
+    broker: Any, queue: str, kind: Any
+) -> None:
+    async with Client(broker.url) as client:
+        await client.push(queue, kind(id=7))
+        await client.push(queue, {"orders": [kind(id=8)]})
+        messages = await client.pop(queue, batch=2)
+        assert [message.data for message in messages] == [
+            {"id": 7, "price": 1.5},
+            {"orders": [{"id": 8, "price": 1.5}]},
+        ]
+        with pytest.raises(InvalidRequest, match=r"the payload's orders\[0\].price is nan"):
+            await client.push(queue, {"orders": [kind(id=8, price=float("nan"))]})
+        with pytest.raises(InvalidRequest, match="an instance of object, which JSON cannot"):
+            await client.push(queue, {"orders": [kind(id=8, price=object())]})
+        assert outbox_json(kind(id=7)) == '{"id":7,"price":1.5}'
 
 
 async def test_a_push_to_a_group_or_to_two_partitions_is_refused() -> None:

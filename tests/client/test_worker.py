@@ -124,6 +124,25 @@ def test_what_cannot_be_run_is_said(tmp_path, monkeypatch, target, text):
         client_of(target)
 
 
+def test_a_module_that_pushes_when_it_is_imported_is_warned_about(
+    broker, queue, tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "pushing.py").write_text(
+        textwrap.dedent(f"""
+            from penstock import SyncClient
+
+            client = SyncClient("{broker.url}")
+            client.consumer("{queue}")(print)
+            client.push("{queue}", 1)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with client_of("pushing:client") as client:
+        assert client.push(queue, 2).status == "queued"  # not at import: no warning
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"importing pushing pushed to {queue}, and every process")
+
+
 def test_nothing_to_run_ends_the_command(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "penstock", "worker", "shp:client", "--directory", tmp_path],

@@ -177,11 +177,17 @@ def empty_broker(broker: BrokerProcess) -> Iterator[BrokerProcess]:
 
 
 def test_every_operation_of_a_broker_is_in_the_reference(broker: BrokerProcess) -> None:
-    page = (ROOT / "docs/reference/http.md").read_text()
+    pages = [ROOT / f"docs/reference/{name}.md" for name in ("http", "queen")]
+    text = "\n".join(page.read_text() for page in pages)
     served = httpx.get(f"{broker.url}/openapi.json").json()["paths"]
-    operations = {f"{verb.upper()} {path}" for path, verbs in served.items() for verb in verbs}
-    assert len(operations) > 100
-    assert operations - set(re.findall(r"^### (\S+ /\S*)$", page, re.M)) == set()
+    operations = {
+        f"{verb.upper()} {path}"
+        for path, verbs in served.items()
+        for verb, operation in verbs.items()
+        if operation.get("tags") != ["internal"]  # what only the Console and pipelines use
+    }
+    assert len(operations) > 80
+    assert operations - set(re.findall(r"^### (\S+ /\S*)$", text, re.M)) == set()
 
 
 @pytest.mark.parametrize(

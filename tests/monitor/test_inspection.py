@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor import inspection as module
-from penstock.monitor.inspection import Event, Inspection, matcher, push_to_ack
+from penstock.monitor.inspection import Inspection, LifelineEvent, matcher, push_to_ack
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.types import Ack
@@ -84,7 +84,7 @@ async def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
         lease = taken.transaction_id, taken.partition_id, taken.lease_id
         await queues.ack([Ack(*lease, "failed", "gateway timeout", "g", "worker-3")])
 
-        async def failed() -> Event | None:
+        async def failed() -> LifelineEvent | None:
             events = await look.lifeline(*ids)
             return next((event for event in events if event.kind == "failed"), None)
 

@@ -130,7 +130,7 @@ checkpoint: {directory}/checkpoint
 def test_kills_of_driver_and_database_sessions_lose_and_double_nothing(
     spark: Any, database: PostgresSession, database_url: str, tmp_path: Path
 ) -> None:
-    records, kills = 1_000, pick(short=1, usual=2, soak=20)
+    records, kills = 1_000, pick(short=1, usual=1, soak=20)
     run(database, "CREATE TABLE sums (id int)")
     append(tmp_path / "topics", "orders", [[b"%d" % i for i in range(records)]])
     file = tmp_path / "p.yaml"

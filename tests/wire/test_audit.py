@@ -9,7 +9,7 @@ from penstock.config import Config
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
 from penstock.wire.http.audit import object_of, recording
-from penstock.wire.http.messages import EMPTY, RequestHead
+from penstock.wire.http.messages import EMPTY, HttpHead
 from penstock.wire.http.routes import Audited
 from penstock.wire.listeners import Listeners
 from tests.queues.support import running
@@ -81,7 +81,7 @@ async def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_reco
 
     class Nested:
         params, who = {"queue": "orders"}, "ann"
-        head = RequestHead("POST", "/", "/", [])
+        head = HttpHead("POST", "/", "/", [])
         body = b'{"options": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
     handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)

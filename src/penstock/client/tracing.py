@@ -10,12 +10,12 @@ of them. A caller's own `traceparent` header is left as it is.
 Without the package every function here does nothing, for the price of one comparison.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock import __version__
 from penstock.client.items import Item
 from penstock.client.messages import Received, Retry
 from penstock.protocol.names import QUEUE_MODE
@@ -36,7 +36,9 @@ MAX_LINKS = 128  # of one span: what SDKs keep by default
 
 def tracer() -> "Tracer":
     """The tracer of the provider that the program has set."""
-    return trace.get_tracer("penstock", __version__)
+    # importing it from the package would be a cycle, in which type checkers lose our signatures
+    version = str(sys.modules["penstock"].__version__)
+    return trace.get_tracer("penstock", version)
 
 
 @contextmanager

@@ -42,8 +42,8 @@ from penstock.contract.queues import (
     QueuePartitions,
 )
 from penstock.contract.routes import (
+    DeadRecordPage,
     RecordCount,
-    RouteDeadLetters,
     RouteDefinition,
     RouteInspection,
     RouteList,
@@ -335,7 +335,7 @@ REPLAY_ROUTE = _routes.post(
 )
 LIST_ROUTE_DEAD_LETTERS = _routes.get(
     "/{name}/deadletters",
-    RouteDeadLetters,
+    DeadRecordPage,
     "List the route's dead letters",
     query=queries.RouteDeadLettersQuery,
 )

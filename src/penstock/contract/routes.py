@@ -127,7 +127,7 @@ class WaitingRecords(Struct):
     records: list[WaitingRecord]
 
 
-class RouteDeadLetter(WaitingRecord):
+class DeadRecord(WaitingRecord):
     """A record that a route gave up."""
 
     reason: str
@@ -137,11 +137,11 @@ class RouteDeadLetter(WaitingRecord):
     died: float
 
 
-class RouteDeadLetters(Struct):
+class DeadRecordPage(Struct):
     """A page of the records that a route gave up."""
 
     total: int
-    letters: list[RouteDeadLetter]
+    letters: list[DeadRecord]
     next: int | None  # the `offset` of the next page; None: these were the last
 
 

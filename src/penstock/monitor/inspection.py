@@ -65,7 +65,7 @@ RANGES = {  # seconds, seconds of a point
 _PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-class Event(msgspec.Struct, rename="camel"):
+class LifelineEvent(msgspec.Struct, rename="camel"):
     """An event in the history of a message."""
 
     at: float | None  # milliseconds since 1970; null: not recorded
@@ -163,7 +163,7 @@ class Inspection:
         ]
         return partitions, rows[0]["total"] if rows else 0
 
-    async def lifeline(self, partition_id: str, transaction_id: str) -> list[Event]:
+    async def lifeline(self, partition_id: str, transaction_id: str) -> list[LifelineEvent]:
         rows = await self._database.browse(
             LIFELINE, self._catalog.partition_id(partition_id), transaction_id
         )
@@ -171,7 +171,7 @@ class Inspection:
             raise NotFound("Message not found")
         return [
             struct_of(
-                Event,
+                LifelineEvent,
                 row,
                 at=_millis(row["at"]),
                 group="" if row["group_name"] == QUEUE_MODE else row["group_name"],

@@ -73,7 +73,7 @@ SELECT q.name, sum(d.dead)::bigint AS dead
 SCHEDULES = "SELECT count(*) FROM schedules"  # there are few
 
 
-class Process(msgspec.Struct, rename="camel"):
+class WatchedProcess(msgspec.Struct, rename="camel"):
     """A broker process on this database."""
 
     id: str
@@ -115,7 +115,7 @@ class Sampler:
         self._database_watch = DatabaseWatch(broker.database)
         self._database: DatabaseCard | None = None
         self._consumers: dict[tuple[str, str], int] | None = None  # by queue and group
-        self._processes: list[Process] = []
+        self._processes: list[WatchedProcess] = []
         self._latency: dict[str, float | None] | None = None
         self._disk = DiskWatch(Path(broker.config.data_directory))
         self._sent: dict[str, Any] = {}  # what viewers have
@@ -335,7 +335,7 @@ class Sampler:
             self._latency = {f"p{one}": latencies.percentile(one) for one in (50, 99)}
         mine = self._broker.presence.member
         self._processes = [
-            Process(
+            WatchedProcess(
                 id=member.id,
                 host=member.hostname,
                 worker=member.worker,

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from penstock import errors
+import penstock.errors as errors
 from penstock.errors import Damaged, InvalidRequest, PenstockError, Unavailable
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.config.schema import HttpServerSettings as Settings
 from penstock.wire.http import connection as http_connection
-from penstock.wire.http.connection import Connection
+from penstock.wire.http.connection import HttpConnection
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse, json_response
 from penstock.wire.http.routes import HttpRoute, Router
 from penstock.wire.http.server import Binding, HttpServer
@@ -28,7 +28,7 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n
 HEAD = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 
 
-def connection_of(server: HttpServer) -> Connection:
+def connection_of(server: HttpServer) -> HttpConnection:
     (connection,) = server._state.connections
     return connection
 

@@ -166,11 +166,12 @@ class KafkaDestination(Destination):
         try:
             async with asyncio.timeout(self._target.timeout):
                 await sending.done.wait()
-        except TimeoutError:
-            raise self._unanswered() from None
-        finally:
-            if not sending.done.is_set():
-                self._waiting[batch.key] = sending
+        except BaseException as error:
+            # The next attempt asks for the same answer, which may have come in this very moment.
+            self._waiting[batch.key] = sending
+            if isinstance(error, TimeoutError):
+                raise self._unanswered() from None
+            raise
         self._problem = None
         if sending.errors:
             self._remember(batch, sending)

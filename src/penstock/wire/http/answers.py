@@ -6,7 +6,7 @@ response itself, of `plain(struct)`. Of a struct of the engines with other field
 that it has in common with the answer.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin
@@ -61,10 +61,6 @@ def of(kind: type[T], *sources: object, **more: Any) -> T:
         if name not in more and (value := getattr(source, name, _MISSING)) is not _MISSING
     }
     return kind(**shared, **more)
-
-
-def each(kind: type[T], sources: Iterable[object]) -> list[T]:
-    return [of(kind, source) for source in sources]
 
 
 def plain(value: Any) -> Any:

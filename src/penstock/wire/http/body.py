@@ -3,16 +3,14 @@
 from io import BytesIO
 
 from penstock.wire.http.chunked import ChunkedBody
-from penstock.wire.http.messages import CHUNKED, RequestHead, RequestRefused
+from penstock.wire.http.messages import CHUNKED, HttpHead, RequestRefused
 from penstock.wire.request_memory import RETRY_SECONDS, SMALL, TOO_MANY, RequestMemory
 
 
 class IncomingBody:
     __slots__ = ("_buffer", "_memory", "head", "received", "rest", "since")
 
-    def __init__(
-        self, head: RequestHead, memory: RequestMemory, max_body: int, since: float
-    ) -> None:
+    def __init__(self, head: HttpHead, memory: RequestMemory, max_body: int, since: float) -> None:
         if memory.full and head.length > SMALL:
             raise _too_many()
         self.head = head

@@ -33,15 +33,15 @@ from penstock.wire.http.head import Partial
 from penstock.wire.http.messages import (
     UNIX,
     Answer,
+    HttpHead,
     Request,
-    RequestHead,
     RequestRefused,
     Response,
     StreamResponse,
     failure_response,
     refusal_response,
 )
-from penstock.wire.http.output import HIGH_WATER_BYTES, Output
+from penstock.wire.http.output import HIGH_WATER_BYTES, ResponseOutput
 from penstock.wire.http.server_state import ServerState
 from penstock.wire.http.stream import OutgoingStream
 
@@ -55,7 +55,7 @@ _LINGER_BYTES = 64 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_address", "_body", "_dropped", "_eof", "_lingers_since", "_output", "_partial",
         "_paused", "_request", "_seen", "_server", "_state", "_stream", "_watchers", "rest",
@@ -63,7 +63,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: ServerState) -> None:
         self._server = server
-        self._output: Output  # set by connection_made
+        self._output: ResponseOutput  # set by connection_made
         self._state = READY
         self.rest = b""  # bytes that wait: the start of a head, or pipelined requests
         self._paused = False  # reading, because too much waits
@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
     # From the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._output = Output(cast(asyncio.Transport, transport))
+        self._output = ResponseOutput(cast(asyncio.Transport, transport))
         server = self._server
         if len(server.connections) >= server.settings.max_connections:
             self._refuse(
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
         if self._eof:
             self._close()
 
-    def _call(self, head: RequestHead, body: bytes) -> bool:
+    def _call(self, head: HttpHead, body: bytes) -> bool:
         """Run the handler; whether the next request may be served at once."""
         request = Request(head, body, self)
         try:
@@ -241,7 +241,7 @@ class Connection(asyncio.Protocol):
         limit = self._server.settings.max_header
         return RequestRefused(431, f"The headers are larger than the limit of {limit} bytes")
 
-    def _begin_body(self, head: RequestHead, data: bytes) -> bytes | None:
+    def _begin_body(self, head: HttpHead, data: bytes) -> bytes | None:
         self._output.flush()
         try:
             precheck = head.endpoint.precheck
@@ -303,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     # Answers
 
-    def _send(self, head: RequestHead, response: Response) -> bool:
+    def _send(self, head: HttpHead, response: Response) -> bool:
         """Write an answer; whether the next request may be served at once."""
         server, output = self._server, self._output
         try:
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
         server.counts[labels] = server.counts.get(labels, 0) + 1
         return output.writable and self._state == READY
 
-    def _send_general(self, head: RequestHead, response: Response) -> None:
+    def _send_general(self, head: HttpHead, response: Response) -> None:
         close = not head.keep_alive or self._server.draining
         start = self._server.encoder.head(head, response, close)
         bodiless = head.method == "HEAD" or response.status in (204, 304)
@@ -339,7 +339,7 @@ class Connection(asyncio.Protocol):
         if close:
             self._close()
 
-    def _wants_gzip(self, head: RequestHead, response: Response) -> bool:
+    def _wants_gzip(self, head: HttpHead, response: Response) -> bool:
         least = self._server.settings.compress_from
         return (
             head.accepts_gzip
@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol):
             and head.method != "HEAD"
         )
 
-    def _compress_and_send(self, head: RequestHead, response: Response) -> None:
+    def _compress_and_send(self, head: HttpHead, response: Response) -> None:
         """Compress in the pool for blocking work: a megabyte takes long enough to be noticed by
         everyone else.
         """
@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
         request = Request(head, b"", self)
         self._wait_for(request, loop.run_in_executor(self._server.executor, compressed, response))
 
-    def _refuse(self, refused: RequestRefused, head: RequestHead | None = None) -> None:
+    def _refuse(self, refused: RequestRefused, head: HttpHead | None = None) -> None:
         """Answer an error of the protocol itself. Where the next request begins is unknown, so this
         is the last one.
         """

@@ -4,7 +4,7 @@ from email.utils import formatdate
 from typing import cast
 
 from penstock.protocol.status import REASONS
-from penstock.wire.http.messages import Headers, RequestHead, Response, StreamResponse
+from penstock.wire.http.messages import Headers, HttpHead, Response, StreamResponse
 
 _SMALL = 1024
 _MAX_STARTS = 256  # kinds: some have headers that are another for each answer
@@ -51,7 +51,7 @@ class Encoder:
         date = self._date
         return b"%b%bContent-Length: %d\r\n\r\n%b" % (start, date, size, cast(bytes, body))
 
-    def head(self, head: RequestHead | None, response: Response, close: bool) -> bytes:
+    def head(self, head: HttpHead | None, response: Response, close: bool) -> bytes:
         """Everything before the body, in the general case."""
         start = self.start(response.status, response.content_type)
         parts = [start, self._date, header_lines(response.headers)]
@@ -62,7 +62,7 @@ class Encoder:
         parts.append(_connection(head, close))
         return b"".join(parts)
 
-    def stream_head(self, head: RequestHead, answer: StreamResponse, close: bool) -> bytes:
+    def stream_head(self, head: HttpHead, answer: StreamResponse, close: bool) -> bytes:
         start = self.start(answer.status, answer.content_type)
         parts = [start, self._date, header_lines(answer.headers), head.cors]
         if not head.http10:
@@ -71,7 +71,7 @@ class Encoder:
         return b"".join(parts)
 
 
-def _connection(head: RequestHead | None, close: bool, *, live: bool = False) -> bytes:
+def _connection(head: HttpHead | None, close: bool, *, live: bool = False) -> bytes:
     """HTTP/1.1 needs no word to keep a connection; aiq says it on its streams all the same."""
     if close:
         return b"Connection: close\r\n\r\n"

@@ -23,9 +23,9 @@ from penstock.wire.http.messages import (
     CHALLENGE,
     Answer,
     Handler,
+    HttpHead,
     Precheck,
     Request,
-    RequestHead,
     RequestRefused,
     Stream,
     StreamResponse,
@@ -67,7 +67,7 @@ class TokenGuard:
             head.identity = identity
             return call(request)
 
-        def precheck(head: RequestHead) -> RequestRefused | None:
+        def precheck(head: HttpHead) -> RequestRefused | None:
             try:
                 if self.needs_token(head.path):
                     verifier.identify(token_of(head, in_query=events)).require(role)
@@ -114,7 +114,7 @@ def role_of(route: HttpRoute) -> Role:
     return Role.READ_ONLY if route.method in ("GET", "HEAD") else Role.READ_WRITE
 
 
-def token_of(head: RequestHead, *, in_query: bool = False) -> str:
+def token_of(head: HttpHead, *, in_query: bool = False) -> str:
     """Return the bearer token of a request, "" without one. The word `Bearer` is optional."""
     return bearer(head.header("authorization"), head.query if in_query else "")
 

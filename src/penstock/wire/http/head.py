@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import httptools
 
-from penstock.wire.http.messages import CHUNKED, RequestHead, RequestRefused
+from penstock.wire.http.messages import CHUNKED, HttpHead, RequestRefused
 
 _LARGEST_CACHED = 2048  # bytes
 _GENERATION = 2048  # heads
@@ -40,13 +40,13 @@ class HeadCache:
 
     __slots__ = ("_old", "_route", "_seen", "young")
 
-    def __init__(self, route: Callable[[RequestHead], None]) -> None:
+    def __init__(self, route: Callable[[HttpHead], None]) -> None:
         self._route = route  # sets endpoint and params
         self._seen: set[bytes] = set()  # seen once
-        self.young: dict[bytes, RequestHead] = {}  # used in this generation
-        self._old: dict[bytes, RequestHead] = {}  # used in the last one
+        self.young: dict[bytes, HttpHead] = {}  # used in this generation
+        self._old: dict[bytes, HttpHead] = {}  # used in the last one
 
-    def get(self, raw: bytes) -> RequestHead:
+    def get(self, raw: bytes) -> HttpHead:
         head = self.young.get(raw) or self._old.get(raw)
         if head is None:
             head = parse(raw)
@@ -119,7 +119,7 @@ def _feed(collector: _Collector, data: bytes) -> None:
         raise RequestRefused(400, f"Malformed request: {error}") from None
 
 
-def parse(raw: bytes) -> RequestHead:
+def parse(raw: bytes) -> HttpHead:
     """Parse the bytes of one head, its empty line included."""
     collector = _Collector()
     try:
@@ -139,7 +139,7 @@ def parse(raw: bytes) -> RequestHead:
         ) from None
     if "#" in target:
         raise RequestRefused(400, "Malformed request: the target must not contain a fragment (#)")
-    head = RequestHead(collector.method, target, origin_form(target), collector.headers)
+    head = HttpHead(collector.method, target, origin_form(target), collector.headers)
     head.keep_alive = collector.keep_alive
     head.http10 = collector.version == "1.0"
     _read_headers(head)
@@ -147,7 +147,7 @@ def parse(raw: bytes) -> RequestHead:
     return head
 
 
-def _read_headers(head: RequestHead) -> None:
+def _read_headers(head: HttpHead) -> None:
     hosts = 0
     for name, value in head.headers:
         if name not in _READ:

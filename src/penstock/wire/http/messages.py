@@ -34,7 +34,7 @@ class RequestRefused(Exception):
     """
 
     def __init__(
-        self, status: int, text: str, headers: Headers = (), head: "RequestHead | None" = None
+        self, status: int, text: str, headers: Headers = (), head: "HttpHead | None" = None
     ) -> None:
         super().__init__(text)
         self.status = status
@@ -54,7 +54,7 @@ class MatchedRoute(Protocol):
     write_error: "ErrorWriter | None"  # of a protocol with errors of its own; None: JSON
 
 
-class RequestHead:
+class HttpHead:
     """Request line and headers; what the head alone decides is decided once and kept with it."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Peer(Protocol):
 
 
 class Request(msgspec.Struct, eq=False):
-    head: RequestHead
+    head: HttpHead
     body: bytes
     peer: Peer
     args: Any = None  # the decoded query, when the route names a type for it
@@ -188,10 +188,8 @@ class StreamResponse(msgspec.Struct, eq=False):
 
 Answer = Response | StreamResponse
 Handler = Callable[[Request], Answer | Awaitable[Answer]]
-Precheck = Callable[[RequestHead], RequestRefused | None]  # a refusal, from the head alone
-ErrorWriter = Callable[
-    [RequestHead, int, str, Headers], Response
-]  # of a status, a text, and headers
+Precheck = Callable[[HttpHead], RequestRefused | None]  # a refusal, from the head alone
+ErrorWriter = Callable[[HttpHead, int, str, Headers], Response]  # of a status, a text, and headers
 
 EMPTY = Response(204)
 
@@ -206,7 +204,7 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Respo
 
 
 def refusal_response(
-    head: RequestHead | None, status: int, text: str, headers: Headers = (), **more: Any
+    head: HttpHead | None, status: int, text: str, headers: Headers = (), **more: Any
 ) -> Response:
     """An error in the protocol of the route that the request is for; `more` is for ours."""
     if head is None or head.endpoint.write_error is None:

@@ -6,7 +6,7 @@ JOINED_BYTES = 64 << 10  # larger bodies are written separately
 HIGH_WATER_BYTES = 256 << 10
 
 
-class Output:
+class ResponseOutput:
     """The writing side of a transport. It never waits; `writable`: the client reads."""
 
     __slots__ = ("_held_bytes", "_stuck_since", "_unsent", "held", "hold", "transport", "writable")

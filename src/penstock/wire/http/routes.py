@@ -6,7 +6,7 @@ parameters, parameters over the rest; a path that matches but lacks the method f
 next candidate. All of them are in one tree of segments. The endpoint is kept with the cached head,
 so this runs once per distinct request head.
 
-Everything is an Endpoint, also "not found" and "method not allowed": the protocol only ever calls
+Everything is an BoundRoute, also "not found" and "method not allowed": the protocol only ever calls
 one.
 
 An API is a class with a `tag` whose methods carry their routes, and `routes_of` collects them:
@@ -50,9 +50,9 @@ from penstock.wire.http.messages import (
     ErrorWriter,
     Handler,
     Headers,
+    HttpHead,
     Precheck,
     Request,
-    RequestHead,
     RequestRefused,
     Response,
     StreamResponse,
@@ -234,7 +234,7 @@ Protect = Callable[[HttpRoute, Handler], tuple[Handler, Precheck | None]]  # see
 Trail = Callable[[Audited, Handler], Handler]  # see `audit.py`
 
 
-class Endpoint:
+class BoundRoute:
     """A route made ready to be called: decoders built, metric labels at hand."""
 
     __slots__ = (
@@ -296,7 +296,7 @@ class _Node:
         self.literal: dict[str, _Node] = {}  # by segment
         self.one: _Node | None = None  # below {name}
         self.rest: _Node | None = None  # {name...}
-        self.methods: dict[str, Endpoint] = {}  # of the path that ends here
+        self.methods: dict[str, BoundRoute] = {}  # of the path that ends here
 
 
 class Router:
@@ -309,10 +309,10 @@ class Router:
         self._protect = protect  # None: authentication is off
         self._trail = trail  # None: changes are not recorded
         self._root = _Node()  # of all paths
-        self._endpoints: list[Endpoint] = []  # in the order they were added
+        self._endpoints: list[BoundRoute] = []  # in the order they were added
         # By what is allowed instead: only as many as there are sets of methods.
-        self._refusals: dict[tuple[bool, str], Endpoint] = {}
-        self._not_found = Endpoint(HttpRoute(ANY, "(none)", _not_found))
+        self._refusals: dict[tuple[bool, str], BoundRoute] = {}
+        self._not_found = BoundRoute(HttpRoute(ANY, "(none)", _not_found))
         self.extend(routes)
 
     def add(self, route: HttpRoute) -> None:
@@ -330,7 +330,7 @@ class Router:
                 node = node.literal.setdefault(segment, _Node())
         if route.method in node.methods:
             raise ValueError(f"{route.method} {route.path} is routed twice")
-        endpoint = Endpoint(route, self._protect, self._trail)
+        endpoint = BoundRoute(route, self._protect, self._trail)
         node.methods[route.method] = endpoint
         self._endpoints.append(endpoint)
 
@@ -342,7 +342,7 @@ class Router:
     def routes(self) -> list[HttpRoute]:
         return [endpoint.route for endpoint in self._endpoints]
 
-    def find(self, head: RequestHead) -> Endpoint:
+    def find(self, head: HttpHead) -> BoundRoute:
         """What answers this head; its path parameters are set."""
         method, path = head.method, head.path
         raw = path.split("/")[1:]
@@ -360,7 +360,7 @@ class Router:
             allowed = {endpoint.method for endpoint in self._endpoints} - {ANY}
         return self._without_route(method, allowed) if allowed else self._not_found
 
-    def _without_route(self, method: str, allowed: set[str]) -> Endpoint:
+    def _without_route(self, method: str, allowed: set[str]) -> BoundRoute:
         if "GET" in allowed:
             allowed.add("HEAD")
         allow = ", ".join(sorted(allowed | {"OPTIONS"}))
@@ -368,7 +368,7 @@ class Router:
         if key not in self._refusals:
             text, headers = f"Method not allowed, try one of: {allow}", (("Allow", allow),)
             self._refusals[key] = (
-                Endpoint(HttpRoute(ANY, "(204)", _preflight(allow)))
+                BoundRoute(HttpRoute(ANY, "(204)", _preflight(allow)))
                 if method == "OPTIONS"
                 else _always(error_response(405, text, headers))
             )
@@ -386,7 +386,7 @@ class _Search:
         self.values: list[str] = []  # of the parameters on the way to the endpoint
         self.allowed: set[str] = set()  # the methods of what fits otherwise
 
-    def below(self, node: _Node, depth: int) -> Endpoint | None:
+    def below(self, node: _Node, depth: int) -> BoundRoute | None:
         """The best endpoint for the segments from `depth` on."""
         if depth == len(self._segments):
             return self._of(node)
@@ -404,7 +404,7 @@ class _Search:
             return endpoint
         return None
 
-    def _of(self, node: _Node) -> Endpoint | None:
+    def _of(self, node: _Node) -> BoundRoute | None:
         for method in (self._method, "GET") if self._method == "HEAD" else (self._method,):
             if method in node.methods:
                 return node.methods[method]
@@ -424,15 +424,15 @@ def _percent_decoded(segment: str) -> str:
         raise InvalidRequest("The path is not UTF-8 after percent-decoding") from None
 
 
-def refusing(status: int, text: str, headers: Headers = ()) -> Endpoint:
+def refusing(status: int, text: str, headers: Headers = ()) -> BoundRoute:
     """An endpoint that refuses, if it can before the body is received."""
     endpoint = _always(error_response(status, text, headers))
     endpoint.precheck = lambda _: RequestRefused(status, text, headers)
     return endpoint
 
 
-def _always(response: Response) -> Endpoint:
-    return Endpoint(HttpRoute(ANY, f"({response.status})", lambda _: response))
+def _always(response: Response) -> BoundRoute:
+    return BoundRoute(HttpRoute(ANY, f"({response.status})", lambda _: response))
 
 
 def _not_found(request: Request) -> Response:

@@ -15,8 +15,8 @@ from concurrent.futures import Executor
 
 from penstock.errors import Unavailable
 from penstock.wire.http.compress import CODINGS, unpack
-from penstock.wire.http.messages import Answer, Request, RequestHead, finished
-from penstock.wire.http.routes import Endpoint, HttpRoute, refusing
+from penstock.wire.http.messages import Answer, HttpHead, Request, finished
+from penstock.wire.http.routes import BoundRoute, HttpRoute, refusing
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RETRY_SECONDS, TOO_MANY, RequestMemory
 
@@ -49,7 +49,7 @@ class Screen:
         self._executor = executor
         self._hosts: set[bytes | None] = set()  # accepted values of Host; at most _MAX_HOSTS
 
-    def apply(self, head: RequestHead, endpoint: Endpoint) -> Endpoint:
+    def apply(self, head: HttpHead, endpoint: BoundRoute) -> BoundRoute:
         """Return the endpoint after the checks of the head's origin and body."""
         route = endpoint.route
         if self._origins is not None and (head.from_browser or head.host not in self._hosts):
@@ -80,7 +80,7 @@ class Screen:
             self._hosts.clear()
         self._hosts.add(host)
 
-    def _judge_origin(self, origins: Origins, head: RequestHead, route: HttpRoute) -> str | None:
+    def _judge_origin(self, origins: Origins, head: HttpHead, route: HttpRoute) -> str | None:
         host = head.host.decode("latin-1") if head.host is not None else None
         if not head.from_browser:
             return origins.refusal(host, None, None)
@@ -98,7 +98,7 @@ class Screen:
         )
         return origins.refusal(host, origin, head.header("sec-fetch-site"), is_link=is_link)
 
-    def _unpacking(self, endpoint: Endpoint, coding: str) -> Endpoint:
+    def _unpacking(self, endpoint: BoundRoute, coding: str) -> BoundRoute:
         async def unpack_and_call(request: Request) -> Answer:
             if endpoint.precheck is not None and endpoint.precheck(request.head) is not None:
                 return await finished(endpoint.call(request))  # which refuses it

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
-from penstock.wire.http.connection import Connection
+from penstock.wire.http.connection import HttpConnection
 from penstock.wire.http.routes import Router
 from penstock.wire.http.server_state import ServerState
 from penstock.wire.origins import Origins
@@ -78,8 +78,8 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         self._state.now = loop.time()
 
-        def connection() -> Connection:
-            return Connection(self._state)
+        def connection() -> HttpConnection:
+            return HttpConnection(self._state)
 
         path = self._binding.unix_path
         if path is not None:

@@ -9,7 +9,7 @@ from penstock.config.schema import HttpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.wire.http.encode import Encoder
 from penstock.wire.http.head import HeadCache
-from penstock.wire.http.messages import MatchedRoute, RequestHead, RequestRefused
+from penstock.wire.http.messages import HttpHead, MatchedRoute, RequestRefused
 from penstock.wire.http.output import JOINED_BYTES
 from penstock.wire.http.routes import Router
 from penstock.wire.http.screen import Screen
@@ -85,7 +85,7 @@ class ServerState:
             "penstock_http_connections", "Open HTTP connections", read=lambda: len(self.connections)
         )
 
-    def _route(self, head: RequestHead) -> None:
+    def _route(self, head: HttpHead) -> None:
         head.endpoint = self._screen.apply(head, self._router.find(head))
         if head.length > self.settings.max_body:
             text = f"The body is larger than the limit of {self.settings.max_body} bytes"

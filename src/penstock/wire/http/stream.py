@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from penstock.wire.http.messages import Stream
-from penstock.wire.http.output import HIGH_WATER_BYTES, Output
+from penstock.wire.http.output import HIGH_WATER_BYTES, ResponseOutput
 
 
 class OutgoingStream:
@@ -12,7 +12,7 @@ class OutgoingStream:
 
     __slots__ = ("_chunked", "_output", "_over", "_readable", "_unbroken", "live", "task")
 
-    def __init__(self, output: Output, *, chunked: bool, live: bool) -> None:
+    def __init__(self, output: ResponseOutput, *, chunked: bool, live: bool) -> None:
         self._output = output
         self._chunked = chunked  # False for HTTP/1.0: the connection's end is the body's
         self.live = live  # endless

@@ -139,7 +139,10 @@ export function records(page, parts, context) {
     </div>
     ${(state.tail?.errors ?? []).map((text) => html`<p class="problem" role="alert">${visible(text)}</p>`)}
     ${table({
-      columns: columns(params.topic, partition),
+      // Records of the aiq format have neither keys nor headers.
+      columns: columns(params.topic, partition).filter(
+        ({ name }) => !["key", "headers"].includes(name) || rows.some((r) => r[name] !== undefined),
+      ),
       rows,
       key: (r) => r.offset,
       href: (r) => linkTo(params.topic, partition, r.offset),

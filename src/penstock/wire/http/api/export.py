@@ -13,9 +13,9 @@ from msgspec.structs import asdict
 from penstock.contract import operations
 from penstock.contract.queries import ForceQuery, LimitQuery, RouteDeadLettersQuery
 from penstock.contract.routes import (
+    DeadRecord,
+    DeadRecordPage,
     RecordCount,
-    RouteDeadLetter,
-    RouteDeadLetters,
     RouteDefinition,
     RouteInspection,
     RouteList,
@@ -99,7 +99,7 @@ class ExportApi:
         return RecordCount(await self._exports.get(name).replay())
 
     @serves(operations.LIST_ROUTE_DEAD_LETTERS)
-    async def dead_letters(self, name: str, args: RouteDeadLettersQuery) -> RouteDeadLetters:
+    async def dead_letters(self, name: str, args: RouteDeadLettersQuery) -> DeadRecordPage:
         named = self._exports.get(name)
         page = await named.letters(args.offset, args.limit)
         sizes = accumulate(len(letter.record) if letter is not None else 0 for letter in page)
@@ -107,11 +107,11 @@ class ExportApi:
         following = args.offset + len(page)
         total = named.dead_letters.count
         shown = [
-            of(RouteDeadLetter, letter, **as_text(letter.record))
+            of(DeadRecord, letter, **as_text(letter.record))
             for letter in page
             if letter is not None
         ]
-        return RouteDeadLetters(total, shown, following if following < total and page else None)
+        return DeadRecordPage(total, shown, following if following < total and page else None)
 
     @serves(operations.LIST_ROUTE_RECORDS)
     async def waiting(self, name: str, args: LimitQuery) -> WaitingRecords:

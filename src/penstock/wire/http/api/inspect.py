@@ -13,9 +13,9 @@ from penstock.monitor.inspection import (
     BUCKETS,
     SEARCHED,
     ErrorGroups,
-    Event,
     Hits,
     Inspection,
+    LifelineEvent,
     Series,
     bucket_seconds,
 )
@@ -25,7 +25,7 @@ from penstock.wire.http.routes import route, serves
 
 
 class Lifeline(msgspec.Struct):
-    events: list[Event]
+    events: list[LifelineEvent]
 
 
 class SearchQuery(TimesQuery, rename="camel", frozen=True):

@@ -28,7 +28,7 @@ from penstock.export.telemetry_request import (
     media_type,
 )
 from penstock.wire.http.compress import unpack
-from penstock.wire.http.messages import EMPTY, Headers, Request, RequestHead, Response
+from penstock.wire.http.messages import EMPTY, Headers, HttpHead, Request, Response
 from penstock.wire.http.routes import route
 
 ROUTE = "/api/v1/routes/{name}"
@@ -39,7 +39,7 @@ _STATUS_MESSAGE = 2  # field of google.rpc.Status
 _NOT_STORED = "the send queue of route {name} is full"
 
 
-def write_otlp_error(head: RequestHead, status: int, text: str, headers: Headers) -> Response:
+def write_otlp_error(head: HttpHead, status: int, text: str, headers: Headers) -> Response:
     """google.rpc.Status in the type of the request; in JSON when it had another."""
     status, headers = _for_exporters(status, headers)
     if media_type((head.media or b"").decode("latin-1")) == PROTOBUF:
@@ -47,7 +47,7 @@ def write_otlp_error(head: RequestHead, status: int, text: str, headers: Headers
     return Response(status, msgspec.json.encode({"message": text}), JSON, headers)
 
 
-def write_plain_error(_: RequestHead, status: int, text: str, headers: Headers) -> Response:
+def write_plain_error(_: HttpHead, status: int, text: str, headers: Headers) -> Response:
     """What senders of remote write put into their log."""
     status, headers = _for_exporters(status, headers)
     return Response(status, f"{text}\n".encode(), PLAIN, headers)
