@@ -27,7 +27,12 @@ def brokers(
 ) -> Iterator[list[BrokerProcess]]:
     url = fresh_database(postgres, migrated=True)
     running = [
-        BrokerProcess(tmp_path_factory.mktemp(f"broker{i}"), database_url=url) for i in range(2)
+        BrokerProcess(
+            tmp_path_factory.mktemp(f"broker{i}"),
+            database_url=url,
+            topics__shared_cache="1Mi",  # less than a Fetch asks for
+        )
+        for i in range(2)
     ]
     try:
         for broker in running:
@@ -155,7 +160,7 @@ def test_kafka_creates_them_and_names_all_brokers_which_share_the_partitions(
     assert addresses == {broker.kafka for broker in brokers}
     producer = confluent_kafka.Producer({"bootstrap.servers": brokers[0].kafka})
     for i in range(64):
-        producer.produce(topic, b"%d" % i, partition=i % 16)
+        producer.produce(topic, (b"%d" % i).rjust(100_000), partition=i % 16)
     assert producer.flush(SECONDS) == 0
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": brokers[1].kafka, "group.id": topic, "auto.offset.reset": "earliest"}

@@ -289,6 +289,16 @@ class Fetch:
                         "last_stable_offset": topic.next_offset,
                         "log_start_offset": topic.first_offset,
                     }
+                except NotLoaded:
+                    # One partition at a time is loaded: all together may not fit into the cache.
+                    # What is left out here is among the first in one of the client's next requests.
+                    if not size:
+                        raise
+                    answer |= {
+                        "high_watermark": topic.next_offset,
+                        "last_stable_offset": topic.next_offset,
+                        "log_start_offset": topic.first_offset,
+                    }
                 except NotCached:
                     raise
                 except Exception as error:  # noqa: BLE001 - answered for this partition
