@@ -455,3 +455,29 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         await asyncio.sleep(0)
         queues.answer_waiting()  # the broker is about to stop
         assert (await patient[0]).messages == []
+
+
+@pytest.mark.parametrize(("deleted", "left"), [(2, [2, 3]), (4, [4, 5, 6, 7])])
+async def test_messages_that_are_deleted_while_they_are_taken_are_not_delivered(
+    queues: Queues, deleted: int, left: list[int]
+) -> None:
+    """A queue is cleared, or retention runs, between the claim and the read of a pop. Nothing
+    beyond the lease is delivered, and a lease without messages is released.
+    """
+    await push(queues, "q", *range(10))
+
+    async def delete_with_the_next_lease(connection: Any) -> None:
+        first = await connection.fetchval("SELECT min(seq) FROM messages")
+        await connection.execute(
+            f"""CREATE FUNCTION delete_taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            DELETE FROM messages WHERE seq < {first + deleted}; RETURN NULL; END $$;
+            CREATE TRIGGER delete_taken AFTER INSERT ON leases
+            FOR EACH ROW EXECUTE FUNCTION delete_taken()"""
+        )
+
+    await queues.database.transact(delete_with_the_next_lease)
+    # From several partitions: the claim and the read are two statements.
+    popped = await pop(queues, "q", 4, partitions=2, wait=True, timeout=20)
+    assert values(popped) == left
+    await complete(queues, popped)
+    assert values(await pop(queues, "q", 10)) == list(range(left[-1] + 1, 10))

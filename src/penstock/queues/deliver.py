@@ -127,7 +127,10 @@ class Deliverer:
                 acked, acks = (settled or acked), ()
                 if taken.rows:
                     return await self._answer(wanted, taken, acked)
-                if taken.outcome in LOOK_AT_ONCE:
+                if taken.outcome == "ok":  # its messages were deleted at the same time
+                    self.deliveries.give_back(taken)
+                    wait = 0.0
+                elif taken.outcome in LOOK_AT_ONCE:
                     if taken.outcome != "more":
                         self._forget_group(take.target)
                     wait = 0.0

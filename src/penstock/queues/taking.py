@@ -288,8 +288,8 @@ class Deliveries:
     # Leases that no client has
 
     def give_back(self, delivery: TakenBatch | None) -> None:
-        """Return what was taken: the client has gone."""
-        if delivery is not None and delivery.rows:
+        """Release what was taken for a pop that has ended, or whose messages were deleted."""
+        if delivery is not None and (delivery.rows or delivery.outcome == "ok"):
             self._spawn(self._give_back(delivery.take))
 
     async def _give_back(self, take: Take) -> None:
