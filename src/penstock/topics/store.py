@@ -108,7 +108,7 @@ class TopicStore:
         self._context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}  # partitions, by label
         self._partitions: dict[str, int] = {}  # how many each topic has
-        self._creating: dict[str, asyncio.Task[Topic]] = {}  # names that are not in `_topics`
+        self._creating: dict[str, asyncio.Task[AnyLog]] = {}  # names that are not in `_topics`
         self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
@@ -339,16 +339,11 @@ class TopicStore:
             raise Unavailable("topics are not running")
         self._refuse_unreadable(name)
         wanted = placement or (LOCAL if form == AIQ.name else self.settings.placement)
-        if self.shared is not None:
-            if wanted == SHARED:
-                _format_of(BATCHES.name if form is None else form, partitions)
-                if form == AIQ.name:
-                    raise InvalidRequest(f"a shared topic has the format {BATCHES.name!r}")
-                return await self.shared.create(name, partitions)
-            # Another broker may have created it a moment ago.
-            existing = await self.shared.find(name)
-            if existing is not None:
-                return existing
+        if self.shared is not None and wanted == SHARED:
+            _format_of(BATCHES.name if form is None else form, partitions)
+            if form == AIQ.name:
+                raise InvalidRequest(f"a shared topic has the format {BATCHES.name!r}")
+            return await self.shared.create(name, partitions)
         chosen = _format_of(form or self.settings.format, partitions)
         making = self._creating.get(name)
         if making is None:
@@ -356,8 +351,15 @@ class TopicStore:
             making = self._creating[name] = asyncio.get_running_loop().create_task(work)
         return await asyncio.shield(making)
 
-    async def _create(self, name: str, form: SegmentFormat, partitions: int) -> Topic:
+    async def _create(self, name: str, form: SegmentFormat, partitions: int) -> AnyLog:
+        """Create a local topic. `_creating` has the name from the first step to the last: a log
+        that is opened twice would be damaged by its two writers.
+        """
         try:
+            if self.shared is not None:  # another broker may have created it a moment ago
+                existing = await self.shared.find(name)
+                if existing is not None:
+                    return existing
             await self._wait_for_deletion(name)
             self._context.space.take(0)
             made = await self._context.run(self._make, name, form, range(partitions))
@@ -388,7 +390,7 @@ class TopicStore:
         making = self._creating[name] = asyncio.get_running_loop().create_task(work)
         await asyncio.shield(making)
 
-    async def _add_partitions(self, name: str, count: int) -> Topic:
+    async def _add_partitions(self, name: str, count: int) -> AnyLog:
         try:
             numbers = range(self.partitions(name), count)
             if not numbers:
