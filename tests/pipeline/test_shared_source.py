@@ -4,7 +4,7 @@ The broker that wrote the records has stopped when they are read.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Database:
 
 
 @pytest.fixture(scope="module")
-def module_database(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+def module_database(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Database:
     """The topic `t`: 300 records with keys in two partitions, the first 200 of them moved to the
     store."""
     database = Database(
@@ -76,7 +76,7 @@ def module_database(postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> 
                 )
 
     database.run(write)
-    yield database
+    return database
 
 
 def test_ranges_come_from_the_database_and_the_store(module_database: Database) -> None:
