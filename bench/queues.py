@@ -116,12 +116,8 @@ class Ground:
         self.broker = stack.enter_context(
             BrokerProcess(directory / "data", database_url=self.broker_url)
         )
+        self.port = int(self.broker.url.rpartition(":")[2])
         self.number = 0
-
-    @property
-    def port(self) -> int:
-        """The HTTP port of the broker under load."""
-        return int(self.broker.url.rpartition(":")[2])
 
     async def database(self, name: str) -> str:
         connection = await asyncpg.connect(self.postgres.url)

@@ -123,6 +123,7 @@ def compare(reference: str, rounds: int) -> None:
             for turn in range(rounds + 1):
                 for side in sorted(brokers, reverse=bool(turn % 2)):
                     ground.broker = brokers[side]
+                    ground.port = int(ground.broker.url.rpartition(":")[2])
                     costs = _measure(ground, once)
                     if turn:  # the first round fills caches
                         spent[side].append(costs["broker"] + costs["PostgreSQL"])
