@@ -125,8 +125,8 @@ class SharedCalls:
         [row] = await self._database.browse(
             "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
         )
-        found: int | None = row["base"]
-        return found
+        base: int | None = row["base"]
+        return base
 
     async def ends(self, log_ids: Sequence[int]) -> list[Row]:
         return await self._database.read(ENDS, log_ids)
