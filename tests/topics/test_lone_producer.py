@@ -1,14 +1,15 @@
 """A producer that is alone has its commits written on the event loop while the disk is quick."""
 
 import asyncio
+import errno
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import StorageFailed
-from penstock.log.segment_store import QUICK_SECONDS
+from penstock.errors import StorageFailed, StorageFull
+from penstock.log.context import SLOW_SHARE
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import FaultyFs
 from tests.support.topics import everything, running
@@ -29,58 +30,71 @@ class TimedFs(FaultyFs):
         return super().failing(kind)
 
 
-async def append(topic: Topic, payload: bytes, *, alone: bool) -> Appended:
+async def append(topic: Topic, payload: bytes, *, alone: bool = True) -> Appended:
     future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
     topic.appends.enqueue([payload], future)
     topic.appends.commit(alone=alone)
     return await future
 
 
-async def test_a_slow_fsync_moves_the_commits_of_a_lone_producer_to_the_pool(form: str) -> None:
-    fs, here = TimedFs(), threading.get_ident()
+async def on_the_loop(fs: TimedFs, topic: Topic, *, alone: bool = True) -> bool:
+    """Append a record; whether the event loop waited for its fsync."""
+    fs.threads.clear()
+    await append(topic, b"x", alone=alone)
+    return threading.get_ident() in fs.threads
+
+
+async def until_on_the_loop(fs: TimedFs, topic: Topic) -> None:
+    """Append until the disk counts as quick: on a busy machine some commits are slow."""
+    async with asyncio.timeout(30):
+        while not await on_the_loop(fs, topic):
+            pass
+
+
+async def test_only_a_lone_producer_on_a_quick_disk_is_served_on_the_loop(form: str) -> None:
+    fs = TimedFs()
     async with running(Path("/data"), fs=fs, fsync="group") as store:
         topic = await store.create("t")
+        assert not await on_the_loop(fs, topic), "nothing is known of the disk yet"
+        await until_on_the_loop(fs, topic)
+        assert not await on_the_loop(fs, topic, alone=False)
 
-        async def on_the_loop(payload: bytes, *, alone: bool = True) -> bool:
-            fs.threads.clear()
-            await append(topic, payload, alone=alone)
-            return here in fs.threads
 
-        async def until_on_the_loop(payload: bytes) -> None:
-            """Append until the disk counts as quick: on a busy machine the first may be slow."""
-            async with asyncio.timeout(30):
-                while not await on_the_loop(payload):
-                    pass
-
-        assert not await on_the_loop(b"0"), "nothing is known of the disk yet"
-        await until_on_the_loop(b"1")
-        assert not await on_the_loop(b"2", alone=False)
-        await until_on_the_loop(b"3")
-        fs.delay = 2 * QUICK_SECONDS
-        await append(topic, b"4", alone=True)
-        assert not await on_the_loop(b"5")
+async def test_a_disk_that_stalls_holds_up_the_loop_for_a_tenth_of_the_time(form: str) -> None:
+    fs, stall = TimedFs(), 0.02
+    async with running(Path("/data"), fs=fs, fsync="group") as store:
+        topic, other = await store.create("t"), await store.create("other")
+        await until_on_the_loop(fs, topic)
+        fs.delay = stall
+        await append(topic, b"slow")
+        stalled = time.monotonic()
+        for _ in range(5):
+            assert not await on_the_loop(fs, topic), "a disk that stays slow is left to the pool"
+        assert not await on_the_loop(fs, other), "the topics lie on one disk"
         fs.delay = 0
-        await until_on_the_loop(b"6")
-        payloads = [payload for _, payload in everything(topic)]
-        assert sorted(set(payloads)) == [b"%d" % i for i in range(7)]
+        assert not await on_the_loop(fs, topic)
+        assert not await on_the_loop(fs, topic), "one quick commit between two stalls is no proof"
+        await until_on_the_loop(fs, topic)
+        assert time.monotonic() - stalled > stall / SLOW_SHARE
 
 
-async def test_an_fsync_that_fails_on_the_loop_refuses_the_append_and_the_next_one_is_stored(
-    form: str,
+@pytest.mark.parametrize(
+    ("kind", "code", "error"),
+    [("sync", errno.EIO, StorageFailed), ("append", errno.ENOSPC, StorageFull)],
+)
+async def test_a_failure_on_the_loop_refuses_the_append_and_the_next_one_is_stored(
+    form: str, kind: str, code: int, error: type[Exception]
 ) -> None:
     fs = TimedFs()
     async with running(Path("/data"), fs=fs, fsync="group") as store:
         topic = await store.create("t")
-        stored = 0
-        async with asyncio.timeout(30):
-            while threading.get_ident() not in fs.threads:
-                await append(topic, b"stored", alone=True)
-                stored += 1
-        fs.fail(1, only=["sync"])
-        with pytest.raises(StorageFailed):
-            await append(topic, b"refused", alone=True)
-        assert (await append(topic, b"next", alone=True)).first_offset == stored
-        expected = [b"stored"] * stored + [b"next"]
+        await until_on_the_loop(fs, topic)
+        stored = topic.next_offset
+        fs.fail(1, code, only=[kind])
+        with pytest.raises(error):
+            await append(topic, b"refused")
+        assert (await append(topic, b"next")).first_offset == stored
+        expected = [b"x"] * stored + [b"next"]
         assert [payload for _, payload in everything(topic)] == expected
     async with running(Path("/data"), fs=fs.kill(), fsync="group") as store:
         assert [payload for _, payload in everything(store.require("t"))] == expected

@@ -187,7 +187,7 @@ class AppendQueue(ABC):
     def commit(self, *, alone: bool = False) -> None:
         """Begin to write what is queued, unless a commit is under way.
 
-        `alone`: the caller is the only producer at the moment.
+        `alone`: nothing else is being appended at the moment.
         """
 
 

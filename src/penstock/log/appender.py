@@ -72,7 +72,7 @@ class Appender(AppendQueue):
         """Take the next step now, or right after the one that runs: prepare the segments if they
         must be, otherwise write what is queued.
 
-        `alone`: the caller is the only producer at the moment, so nothing would share the fsync.
+        `alone`: nothing else is being appended at the moment, so nothing would share the fsync.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -110,7 +110,7 @@ class Appender(AppendQueue):
         try:
             commit = self._put_together(entries)
             write = commit.write
-            here = not self._context.strict or (alone and self._segments.quick)
+            here = not self._context.strict or (alone and self._context.disk_speed.quick)
             if write.count and (write.size > INLINE_BYTES or not here):
                 self._segments.writing = True
                 self._segments.start_write(write, partial(self._written, commit))

@@ -28,7 +28,6 @@ log = logging.getLogger("penstock.topics")
 MAX_UNSYNCED_BYTES = 64 << 20  # held in memory under `interval` before appends wait for the fsync
 CHECKPOINT_BYTES = 64 << 20  # written since the last checkpoint: bounds what a restart scans
 CHECKPOINT_RECORDS = 1 << 20
-QUICK_SECONDS = 0.001  # five times a commit on an idle NVMe disk; a hard disk takes more
 RETRY_SECONDS = 1.0
 UNKNOWN = -1  # what the checkpoint on disk says of the active segment
 
@@ -57,7 +56,6 @@ class SegmentStore:
         self.active = self.all[-1]  # readers see what is below its end
         self.start = recovered.limits.start  # what lies before this offset was deleted
         self.producers = recovered.producers
-        self.quick = False  # the last commit and its fsync were: the next may hold up the loop
         self.writing = False  # the commit loop runs: the active segment's files stay open
         self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
         self._abandoned = False  # the topic is deleted: nothing needs to become durable
@@ -177,7 +175,7 @@ class SegmentStore:
         elif self._context.strict:
             seconds = time.perf_counter() - write.started
             self._context.instruments.sync_seconds.observe(seconds)
-            self.quick = seconds < QUICK_SECONDS
+            self._context.disk_speed.observe(seconds)
         self._checkpoint_if_due()
         self.release()
 
