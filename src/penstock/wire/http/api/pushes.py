@@ -31,7 +31,6 @@ from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
 from penstock.wire.http.routes import serves
 
-# milliseconds: who asks for more has mistaken the unit, and would wait for years
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is

@@ -1,4 +1,4 @@
-"""Topics over HTTP: the endpoints of aiq, and what was added beside them."""
+"""Topics over HTTP: aiq's endpoints exactly, and our own beside them."""
 
 from collections.abc import Awaitable, Callable
 
@@ -202,7 +202,7 @@ class TopicsApi:
         return topic.read_or_wait(read)
 
     def _find(self, name: str, partition: int) -> AnyLog | None:
-        """The log of a partition; None when there is no such topic."""
+        """The log of a partition; None when the topic does not exist."""
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @serves(operations.GET_NEXT_OFFSET)
