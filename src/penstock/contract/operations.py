@@ -522,7 +522,7 @@ GET_TOPIC = _topics.get(
 )
 PRODUCE = _topics.post(
     "/{topic}/produce",
-    topics.ProduceAnswer,
+    topics.RecordsProduced,
     "Append one record, or several as one batch",
     query=topics.PartitionQuery,
     body=topics.ProduceBody,

@@ -49,20 +49,14 @@ class ProduceBody(MessageFields):
     encoding: str | UnsetType = UNSET
 
 
-class RecordProduced(Struct):
+class RecordsProduced(Struct, kw_only=True):
+    """The offset of one appended record, or the first one and the number of a batch."""
+
     topic: str
-    offset: int
+    offset: int | UnsetType = UNSET
+    first_offset: int | UnsetType = UNSET
+    count: int | UnsetType = UNSET
     partition: int | UnsetType = UNSET  # of a topic that has several
-
-
-class ProducedMany(Struct):
-    topic: str
-    first_offset: int
-    count: int
-    partition: int | UnsetType = UNSET
-
-
-ProduceAnswer: Any = RecordProduced | ProducedMany
 
 
 class TopicsQuery(ListQuery):

@@ -14,8 +14,7 @@ from penstock.contract.topics import (
     OffsetAt,
     PartitionQuery,
     ProduceBody,
-    ProducedMany,
-    RecordProduced,
+    RecordsProduced,
     Retention,
     ScrubStatus,
     SegmentDetails,
@@ -173,13 +172,14 @@ class TopicsApi:
             appended = await topic.append_records(content)
         else:
             appended = await topic.append(content)
-        several = self._topics.partitions(topic.topic) > 1
-        partition = topic.partition if several else UNSET
-        first = appended.first_offset
+        produced = RecordsProduced(topic=topic.topic)
         if many:
-            answer = ProducedMany(topic.topic, first, appended.count, partition)
-            return Response(201, _encode(answer))
-        return Response(201, _encode(RecordProduced(topic.topic, first, partition)))
+            produced.first_offset, produced.count = appended.first_offset, appended.count
+        else:
+            produced.offset = appended.first_offset
+        if self._topics.partitions(topic.topic) > 1:
+            produced.partition = topic.partition
+        return Response(201, _encode(produced))
 
     @serves(operations.CONSUME)
     def consume(self, request: Request) -> Response | Awaitable[Response]:
