@@ -98,7 +98,7 @@ def _base(ground: MessageGround, stack: ExitStack) -> Iterator[Contest]:
     """This broker against that of another checkout; both without headers."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
     directory.chmod(0o755)
-    url = ground.runner.run(ground._database("base"))
+    url = ground.runner.run(ground.database("base"))
     base = stack.enter_context(
         BrokerProcess(
             directory / "base",

@@ -111,15 +111,15 @@ class Ground:
         guard.watch_postgres(self.postgres.directory)
         stack.callback(self.postgres.stop, "immediate")
         self.runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        self.plain_url = self.runner.run(self._database("plain"))
-        self.broker_url = self.runner.run(self._database("broker"))
+        self.plain_url = self.runner.run(self.database("plain"))
+        self.broker_url = self.runner.run(self.database("broker"))
         self.broker = stack.enter_context(
             BrokerProcess(directory / "data", database_url=self.broker_url)
         )
         self.port = int(self.broker.url.rpartition(":")[2])
         self.number = 0
 
-    async def _database(self, name: str) -> str:
+    async def database(self, name: str) -> str:
         connection = await asyncpg.connect(self.postgres.url)
         await connection.execute(f"CREATE DATABASE {name}")
         await connection.close()

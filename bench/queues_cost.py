@@ -4,20 +4,35 @@ table's.
 A rate on a busy machine says what was left of it; CPU time per message says what the work costs.
 The kernel's `schedstat` counts it, for the broker, for PostgreSQL (all its processes) and for the
 load generator in this process.
+
+    make bench B=queues_cost
+    .venv/bin/python -m bench.queues_cost --against 633ce5a1
+
+The second form compares the broker of this tree with the one of another commit. Both run on the
+libraries installed here and on one PostgreSQL, each in its own database, and take turns; the ratio
+is that of the medians of broker and PostgreSQL together, above 1 where this tree costs more.
 """
 
+import argparse
 import os
+import statistics
+import subprocess
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from bench import queues
 from bench.harness import Figure
-from bench.queues import BATCHED, PLAINLY, Ground, Rounds
+from bench.queues import BATCHED, PLAINLY, Ground, Rounds, _close, rate
+from tests.support.broker import BrokerProcess
 
+ROOT = Path(__file__).parent.parent
 Round = Callable[[], Coroutine[Any, Any, float]]
 
 
@@ -70,14 +85,75 @@ def _cost(ground: Ground, once: Round) -> dict[str, float]:
     """
     best: dict[str, float] = {}
     for turn in range(3):
-        reads: list[tuple[float, dict[str, float]]] = []
-        setattr(queues, "meter", partial(_read, ground, reads))  # noqa: B010 - a function of the module
-        rate = ground.runner.run(once())
-        (began, before), (ended, after) = reads
-        result = {who: (after[who] - before[who]) / (rate * (ended - began)) for who in after}
+        result = _measure(ground, once)
         if turn and (not best or sum(result.values()) < sum(best.values())):
             best = result
     return best
+
+
+def compare(reference: str, rounds: int) -> None:
+    """Print the CPU per message of this tree and of another commit."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cost-")))
+        archive = subprocess.run(
+            ["git", "archive", reference, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        ).stdout
+        with tarfile.open(fileobj=BytesIO(archive)) as sources:
+            sources.extractall(directory, filter="data")
+        ground = Ground(stack)
+        other = BrokerProcess(
+            directory / "data",
+            database_url=ground.runner.run(ground.database("other")),
+            env={"PYTHONPATH": str(directory / "src"), "PYTHONSAFEPATH": "1"},
+        )
+        other.ports.pop("kafka")  # a broker of an older commit may not know it
+        brokers = {"here": ground.broker, reference: stack.enter_context(other)}
+        load = Rounds(ground)
+        works: dict[str, Round] = {
+            "push of 1, 1 connection": partial(load.push, 1, 1),
+            "push of 1, 64 connections": partial(load.push, 64, 1),
+            "push of 100, 16 connections": partial(load.push, 16, 100),
+            "pop + ack 1, 1 connection": partial(_take, ground, 1, 1),
+            "pop + ack 1, 16 connections": partial(_take, ground, 16, 1),
+            "pop + ack 1, 64 connections": partial(_take, ground, 64, 1),
+            "pop + ack 10, 8 connections": partial(_take, ground, 8, 10),
+        }
+        for name, once in works.items():
+            spent: dict[str, list[float]] = {side: [] for side in brokers}
+            for turn in range(rounds + 1):
+                for side in sorted(brokers, reverse=bool(turn % 2)):
+                    ground.broker = brokers[side]
+                    ground.port = int(ground.broker.url.rpartition(":")[2])
+                    costs = _measure(ground, once)
+                    if turn:  # the first round fills caches
+                        spent[side].append(costs["broker"] + costs["PostgreSQL"])
+            here, there = (statistics.median(spent[side]) for side in ("here", reference))
+            each = " ".join(f"{a / b:.2f}" for a, b in zip(*spent.values(), strict=True))
+            print(
+                f"{name:28} here {here:7.1f} µs, {reference[:12]} {there:7.1f} µs, "
+                f"ratio {here / there:.2f} (rounds: {each})",
+                flush=True,
+            )
+
+
+async def _take(ground: Ground, connections: int, batch: int) -> float:
+    """Pop and acknowledge, from more partitions than consumers; messages per second."""
+    queue = ground.fresh()
+    await ground.fill(queue, 20_000, 200, 100)
+    callers = await ground.callers(connections)
+    try:
+        return await rate([partial(ground.take, caller, queue, batch) for caller in callers])
+    finally:
+        _close(callers)
+
+
+def _measure(ground: Ground, once: Round) -> dict[str, float]:
+    """Microseconds of CPU per message in one round, for each process."""
+    reads: list[tuple[float, dict[str, float]]] = []
+    setattr(queues, "meter", partial(_read, ground, reads))  # noqa: B010 - a function of the module
+    done = ground.runner.run(once())
+    (began, before), (ended, after) = reads
+    return {who: (after[who] - before[who]) / (done * (ended - began)) for who in after}
 
 
 def _read(ground: Ground, reads: list[tuple[float, dict[str, float]]]) -> None:
@@ -118,3 +194,11 @@ def _used(pid: int) -> float:
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000
     except OSError:
         return 0.0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="bench.queues_cost", description=__doc__)
+    parser.add_argument("--against", required=True, help="the other commit (a git reference)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default: 5)")
+    arguments = parser.parse_args()
+    compare(arguments.against, arguments.rounds)

@@ -1,18 +1,23 @@
-"""What `penstock worker` does: run the consumers of a module in several processes.
+"""`penstock worker`: run the consumers of a module in several processes.
 
-One process supervises and runs no code of the user's. The others import the module and run its
-client; one that dies is started again, after longer and longer pauses while it keeps dying. SIGTERM
-and Ctrl-C are passed on as SIGTERM, on which a client finishes what it handles; what takes longer
-than the drain time is released. A second signal kills. When the supervising process is killed, the
-others stop as on SIGTERM. With `--reload` the processes are started again when a Python file below
-the directory changes.
+One process supervises and does not import the user's code. The others import the module and run its
+client. A process that dies is started again, after longer and longer pauses while it keeps dying.
+SIGTERM and Ctrl-C are passed on as SIGTERM: a client then finishes the messages in progress, and
+releases those that take longer than the drain time. A second signal kills. When the supervising
+process is killed, the others stop as on SIGTERM. With `--reload` the processes are started again
+when a Python file below the directory changes.
 
-Exit codes: 0 stopped as asked, 1 not everything in progress was finished, 2 there is nothing to
-run.
+A process whose handler ignores its `timeout` is replaced. A thread that hangs cannot be stopped:
+its attempt fails, the process finishes its other messages and ends. A handler that blocks the event
+loop stops the whole process, so the process exits with the traceback of every thread, and the
+broker counts the attempts when the leases expire.
+
+Exit codes: 0 stopped as requested, 1 not all messages in progress were finished, 2 nothing to run.
 """
 
 import argparse
 import asyncio
+import faulthandler
 import importlib
 import logging
 import os
@@ -20,9 +25,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +36,7 @@ from penstock.client import Client, SyncClient, queues
 from penstock.client.sync import consumers_of
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.io.parent import watch_parent
+from penstock.io.tasks import cancelled
 from penstock.net.retry import Backoff
 
 log = logging.getLogger("penstock.worker")
@@ -39,14 +46,15 @@ DRAIN_SECONDS = 60.0
 RELEASE_SECONDS = 10.0  # after the drain time, to release what was not finished
 POLL_SECONDS = 0.2
 RELOAD_POLL_SECONDS = 1.0
-STEADY_SECONDS = 30.0  # a process that lived so long was well: its next start is at once
+LOOP_SECONDS = 0.5  # between two signs of life of the event loop
+STEADY_SECONDS = 30.0  # after a process has run for so long, the pauses are short again
 CHILD = "PENSTOCK_WORKER_CHILD"  # in the environment of a process that runs consumers
 IGNORED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run, and how."""
+    """The options of the command."""
 
     target: str
     processes: int
@@ -57,7 +65,7 @@ class Settings:
 
 
 def main(words: Sequence[str]) -> int:
-    """`penstock worker` where the command line is not installed; the exit code."""
+    """Run `penstock worker` where the command line is not installed. Returns the exit code."""
     parser = argparse.ArgumentParser(
         "penstock worker", description="Run the consumers of a Python module."
     )
@@ -71,7 +79,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def run(settings: Settings) -> int:
-    """Supervise, or in a process that is supervised consume; the exit code."""
+    """Supervise, or consume in a process that is supervised. Returns the exit code."""
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -83,7 +91,7 @@ def run(settings: Settings) -> int:
 
 
 def _consume(settings: Settings) -> int:
-    """Import the module and run its client to the end; the exit code."""
+    """Import the module and run its client until it stops. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the supervisor, too
     watch_parent(_stop_alone)
     sys.path.insert(0, str(settings.directory.resolve()))
@@ -92,6 +100,11 @@ def _consume(settings: Settings) -> int:
     except PenstockError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return USAGE
+    consumers = consumers_of(client)
+    for consumer in consumers:
+        consumer.on_hang = _replace_process
+    if limits := [consumer.timeout for consumer in consumers if consumer.timeout is not None]:
+        client.lifespan(partial(_loop_watched, max(limits)))
     try:
         if isinstance(client, Client):
             asyncio.run(_run(client, settings.drain_seconds))
@@ -101,8 +114,9 @@ def _consume(settings: Settings) -> int:
     except PenstockError as error:
         log.error("the consumers ended: %s", error)
         return FORCED
-    if released := sum(consumer.released for consumer in consumers_of(client)):
-        log.warning("%d messages did not finish in time: they are released", released)
+    if released := sum(consumer.released for consumer in consumers):
+        log.warning("%d messages did not finish in time and were released", released)
+    if released or any(consumer.hanging for consumer in consumers):
         logging.shutdown()
         sys.stdout.flush()
         os._exit(FORCED)  # a handler in a thread would keep the process
@@ -119,19 +133,43 @@ def _stop_alone() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _replace_process() -> None:
+    log.error("this process finishes its other messages and is replaced")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _loop_watched(seconds: float) -> AsyncIterator[None]:
+    """Exit when the event loop is blocked for longer than the longest timeout of a consumer.
+
+    faulthandler's timer needs neither the loop nor the GIL.
+    """
+
+    async def show_life() -> None:
+        while True:
+            faulthandler.dump_traceback_later(seconds + LOOP_SECONDS, exit=True)
+            await asyncio.sleep(LOOP_SECONDS)
+
+    showing = asyncio.create_task(show_life())
+    try:
+        yield
+    finally:
+        await cancelled(showing)
+        faulthandler.cancel_dump_traceback_later()
+
+
 def client_of(target: str) -> Client | SyncClient:
-    """The client that `module:name` names, with its consumers."""
+    """Import the client that `module:name` names, with its consumers."""
     module_name, colon, name = target.partition(":")
     if not colon or not name:
-        raise InvalidRequest(f"{target!r} names no client: write module:client")
+        raise InvalidRequest(f"{target!r} does not name a client: write module:client")
     queues.watched_pushes = set()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # of the user's own imports: the traceback says where
+            raise  # an import of the user's module failed: the traceback says where
         raise InvalidRequest(
-            f"there is no module {error.name!r} here: run this where it is, or say --directory"
+            f"there is no module {error.name!r} here: run this where it is, or pass --directory"
         ) from None
     finally:
         pushed, queues.watched_pushes = queues.watched_pushes, None
@@ -167,16 +205,16 @@ class Process:
 
     def start(self) -> None:
         self._started = time.monotonic()
-        # the same command once more: the environment makes it the one that works
+        # the same command: the variable in its environment makes it consume
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock", *sys.argv[1:]],
             env={**os.environ, CHILD: "1"},
-            stdin=subprocess.PIPE,  # it ends with us, which the process notices
+            stdin=subprocess.PIPE,  # closed when this process ends, which the child notices
         )
 
-    def look(self) -> int | None:
-        """Start it again when it has died and its pause is over; its exit code when it says that
-        there is nothing to run.
+    def keep_running(self) -> int | None:
+        """Start the process again if it has died and its pause is over. Returns `USAGE` if it
+        ended because there is nothing to run.
         """
         if self._process is None:
             if time.monotonic() >= self._due:
@@ -206,7 +244,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def forget(self) -> int:
-        """Its exit code, after it has ended; the next start is at once."""
+        """Wait for the end of the process and return its exit code. The next start is immediate."""
         process, self._process, self._due = self._process, None, 0.0
         if process is None:
             return STOPPED
@@ -221,19 +259,21 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._processes = [Process(number) for number in range(settings.processes)]
-        self._signals = 0  # that asked us to stop
+        self._signals = 0  # received: the first one stops, a second one kills
 
     def run(self) -> int:
-        """Supervise until a signal; the exit code."""
+        """Supervise until a signal arrives. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        changed = Changes(self._settings.directory) if self._settings.reload else None
+        changes = Changes(self._settings.directory) if self._settings.reload else None
         while not self._signals:
-            codes = [process.look() for process in self._processes]
-            if USAGE in codes and not self._settings.reload:  # with reload the file may be mended
+            codes = [process.keep_running() for process in self._processes]
+            if (
+                USAGE in codes and not self._settings.reload
+            ):  # with --reload the file may be corrected
                 self._stop()
                 return USAGE
-            if changed is not None and changed.look():
+            if changes is not None and changes.happened():
                 log.info("a file has changed: the consumers start again")
                 self._stop()
             time.sleep(POLL_SECONDS)
@@ -244,7 +284,7 @@ class Supervisor:
         self._signals += 1
 
     def _stop(self) -> int:
-        """Have the processes finish what they handle, and kill those that do not."""
+        """Let the processes finish their messages, and kill those that do not end in time."""
         before = self._signals
         for process in self._processes:
             process.signal(signal.SIGTERM)
@@ -261,18 +301,19 @@ class Supervisor:
 
 
 class Changes:
-    """Whether a Python file below a directory has changed since the last look."""
+    """Watches the Python files below a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._files = dict(self._scan())
 
-    def look(self) -> bool:
-        if time.monotonic() - self._looked < RELOAD_POLL_SECONDS:
+    def happened(self) -> bool:
+        """Return whether a file has changed since the last call that checked."""
+        if time.monotonic() - self._checked_at < RELOAD_POLL_SECONDS:
             return False
         before, self._files = self._files, dict(self._scan())
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         return before != self._files
 
     def _scan(self) -> Iterator[tuple[str, int]]:
@@ -284,4 +325,4 @@ class Changes:
                     try:
                         yield str(path), path.stat().st_mtime_ns
                     except FileNotFoundError:
-                        continue  # removed in between: a change by its absence
+                        continue  # removed meanwhile, which is a change as well

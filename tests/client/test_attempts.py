@@ -163,7 +163,7 @@ def test_a_plain_function_that_hangs_fails_its_attempt_and_ends_the_consumer(bro
             release.wait(60)
 
         client.run(handle_signals=False)  # it returns: a thread cannot be stopped
-        assert (handle.failed, handle.released) == (1, 1)
+        assert (handle.failed, handle.hanging) == (1, 1)
         (message,) = client.pop(f"{queue}@g", wait=10)
         assert message.attempt == 2
         release.set()
@@ -183,6 +183,30 @@ async def test_a_consumer_begins_no_more_messages_than_its_rate(broker, queue):
         for wrong in ("100", "0/s", "5/parsec", "fast"):
             with pytest.raises(InvalidRequest, match="is not a rate such as 100/s"):
                 client.consumer(queue, rate=wrong)(lambda message: None)
+
+
+async def test_consumers_of_a_group_share_its_rate(broker, queue):
+    async def handle(number: int) -> None: ...
+
+    async with Client(broker.url) as client, Client(broker.url) as other:
+        client.consumer(f"{queue}@g", group_rate="20/s")(handle)
+        limit = other.consumer(f"{queue}@g", group_rate="20/s")(handle).shared_rate
+        assert limit is not None
+        with pytest.raises(InvalidRequest, match="a rate or a group_rate, not both"):
+            client.consumer(queue, rate="1/s", group_rate="1/s")(handle)
+
+        async def known() -> bool:
+            return len(await client.admin.consumers(queue, group="g")) == 1
+
+        running = asyncio.create_task(client.run(handle_signals=False))
+        await eventually(known)
+        await consume_until(other, lambda: limit.consumers == 2)
+        client.stop()
+        await running
+    began = time.monotonic()
+    for _ in range(6):
+        await limit.take(1)
+    assert time.monotonic() - began >= 5 * 0.1, "one at once, then half of the rate"
 
 
 async def test_messages_pushed_without_a_partition_run_in_parallel_and_poison_holds_up_nobody(

@@ -222,3 +222,53 @@ def test_what_is_not_finished_in_the_drain_time_is_released(
         assert worker.process.wait(60) == 1
         (message,) = client.pop(f"{queue}@g", wait=10)
         assert message.data == 1
+
+
+HANGING_MODULE = """
+    import threading, time
+    from penstock import Client, backoff
+
+    client = Client.from_env()
+
+    def note(word, message):
+        with open("log", "a") as log:
+            print(word, message.data, message.attempt, file=log, flush=True)
+
+    @client.consumer("{queue}@g", concurrency=2, timeout=0.4, retry=backoff(3, first=0))
+    def handle(message):
+        note("begun", message)
+        if message.data == "thread" and message.attempt == 1:
+            threading.Event().wait()
+        if message.data == "neighbour":
+            time.sleep(0.2)
+        note("done", message)
+
+    @client.consumer("{queue}-async@g", timeout=0.4, retry=backoff(3, first=0))
+    async def block(message):
+        note("begun", message)
+        if message.attempt == 1:
+            time.sleep(600)
+        note("done", message)
+"""
+
+
+def test_a_process_whose_handler_ignores_its_timeout_is_replaced(broker, queue, tmp_path):
+    (tmp_path / "shop.py").write_text(textwrap.dedent(HANGING_MODULE.format(queue=queue)))
+    with SyncClient(broker.url) as client, working(tmp_path, broker.url) as worker:
+        client.configure(f"{queue}-async", lease_time=1, ordering="none")
+        client.push(queue, "thread")
+        until(lambda: worker.lines("begun thread 1"), 60, "it hangs")
+        hanging = children(worker)
+        client.push(queue, "neighbour")
+        until(lambda: worker.lines("done thread 2"), 60, "the attempt failed, the next one runs")
+        assert worker.lines("done neighbour 1"), "the other message was finished, not released"
+        assert not any(map(psutil.Process.is_running, hanging)), "the thread is gone"
+
+        client.push(f"{queue}-async", "loop")
+        until(lambda: worker.lines("done loop"), 60, "a blocked event loop is replaced as well")
+        assert [line[2] for line in worker.lines("begun loop")] == ["1", "2"], "the broker counts"
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(60) == 0
+        assert worker.process.stderr is not None
+        errors = worker.process.stderr.read()
+    assert 'shop.py", line 24 in block' in errors, "the traceback shows where it was blocked"

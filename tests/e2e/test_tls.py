@@ -98,7 +98,9 @@ async def test_every_way_in_speaks_tls(secured: Secured) -> None:
         "GET", f"https://localhost:{http}/topics/t/stream?offset=1", verify=trust, timeout=20
     ) as events:
         assert "id: 1" in next(line for line in events.iter_lines() if line.startswith("id:"))
-    with websockets.sync.client.connect(f"wss://localhost:{websocket}/", ssl=trust) as session:
+    with websockets.sync.client.connect(
+        f"wss://localhost:{websocket}/", ssl=trust, open_timeout=60
+    ) as session:
         session.send('{"command":"list_topics_request","req_id":1}')
         assert json.loads(session.recv(timeout=10))["topics"] == ["t"]
     command = [sys.executable, "-m", "penstock", "--ca", str(secured.ca)]

@@ -78,9 +78,10 @@ async def test_a_fault_after_the_commit_of_a_call_returns_what_it_took(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(database_url) as queues:
-        for expected in (ZeroDivisionError, Unavailable):  # in the pop; in the call that pops share
+        faults = ("uuids", ZeroDivisionError), ("partition_uuid", Unavailable)
+        for method, expected in faults:  # in the pop; in the call that pops share
             await push(queues, "q", 1)
-            monkeypatch.setattr(QueueCatalog, "partition_uuid", lambda *_: 1 // 0)
+            monkeypatch.setattr(QueueCatalog, method, lambda *_: 1 // 0)
             with pytest.raises(expected):
                 await pop(queues, "q")
             monkeypatch.undo()

@@ -130,6 +130,7 @@ class ConsumerOptions(TypedDict, total=False):
     timeout: float | None  # seconds that a call may take before it has failed; default: any time
     retry: RetryPolicy | None  # such as backoff(5); default: the queue's options decide
     rate: str | None  # the most messages this consumer begins, such as "100/s" or "30/min"
+    group_rate: str | None  # the most messages that all consumers of the group begin together
     tracebacks: bool  # keep the traceback with a failure; default True
     auto_ack: bool  # acknowledge on delivery: at most once
     partitions: int  # the most partitions to take one batch from; default 1
@@ -185,6 +186,7 @@ class Consumer(Generic[P, R]):
         timeout: float | None = None,
         retry: RetryPolicy | None = None,
         rate: str | None = None,
+        group_rate: str | None = None,
         tracebacks: bool = True,
         auto_ack: bool = False,
         partitions: int = 1,
@@ -205,6 +207,8 @@ class Consumer(Generic[P, R]):
             raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
         if timeout is not None and timeout <= 0:
             raise InvalidRequest(f"a timeout is more than 0 seconds, not {timeout:g}")
+        if rate is not None and group_rate is not None:
+            raise InvalidRequest("a consumer has a rate or a group_rate, not both")
         self.address = Address.parse(address)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.concurrency = concurrency
@@ -212,6 +216,8 @@ class Consumer(Generic[P, R]):
         self.failed = 0
         self.most_calls = 0  # that were ever under way at the same time
         self.released = 0  # messages whose handler had not finished when the consumer had to end
+        self.hanging = 0  # threads whose function did not end within its timeout
+        self.on_hang: Callable[[], object] | None = None  # instead of ending when all hang
         self.last_error: str | None = None
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
@@ -219,8 +225,11 @@ class Consumer(Generic[P, R]):
         self._client = client
         self._handler = BoundHandler(handler, batches=batches, stateful=self._stateful)
         self._batches, self._auto_ack, self._retry = batches, auto_ack, retry
-        self._timeout, self._tracebacks = timeout, tracebacks
-        self._rate = RateLimit.parse(rate) if rate is not None else None
+        self.timeout, self._tracebacks = timeout, tracebacks
+        limit = rate or group_rate
+        self._rate = RateLimit.parse(limit) if limit is not None else None
+        # its share depends on how many consumers the group has, which `HealthReporter` asks for
+        self.shared_rate = self._rate if group_rate is not None else None
         self._prefetch = False if auto_ack else prefetch
         self._options: dict[str, Any] = {  # of every pop
             "wait": LONG_POLL_SECONDS,
@@ -231,7 +240,6 @@ class Consumer(Generic[P, R]):
             "subscription_from": subscription_from,
         }
         self._threads: ThreadPoolExecutor | None = None
-        self._hanging = 0  # threads whose function did not end within its timeout
         self._stopping = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Future[list[Message]]] = set()
@@ -262,7 +270,7 @@ class Consumer(Generic[P, R]):
         retry cannot fix, such as a request that the broker rejects.
         """
         if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
-            # a thread that hangs is replaced: `_call` gives up when as many hang as may run
+            # a thread that hangs is replaced, until as many hang as may run
             self._threads = ThreadPoolExecutor(2 * self.concurrency, "penstock-consumer")
         self.started_at = datetime.now(UTC)
         log.info(
@@ -510,29 +518,31 @@ class Consumer(Generic[P, R]):
     async def _call(self, payloads: Sequence[Any], messages: Sequence[Message], *more: Any) -> None:
         """Call the function, for at most its timeout."""
         try:
-            async with asyncio.timeout(self._timeout) as limit:
+            async with asyncio.timeout(self.timeout) as limit:
                 await self._handler.call(payloads, messages, self._threads, *more)
         except TimeoutError:
             if not limit.expired():
                 raise  # the function's own
             if self._threads is not None:
-                self._hanging += 1  # a thread cannot be stopped from outside
-                if self._hanging >= self.concurrency:
-                    self._fail_workers()
-            raise TimeoutError(f"the handler did not end within {self._timeout:g} s") from None
+                self._note_hanging()
+            raise TimeoutError(f"the handler did not end within {self.timeout:g} s") from None
 
-    def _fail_workers(self) -> None:
-        """End the consumer: as many threads hang as may run. `penstock worker` starts the process
-        again, which is the only way to end them.
+    def _note_hanging(self) -> None:
+        """Count a thread that hangs: it cannot be stopped from outside. End the consumer when as
+        many hang as may run, unless `on_hang` takes care of it.
         """
+        self.hanging += 1
         log.error(
-            "%s: %d calls hang in threads, which cannot be stopped: the consumer ends",
+            "%s: the call still runs in a thread, which cannot be stopped (%d of %d hang)",
             self.address,
-            self._hanging,
+            self.hanging,
+            self.concurrency,
             extra=self._extra(),
         )
-        self.released += self._hanging
-        self.stop()
+        if self.on_hang is not None:
+            self.on_hang()
+        elif self.hanging >= self.concurrency:
+            self.stop()
 
     def _failed(self, error: BaseException, attempt: int) -> Outcome:
         text = f"{type(error).__name__}: {error}"

@@ -49,6 +49,7 @@ class HealthReporter:
             while True:
                 if not await self._report(REQUEST_SECONDS, ended=False):
                     return
+                await self._share_rates()
                 await self._warn_of_idle_handlers()
                 await asyncio.sleep(REPORT_SECONDS)
         except asyncio.CancelledError:
@@ -66,6 +67,18 @@ class HealthReporter:
         except PenstockError as error:
             log.debug("the health of the consumers could not be reported: %s", error)
         return True
+
+    async def _share_rates(self) -> None:
+        """Divide each rate that belongs to a group by the number of its consumers."""
+        for consumer in self._consumers:
+            if consumer.shared_rate is not None:
+                where = consumer.address
+                group = where.group or QUEUE_MODE
+                try:
+                    sharing = await self._admin.consumers(where.queue, group=group)
+                except PenstockError:
+                    continue  # the last number counts until the next report
+                consumer.shared_rate.consumers = max(1, len(sharing))
 
     async def _warn_of_idle_handlers(self) -> None:
         """Warn once about a consumer whose handlers idle because the queue keeps order."""

@@ -16,9 +16,8 @@ class RateLimit:
     """
 
     def __init__(self, count: float, seconds: float) -> None:
-        self.interval = seconds / count  # between two messages
-        # how many seconds' worth of messages may begin at once
-        self._burst = max(self.interval, BURST_SECONDS)
+        self._interval = seconds / count  # between two messages of all consumers
+        self.consumers = 1  # that share the rate evenly
         self._next = 0.0  # when the next message may begin, if it is not idle before
 
     @classmethod
@@ -31,7 +30,8 @@ class RateLimit:
 
     async def take(self, count: int) -> None:
         """Wait until so many messages may begin."""
+        interval = self._interval * self.consumers
         now = asyncio.get_running_loop().time()
-        begin = max(self._next, now - self._burst + self.interval)
-        self._next = begin + count * self.interval
+        begin = max(self._next, now - max(interval, BURST_SECONDS) + interval)
+        self._next = begin + count * interval
         await asyncio.sleep(max(0.0, begin - now))

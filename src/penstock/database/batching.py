@@ -121,7 +121,15 @@ class Batcher(Generic[T, R]):
         try:
             while self._waiting:
                 self._level = max(self._under_way + len(self._waiting), self._level * 7 // 8)
-                batch = self._next_batch()
+                batch: list[Submission[T, R]] = []
+                total = 0
+                while self._waiting and (not batch or total + self._waiting[0][1] <= self._limit):
+                    submission = self._waiting.popleft()
+                    _, size, future = submission
+                    self._waiting_size -= size
+                    if not future.cancelled():
+                        batch.append(submission)
+                        total += size
                 self._under_way += len(batch)
                 try:
                     outcomes = await self._send([request for request, _, _ in batch])
@@ -137,18 +145,6 @@ class Batcher(Generic[T, R]):
                     self._complete(batch, outcomes)
         finally:
             self._busy -= 1
-
-    def _next_batch(self) -> list[Submission[T, R]]:
-        batch: list[Submission[T, R]] = []
-        total = 0
-        while self._waiting and (not batch or total + self._waiting[0][1] <= self._limit):
-            submission = self._waiting.popleft()
-            _, size, future = submission
-            self._waiting_size -= size
-            if not future.cancelled():
-                batch.append(submission)
-                total += size
-        return batch
 
     async def _send(self, requests: list[T]) -> list[R | PenstockError]:
         """The outcome of each request, whatever happens."""

@@ -155,16 +155,22 @@ def slices(segment: Segment, start: int, end: int, *, keyed: bool = False) -> It
         keep = int(np.searchsorted(batch.offsets, end))
         if not keep:
             return
-        offsets = batch.offsets[:keep]
-        raw: Bytes = batch.buffer
-        starts = batch.starts[:keep]
-        if batch.keyed:
-            raw, starts = _framed(batch, keep)
-        starts = np.append(starts - HEADER_SIZE, starts[-1] + batch.length(keep - 1))
-        records = batch.records() if keyed else None
-        kept = None if records is None else records[:keep]
-        yield Slice(memoryview(raw), starts, offsets, segment.times(offsets), kept)
+        times = segment.times(batch.offsets[:keep])
+        yield slice_of(batch, times, keyed=keyed)
         at = batch.next_offset
+
+
+def slice_of(batch: Batch, times: npt.NDArray[np.int64], *, keyed: bool) -> Slice:
+    """Return the first records of a batch, as many as there are `times` (microseconds)."""
+    keep = len(times)
+    raw: Bytes = batch.buffer
+    starts = batch.starts[:keep]
+    if batch.keyed:
+        raw, starts = _framed(batch, keep)
+    starts = np.append(starts - HEADER_SIZE, starts[-1] + batch.length(keep - 1))
+    records = batch.records() if keyed else None
+    kept = None if records is None else records[:keep]
+    return Slice(memoryview(raw), starts, batch.offsets[:keep], times, kept)
 
 
 def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:

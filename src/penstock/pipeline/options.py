@@ -246,6 +246,7 @@ class TopicSourceOptions(SourceOptions):
     pattern: str | None = option(EXPRESSION, None, "topicPattern", "subscribePattern")
     directory: str | None = option(TEXT, None)
     tier: str | None = option(TEXT, None)
+    shared_tier: str | None = option(TEXT, None)
     archive: str | None = option(TEXT, None)
     first_partition: bool = option(FLAG, False)
     ending_offsets: Positions = option(POSITIONS, LATEST)
@@ -261,10 +262,10 @@ class TopicSourceOptions(SourceOptions):
             raise InvalidRequest(
                 "give either the option 'topic' (names, separated by commas) or 'topicPattern'"
             )
-        if not self.broker and not self.directory:
+        if not self.broker and not self.directory and not self.database:
             raise InvalidRequest(
-                "give the option 'broker' (host:port), or 'directory' for topics on this "
-                "host's disk"
+                "give the option 'broker' (host:port), 'database' for shared topics, or "
+                "'directory' for topics on this host's disk"
             )
         for way in ("starting", "ending"):
             if (

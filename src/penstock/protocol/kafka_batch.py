@@ -211,6 +211,26 @@ def is_whole(data: Bytes, at: int = 0) -> bool:
     return bool(crc32c(memoryview(data)[at + ATTRIBUTES_AT : end]) == crc)
 
 
+def assigned(data: bytes, base: int, timeline: int) -> bytes:
+    """Return the batch with its first offset, and this timeline as its leader epoch."""
+    return ASSIGNED.pack(base, len(data) - 12, timeline) + data[ASSIGNED.size :]
+
+
+def checked(data: bytes, base: int, end: int) -> bytes:
+    """Return these batches; raise `Damaged` if one is not whole or has other offsets."""
+    at, following = 0, base
+    while at < len(data):
+        if not is_whole(data, at):
+            raise Damaged(
+                f"the batches of offsets {base} to {end - 1} do not match their checksums", end
+            )
+        head = BatchHead.parse(data, at)
+        if not following <= head.base_offset < head.next_offset <= end:
+            raise Damaged(f"offsets {base} to {end - 1} contain a batch of other offsets", end)
+        at, following = at + head.size, head.next_offset
+    return data
+
+
 def split_batches(data: Bytes) -> list[tuple[BatchHead, memoryview]]:
     """The batches in `data`, as a producer sends them; each is checked against its checksum."""
     batches, at, view = [], 0, memoryview(data)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from penstock.database import Database, struct_of
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
-from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
 
@@ -33,7 +32,7 @@ class QueueCatalog:
         self.partitions: dict[tuple[str, str], int] = {}
         # (queue, group, partition or 0) -> group id
         self.groups: dict[tuple[str, str, int], int] = {}
-        self._queues: dict[str, QueueInfo] = {}
+        self.queues: dict[str, QueueInfo] = {}  # as far as they are remembered
         self._generation = 0
         self._prefixes: dict[int, str] = {}
         # queue -> (until when to believe it, its partitions)
@@ -44,27 +43,17 @@ class QueueCatalog:
         self._generation += 1
         self.partitions.clear()
         self.groups.clear()
-        self._queues.clear()
+        self.queues.clear()
 
     def shares(self, queue: str) -> bool:
         """Whether consumers share its partitions (`ordering: none`), as far as we remember."""
-        info = self._queues.get(queue)
+        info = self.queues.get(queue)
         return info is not None and info.options.ordering == "none"
-
-    def options(self, queue: str) -> QueueOptions | None:
-        """The options of a queue; None when we do not remember it."""
-        info = self._queues.get(queue)
-        return None if info is None else info.options
 
     def encrypted(self, queue: str) -> bool | None:
         """Whether a queue asks for encryption; None when we do not remember it."""
-        info = self._queues.get(queue)
+        info = self.queues.get(queue)
         return None if info is None else info.options.encryption_enabled
-
-    @property
-    def cached_queues(self) -> int:
-        """Queues whose configuration is remembered."""
-        return len(self._queues)
 
     @property
     def installation(self) -> int:
@@ -81,12 +70,12 @@ class QueueCatalog:
             return text_of(base_of(self.installation, partition) | seq)
         return f"{self._prefix(partition)}{seq:012x}"
 
-    def message_uuids(self, partition: int, seqs: Sequence[int]) -> list[str]:
-        """`message_uuid` of some messages of a partition, whose numbers ascend."""
+    def uuids(self, partition: int, seqs: Sequence[int]) -> tuple[str, list[str]]:
+        """The ids of a partition and of some of its messages, whose numbers ascend."""
+        prefix = self._prefixes.get(partition) or self._prefix(partition)
         if seqs[-1] >> 48:
-            return [self.message_uuid(partition, seq) for seq in seqs]
-        prefix = self._prefix(partition)
-        return [f"{prefix}{seq:012x}" for seq in seqs]
+            return prefix + "0" * 12, [self.message_uuid(partition, seq) for seq in seqs]
+        return prefix + "0" * 12, [f"{prefix}{seq:012x}" for seq in seqs]
 
     def _prefix(self, partition: int) -> str:
         """All but the last twelve digits of the ids of a partition and its messages."""
@@ -100,7 +89,7 @@ class QueueCatalog:
         return partition_of(self.installation, text)
 
     async def queue(self, name: str) -> QueueInfo | None:
-        info = self._queues.get(name)
+        info = self.queues.get(name)
         if info is None:
             generation = self._generation
             rows = await self._database.read(
@@ -110,7 +99,7 @@ class QueueCatalog:
                 return None
             info = info_of(rows[0])
             if generation == self._generation:
-                self._queues[name] = info
+                self.queues[name] = info
         return info
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:

@@ -5,10 +5,10 @@ A pop looks, in a call that it shares with others. When there is nothing it park
 acknowledgement or the database's clock may have changed that: a lease expires, a message becomes
 due. The clock is only ever read in the database, which answers "look again in n seconds".
 
-A push takes for pops that are parked here (`HandOff`), in the call that stores the message: the
-lease is committed with it, and the consumer has it after one commit instead of two. Order and
-leases are those of any pop, for it is the same function under the same locks. A pop that the push
-could not serve is woken, and looks by itself.
+A push takes for pops that are parked here, in the call that stores the message
+(`Deliveries.append_and_hand_off`): the lease is committed with the message, and the consumer has it
+after one commit instead of two. Order and leases are those of any pop, because it is the same
+function under the same locks. A pop that the push could not serve is woken and takes by itself.
 
 Auto-ack is a lease that we complete before answering. One call would be faster, but if the
 connection broke after its commit nobody would know which messages went missing; the outcome of each
@@ -20,7 +20,7 @@ consumer's loop is one request and one commit per batch. They stay so whatever b
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 
@@ -28,17 +28,17 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.database.batching import SLICE
-from penstock.errors import Busy, InvalidRequest
+from penstock.errors import InvalidRequest
 from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
-from penstock.queues.calls import AppendArguments, AppendedRow, Row
+from penstock.queues.calls import Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.settling import check_ack
 from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
-from penstock.queues.types import Ack, AckOutcome, Delivered, Item, PopOutcome, PopRequest
+from penstock.queues.types import Ack, AckOutcome, Delivered, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
 AUTOPILOT_BATCH = 100
@@ -46,7 +46,6 @@ AUTOPILOT_PARTITIONS = 10
 MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
 OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
-MAX_HAND_OFFS = 64  # pops that one push takes for
 MESSAGE_COLUMNS = (
     "transactions",
     "traces",
@@ -212,7 +211,7 @@ class Deliverer:
             if number is None:
                 return None
         group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or self._catalog.options(queue) is None:
+        if group_id is None or queue not in self._catalog.queues:
             return None
         return GroupTarget(queue, wanted.group, group_id, number)
 
@@ -292,8 +291,7 @@ class Deliverer:
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
         """The messages of a row."""
         partition, name, keys = row["partition_id"], row["partition"], self._keys
-        partition_id = self._catalog.partition_uuid(partition)
-        ids = self._catalog.message_uuids(partition, row["seqs"])
+        partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
         columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
         for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
@@ -324,68 +322,6 @@ def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
     """The headers with the number of the attempt, for clients that know no field `attempt`."""
     known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
     return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
-
-
-class HandOff:
-    """The parked pops that could have the items of a push, which takes for them; nobody else wakes
-    them until this is closed.
-
-    Only the first attempt of a push hands over. When its outcome is unknown the leases that it may
-    have taken are ended, the pops look by themselves, and the push is repeated alone.
-    """
-
-    def __init__(
-        self, context: QueueContext, deliveries: Deliveries, items: Iterable[Item]
-    ) -> None:
-        self._deliveries = deliveries
-        self._database, self._calls = context.database, context.calls
-        waiting = context.waiting
-        partitions: dict[str, set[str]] = {}
-        for item in items:
-            if item.due is None and item.queue in waiting.pops:
-                partitions.setdefault(item.queue, set()).add(item.partition)
-        pops: list[tuple[Take, WaitingPop[TakenBatch]]] = []
-        for queue, names in partitions.items():
-            for pop in waiting.claim(queue, min(len(names), MAX_HAND_OFFS - len(pops))):
-                pop.take.renew_lease()
-                pops.append((pop.take, pop))
-        pops.sort(key=lambda one: one[0].target.group_id)
-        self._pops = pops
-        self.waits = bool(pops)  # and nothing was taken for them yet
-        # queue, group -> pops that got something or look
-        self.served: dict[tuple[str, str], int] = {}
-
-    async def append(self, items: AppendArguments) -> AppendedRow:
-        """Store the items and take for the pops, in one commit; hand the messages over. Those of a
-        pop that went away are given back.
-        """
-        self.waits = False
-        takes = [take for take, _ in self._pops]
-        sent, began = self._database.healthy, time.monotonic()
-        try:
-            pops = self._deliveries.arguments(takes, hand_over=True)
-            appended, rows = await self._calls.append_and_take(items, pops)
-            deliveries = self._deliveries.deliveries(takes, pops, rows, began)
-        except Busy:
-            raise  # rolled back
-        except BaseException:  # the outcome is unknown: no client has the leases
-            if sent:
-                self._deliveries.release_later(take.lease for take in takes)
-            raise
-        for take, pop in self._pops:
-            taken = deliveries.get(id(take))
-            if pop.claimed:
-                key = take.target.queue, take.target.group
-                self.served[key] = self.served.get(key, 0) + 1
-            if taken is not None and not (pop.claimed and pop.hand_over(taken)):
-                self._deliveries.give_back(taken)
-        return appended
-
-    def close(self) -> None:
-        """Wake the pops that were not served, so that they look by themselves."""
-        for _, pop in self._pops:
-            if pop.claimed:
-                pop.wake()
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:

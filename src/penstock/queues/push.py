@@ -6,11 +6,12 @@ attempt and unique in their partition, so what was stored shows up as a duplicat
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate, chain
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -22,8 +23,7 @@ from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
 from penstock.queues.catalog import QueueCatalog, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys, Sealed
-from penstock.queues.deliver import HandOff
-from penstock.queues.taking import Deliveries
+from penstock.queues.taking import Deliveries, Served
 from penstock.queues.types import Item, ItemOutcome, Status
 
 T = TypeVar("T")
@@ -68,16 +68,9 @@ class Pusher:
     ) -> list[list[ItemOutcome] | PenstockError]:
         """The call for some requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        if again or not self._waiting.pops:
-            answers = await self.store(items, self._catalog, again=again)
-            self.announce(answers)
-        else:
-            hand_off = HandOff(self._context, self._deliveries, items)
-            try:
-                answers = await self.store(items, self._catalog, hand_off=hand_off)
-                self.announce(answers, hand_off.served)
-            finally:
-                hand_off.close()
+        served: Served | None = {} if self._waiting.pops and not again else None
+        answers = await self.store(items, self._catalog, again=again, served=served)
+        self.announce(answers, served)
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
@@ -96,19 +89,22 @@ class Pusher:
         catalog: QueueCatalog,
         *,
         again: bool = False,
-        hand_off: HandOff | None = None,
+        served: Served | None = None,
         fetch: Fetch | None = None,
     ) -> list[ItemOutcome | PenstockError]:
         """Append items, through `fetch` where they are part of a transaction. Look up again what
-        turns out to be stale.
+        turns out to be stale. With `served` the first call also takes for waiting pops, and counts
+        them there.
         """
-        batch = AppendBatch(items, catalog, self._context.keys, again)
-        for _ in range(MAX_LOOKUPS):
+        batch = AppendBatch(
+            items, catalog, self._context.keys, again, [None] * len(items), range(len(items))
+        )
+        for turn in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
                 appended = AppendedRow([], None, None)
-            elif hand_off and hand_off.waits:
-                appended = await hand_off.append(arguments)
+            elif served is not None and not turn:
+                appended = await self._deliveries.append_and_hand_off(arguments, items, served)
             else:
                 appended = await self._calls.append(arguments, fetch)
             await batch.fill(appended)
@@ -125,7 +121,7 @@ class Pusher:
     def announce(
         self,
         answers: Sequence[ItemOutcome | PenstockError],
-        served: Mapping[tuple[str, str], int] | None = None,
+        served: Served | None = None,
     ) -> None:
         """Count what was queued and wake pops that wait for it, but for those of a queue and group
         that were `served`.
@@ -152,62 +148,63 @@ class Pusher:
             self._delayed(dues)
 
 
+@dataclass(slots=True)
 class AppendBatch:
     """The items of a call, and their answers. It is sent again as long as some are stale."""
 
-    def __init__(
-        self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
-    ) -> None:
-        self.answers: list[ItemOutcome | PenstockError] = cast(
-            "list[ItemOutcome | PenstockError]", [None] * len(items)
-        )
-        self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
-        self._items = items
-        self._catalog, self._keys = catalog, keys
-        self._again = again  # an attempt before may have stored them
-        # transaction id -> index, in order, of each log
-        self._logs: dict[Log, dict[str | None, int]] = {}
-        self._ordered: list[tuple[Log, int]] = []  # the logs that are sent, with their numbers
-        self._repeats: list[tuple[int, int]] = []  # indexes of items with the id of an earlier one
+    items: list[Item]
+    catalog: QueueCatalog
+    keys: EncryptionKeys
+    again: bool  # an attempt before may have stored them
+    answers: list[Any]  # of type ItemOutcome | PenstockError; None: not yet
+    stale: Collection[int]  # indexes of items without an answer
+    # transaction id -> index, in order, of each log
+    logs: dict[Log, dict[str | None, int]] = field(default_factory=dict)
+    sent: list[tuple[Log, int]] = field(default_factory=list)  # logs with their numbers, in order
+    # indexes of items with the id of an earlier one, and of that one
+    repeats: list[tuple[int, int]] = field(default_factory=list)
 
     async def arguments(self) -> AppendArguments | None:
         """What to send, sorted by log; None: nothing is left to be sent. An item that repeats an
         id waits for the answer of the first one.
         """
-        partitions = self._catalog.partitions
+        partitions = self.catalog.partitions
         logs: dict[Log, dict[str | None, int]] = {}
-        self._logs, self._repeats = logs, []
+        self.logs, self.repeats = logs, []
         for index in self.stale:
-            item = self._items[index]
+            item = self.items[index]
             first = logs.setdefault((item.queue, item.partition), {}).setdefault(
                 item.transaction_id, index
             )
             if first != index:
-                self._repeats.append((index, first))
+                self.repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
-            await self._catalog.ensure(list(logs), unordered_of(self._items))
+            await self.catalog.ensure(list(logs), unordered_of(self.items))
         self.stale = [
             index for log in logs if log not in partitions for index in logs[log].values()
         ]
         ordered = sorted((partitions[log], log) for log in logs if log in partitions)
-        infos = [await self._catalog.queue(queue) for queue in {queue for queue, _ in logs}]
-        closed = {info.name for info in infos if info and info.options.encryption_enabled}
+        closed: set[str] = set()
+        for queue in {queue for queue, _ in logs}:
+            info = self.catalog.queues.get(queue) or await self.catalog.queue(queue)
+            if info and info.options.encryption_enabled:
+                closed.add(queue)
         encrypted = await self._encrypt(ordered, closed) if closed else {}
         ids: list[int] = []
         starts: list[int] = []
         order: list[int] = []
-        self._ordered = []
+        self.sent = []
         for partition, log in ordered:
             if logs[log]:
-                self._ordered.append((log, partition))
+                self.sent.append((log, partition))
                 ids.append(partition)
                 starts.append(len(order))
                 order += logs[log].values()
         if not ids:
             return None
-        batch = [self._items[index] for index in order]
+        batch = [self.items[index] for index in order]
         stored: Sequence[Item | Sealed] = (
-            [encrypted.get(index, self._items[index]) for index in order] if encrypted else batch
+            [encrypted.get(index, self.items[index]) for index in order] if encrypted else batch
         )
         fresh = [item.fresh for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
@@ -220,7 +217,7 @@ class AppendBatch:
             ids=ids,
             starts=starts,
             transactions=[item.transaction_id or "" for item in batch],
-            checks=[self._again or not one for one in fresh] if True in fresh else [True],
+            checks=[self.again or not one for one in fresh] if True in fresh else [True],
             traces=_unless_empty(
                 [trace_of(item.trace_id) if item.trace_id else None for item in batch]
             ),
@@ -242,29 +239,30 @@ class AppendBatch:
             if log[0] not in queues:
                 continue
             try:
-                for index in self._logs[log].values():
-                    encrypted[index] = self._keys.seal(partition, self._items[index])
-                    work += 1 + len(self._items[index].payload) // ENCRYPTED_BYTES
+                for index in self.logs[log].values():
+                    encrypted[index] = self.keys.seal(partition, self.items[index])
+                    work += 1 + len(self.items[index].payload) // ENCRYPTED_BYTES
                     if work > SLICE:
                         work = 0
                         await asyncio.sleep(0)
             except Unavailable as error:
-                for index in self._logs[log].values():
+                for index in self.logs[log].values():
                     self.answers[index] = error
-                self._logs[log] = {}
+                self.logs[log] = {}
         return encrypted
 
     async def fill(self, appended: AppendedRow) -> None:
         """Take over what `append` returned; what is stale stays without an answer."""
         stale = list(self.stale)
         n = rested = 0
-        for log, partition in self._ordered:
-            partition_id = self._catalog.partition_uuid(partition)
-            indexes = self._logs[log].values()
+        for log, partition in self.sent:
+            indexes = self.logs[log].values()
             if appended.statuses is None:
-                ids = self._catalog.message_uuids(partition, appended.seqs[n : n + len(indexes)])
+                partition_id, ids = self.catalog.uuids(
+                    partition, appended.seqs[n : n + len(indexes)]
+                )
                 for index, message_id in zip(indexes, ids, strict=True):
-                    item = self._items[index]
+                    item = self.items[index]
                     self.answers[index] = ItemOutcome(
                         index,
                         "queued",
@@ -284,7 +282,7 @@ class AppendBatch:
             if n - rested >= SLICE:
                 rested = n
                 await asyncio.sleep(0)
-        for index, first in self._repeats:
+        for index, first in self.repeats:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
@@ -301,14 +299,14 @@ class AppendBatch:
 
     def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
         """The answer of an item in a call that did not just queue everything."""
-        item, seq = self._items[index], appended.seqs[n]
+        item, seq = self.items[index], appended.seqs[n]
         assert appended.statuses is not None
         status = cast(Status, appended.statuses[n])
-        if status == "duplicate" and self._again and item.fresh:
+        if status == "duplicate" and self.again and item.fresh:
             status = "queued"  # nobody else can have made an id that is fresh: it was us
-        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
+        message_id = None if seq is None else self.catalog.message_uuid(partition, seq)
         due_at = None if appended.due_ats is None else appended.due_ats[n]
-        partition_id = self._catalog.partition_uuid(partition)
+        partition_id = self.catalog.partition_uuid(partition)
         return answer_of(item, index, status, message_id, partition_id, due_at)
 
 

@@ -21,12 +21,14 @@ from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.protocol.ids import uuid7
 from penstock.protocol.message_ids import lease_of, leases_of
-from penstock.queues.calls import Row, TakeArguments
+from penstock.queues.calls import AppendArguments, AppendedRow, Row, TakeArguments
 from penstock.queues.catalog import remember
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
 from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory, RememberedLease
-from penstock.queues.types import Ack, AckOutcome
+from penstock.queues.types import Ack, AckOutcome, Item
+
+Served = dict[tuple[str, str], int]  # queue, group -> waiting pops that a push took for
 
 TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
 MAX_TAKES = 256  # in a call
@@ -212,6 +214,45 @@ class Deliveries:
             self.acked.add(count, queue, status)
         for (queue, group), partitions in freed.items():
             self._waiting.available(queue, len(partitions), group)
+
+    async def append_and_hand_off(
+        self, arguments: AppendArguments, items: Iterable[Item], served: Served
+    ) -> AppendedRow:
+        """Store the items of a push and take for the pops that wait for them, in one commit. Count
+        these in `served`. A pop that gets nothing is woken, and what was taken for a pop that has
+        ended is released.
+
+        When the outcome is unknown the leases are released: the push is repeated without this.
+        """
+        pops = self._waiting.claim(items)
+        if not pops:
+            return await self._calls.append(arguments)
+        pops.sort(key=lambda pop: pop.take.target.group_id)
+        takes: list[Take] = [pop.take for pop in pops]
+        sent, began = self._database.healthy, time.monotonic()
+        try:
+            wanted = self.arguments(takes, hand_over=True)
+            appended, rows = await self._calls.append_and_take(arguments, wanted)
+            deliveries = self.deliveries(takes, wanted, rows, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:
+            if sent:
+                self.release_later([take.lease for take in takes])
+            raise
+        else:
+            for take, pop in zip(takes, pops, strict=True):
+                taken = deliveries.get(id(take))
+                if pop.claimed:  # else it has ended, or begun another look
+                    key = take.target.queue, take.target.group
+                    served[key] = served.get(key, 0) + 1
+                if taken is not None and not (pop.claimed and pop.hand_over(taken)):
+                    self.give_back(taken)
+        finally:
+            for pop in pops:
+                if pop.claimed:
+                    pop.wake()
+        return appended
 
     # Takes
 

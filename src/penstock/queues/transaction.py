@@ -38,7 +38,7 @@ class CatalogSnapshot(QueueCatalog):
     ) -> None:
         super().__init__(catalog._database)
         self.partitions = partitions
-        self._queues = {info.name: info for info in queues}
+        self.queues = {info.name: info for info in queues}
 
     def forget(self) -> None:
         raise Stale
@@ -49,7 +49,7 @@ class CatalogSnapshot(QueueCatalog):
             raise Stale
 
     async def queue(self, name: str) -> QueueInfo | None:
-        return self._queues.get(name)
+        return self.queues.get(name)
 
 
 async def snapshot_of(

@@ -21,7 +21,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
+from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.queues")
 D = TypeVar("D")
@@ -42,6 +43,7 @@ NOTIFY_SECONDS = 0.02
 DELAYED = ""
 NOTIFIED_PARTITIONS = 16  # that a notified queue may have something in
 MAX_PAYLOAD_BYTES = 7000
+MAX_HAND_OFFS = 64  # pops of a group that one push takes for
 HELLO_SECONDS = 30.0
 FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be gone
 
@@ -167,12 +169,20 @@ class WaitingPops(Generic[D]):
                     del self.pops[queue]
         pop.queues = []
 
-    def claim(self, queue: str, partitions: int) -> list[WaitingPop[D]]:
-        """Parked pops that a push to so many partitions may take for, as many of each group."""
+    def claim(self, items: Iterable[Item]) -> list[WaitingPop[D]]:
+        """Parked pops that a push of these items may take for: in each group at most as many as
+        the items have partitions.
+        """
+        partitions: dict[str, set[str]] = {}
+        for item in items:
+            if item.due is None and item.queue in self.pops:
+                partitions.setdefault(item.queue, set()).add(item.partition)
         claimed: list[WaitingPop[D]] = []
-        for pops in self.pops.get(queue, {}).values():
-            free = (pop for pop in pops if pop.take and pop.parked and not pop.claimed)
-            claimed += islice(free, max(0, partitions))
+        for queue, names in partitions.items():
+            most = min(len(names), MAX_HAND_OFFS - len(claimed))
+            for pops in self.pops[queue].values():
+                free = (pop for pop in pops if pop.take and pop.parked and not pop.claimed)
+                claimed += islice(free, max(0, most))
         for pop in claimed:
             pop.claimed = True
         return claimed

@@ -1,14 +1,16 @@
-"""Where a topic source gets its topics from: a broker over TCP, the files of one directory, or
-both.
+"""Where a topic source gets its topics from: a broker over TCP, the files of one directory, the
+database of shared topics, or several of these.
 
 With a broker, the broker says what exists and how far it may be read; with a directory beside it
 (executors on the same host), the records themselves come from the files, which is faster. A driver
 on the broker's machine finds that directory by the configuration there, and a task takes files
 whose incarnation is the one that the broker names. A
 directory alone serves topics that no broker has open. With the address of the broker's tier, what
-lies there is read from the store, and only the rest from the broker or its files. Whatever the way,
-the records come as `Slice`s. With an archive, topics begin where their tables begin, and what the
-log no longer has is read from there (`penstock.pipeline.sources.archived_topics`).
+lies there is read from the store, and only the rest from the broker or its files. With the address
+of the database, shared topics are read there and in the store
+(`penstock.pipeline.sources.shared_topics`), and a broker is needed for local ones only. Whatever
+the way, the records come as `Slice`s. With an archive, topics begin where their tables begin, and
+what the log no longer has is read from there (`penstock.pipeline.sources.archived_topics`).
 """
 
 from collections.abc import Iterator
@@ -18,13 +20,20 @@ from pathlib import Path
 import numpy as np
 
 from penstock.config.database_url import data_directory_here
-from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound, PenstockError
+from penstock.errors import (
+    Conflict,
+    Damaged,
+    InvalidOffset,
+    NotFound,
+    PenstockError,
+)
 from penstock.log.layout import DATA, HEADER_SIZE, find_logs, has_batches, log_path
 from penstock.log.tier_reader import TierReader
 from penstock.log.topic_files import Slice, TopicFiles
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.source_columns import ArchivedRecords
+from penstock.pipeline.sources.shared_topics import SharedLogState, SharedTopicReader
 from penstock.protocol.frames import RECORD_BATCHES, Fetched
 from penstock.protocol.names import split_label
 from penstock.protocol.record_batch import Batch
@@ -65,6 +74,7 @@ class Topics:
         self._ca = options.ca
         self._link: TopicLink | None = None
         self._tier: TierReader | None = None
+        self._shared = SharedTopicReader(options) if options.database else None
         self._archive = None
         if options.archive:
             from penstock.pipeline.sources.archived_topics import ArchivedTopics
@@ -92,6 +102,8 @@ class Topics:
     def names(self) -> list[str]:
         if self.broker:
             return self.link.names()
+        if self._shared is not None and not self.directory:
+            return self._shared.names()
         logs = find_logs(Path(self.directory or ""))
         labels = [label for label, path in logs.items() if (path / DATA).exists()]
         return list(dict.fromkeys(split_label(label)[0] for label in labels))
@@ -105,7 +117,24 @@ class Topics:
         size = state.bytes + round(state.mean_bytes * (state.first - first))
         return replace(state, first=first, bytes=size)
 
+    def _shared_log(self, topic: str) -> SharedLogState | None:
+        """The topic in the database, if its records are read there."""
+        if self._shared is None:
+            return None
+        log = self._shared.find(topic)
+        if log is None and not self.broker and not self.directory:
+            raise NotFound(
+                f"there is no shared topic {topic!r}; local ones need the option 'broker'"
+            )
+        return log
+
     def _log_state(self, topic: str) -> TopicState:
+        log = self._shared_log(topic)
+        if log is not None:
+            size = round((log.record_bytes or 0) * (log.next - log.first))
+            return TopicState(
+                log.incarnation, log.first, log.next, size, log.partitions, ordered=False
+            )
         if self.broker:
             info = self.link.info(topic)
             return TopicState(
@@ -131,13 +160,21 @@ class Topics:
             archived = self._archive.offset_at(topic, log.incarnation, milliseconds)
             if archived is not None and archived < log.first:
                 return archived
+        shared = self._shared_log(topic)
+        if self._shared is not None and shared is not None:
+            return self._shared.offset_at(topic, shared, milliseconds)
         if self.broker:
             return self.link.offset_at(topic, milliseconds)
         return self._files(topic).offset_at(milliseconds * 1000)
 
     def first_from(self, topic: str, offset: int) -> int:
-        """The first offset from this one on that a record has, as far as the broker says so."""
-        if not self.broker or (self._archive is not None and offset < self._log_state(topic).first):
+        """The first offset from this one on that a record has, as far as that is known."""
+        if self._archive is not None and offset < self._log_state(topic).first:
+            return offset
+        shared = self._shared_log(topic)
+        if self._shared is not None and shared is not None:
+            return self._shared.first_from(shared, offset)
+        if not self.broker:
             return offset
         try:
             return max(offset, self.link.fetch(topic, offset, 1).first_offset)
@@ -168,6 +205,9 @@ class Topics:
                 # retention went on meanwhile: the archive has it
 
     def _read_log(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
+        if self._shared is not None and self._shared_log(topic) is not None:
+            yield from self._shared.read(topic, incarnation, start, end, keyed=self.keyed)
+            return
         if self.tier:
             self._tier = self._tier or TierReader(self.tier)
             for piece in self._tier.read(incarnation, start, end):

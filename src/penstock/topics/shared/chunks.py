@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from penstock.errors import Damaged
-from penstock.protocol.kafka_batch import ASSIGNED, HEAD_SIZE, BatchHead, is_whole
+from penstock.protocol.kafka_batch import HEAD_SIZE, BatchHead
 
 
 class Chunk(NamedTuple):
@@ -27,26 +26,6 @@ class Chunk(NamedTuple):
             head = BatchHead.parse(self.data, at)
             yield at, head
             at += head.size
-
-
-def assigned(data: bytes, base: int, timeline: int) -> bytes:
-    """The batch with its first offset, and the timeline as its leader epoch."""
-    return ASSIGNED.pack(base, len(data) - 12, timeline) + data[ASSIGNED.size :]
-
-
-def checked(data: bytes, base: int, end: int) -> bytes:
-    """Batches that have their offsets, if they are whole and are those of this range."""
-    at, following = 0, base
-    while at < len(data):
-        if not is_whole(data, at):
-            raise Damaged(
-                f"the batches of offsets {base} to {end - 1} do not match their checksums", end
-            )
-        head = BatchHead.parse(data, at)
-        if not following <= head.base_offset < head.next_offset <= end:
-            raise Damaged(f"offsets {base} to {end - 1} contain a batch of other offsets", end)
-        at, following = at + head.size, head.next_offset
-    return data
 
 
 class ChunkCache:

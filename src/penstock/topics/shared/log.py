@@ -25,10 +25,10 @@ from penstock.log.limits import TopicLimits
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
-from penstock.protocol.kafka_batch import CONTROL, BatchHead
+from penstock.protocol.kafka_batch import CONTROL, BatchHead, assigned, checked
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
-from penstock.topics.shared.chunks import Chunk, assigned, checked
+from penstock.topics.shared.chunks import Chunk
 from penstock.topics.shared.context import SharedContext
 from penstock.topics.subscriptions import Subscriptions
 

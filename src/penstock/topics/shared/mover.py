@@ -31,7 +31,7 @@ from penstock.log.layout import COMPACT
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
-from penstock.topics.shared.chunks import assigned, checked
+from penstock.protocol.kafka_batch import assigned, checked
 from penstock.topics.shared.log import SharedLog
 
 log = logging.getLogger("penstock.topics.shared")

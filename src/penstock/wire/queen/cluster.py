@@ -143,7 +143,7 @@ class ClusterApi:
                 "servers": [_server(one) for one in members],
             },
             "queueConfigCache": {
-                "queues": self._queues.catalog.cached_queues,
+                "queues": len(self._queues.catalog.queues),
                 "changes": self._waiting.changes,
             },
             "consumerPresence": {

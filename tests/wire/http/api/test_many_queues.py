@@ -170,14 +170,21 @@ def test_a_scrape_is_small_and_adds_up_to_all_queues(http):
     ],
 )
 def test_pushes_do_not_wait_for_who_looks(broker, http, path):
-    with Pushes(broker.url) as pushes:
-        until(lambda: len(pushes.seconds) > 20)
-        before = len(pushes.seconds)
-        took, _ = timed(http, path)
-        until(lambda: len(pushes.seconds) > before + 3)
-    worst = max(pushes.seconds[before:])
-    # A push that waits for the event loop waits for most of it.
-    assert worst < max(0.3, took / 4), f"{worst=} {took=}"
+    def measure() -> tuple[float, float]:
+        with Pushes(broker.url) as pushes:
+            until(lambda: len(pushes.seconds) > 20)
+            before = len(pushes.seconds)
+            took, _ = timed(http, path)
+            until(lambda: len(pushes.seconds) > before + 3)
+        return max(pushes.seconds[before:]), took
+
+    measured = []
+    for _ in range(4):  # other work on the machine delays a push now and then, not each time
+        worst, took = measure()
+        measured.append((worst, took))
+        if worst < max(0.3, took / 4):  # a push that waits for the event loop waits for most of it
+            return
+    pytest.fail(f"slowest push and time of the listing: {measured}")
 
 
 async def test_the_client_reads_all_pages(broker):

@@ -178,7 +178,7 @@ BEGIN
         SELECT i, NULL::text, NULL::double precision, NULL::timestamptz, c.partition_id,
                (SELECT p.name FROM partitions p WHERE p.id = c.partition_id), NULL::bigint, m.seqs, m.transactions, m.traces,
                m.times, m.producers, m.keys, m.payloads, m.headers,
-               CASE WHEN c.failing THEN ARRAY(SELECT coalesce(a.attempts, 0) FROM unnest(m.seqs) WITH ORDINALITY s (seq, ord)
+               CASE WHEN c.failing OR c.next_expiry <= t THEN ARRAY(SELECT coalesce(a.attempts, 0) FROM unnest(m.seqs) WITH ORDINALITY s (seq, ord)
                  LEFT JOIN attempts a ON a.partition_id = c.partition_id AND a.group_id = g.id AND a.seq = s.seq ORDER BY s.ord) END
           FROM unnest(got.taken) x
          CROSS JOIN LATERAL (SELECT count(*) AS n FROM messages y  -- fewer when some were deleted since take_from read them

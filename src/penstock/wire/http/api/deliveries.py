@@ -249,12 +249,12 @@ class DeliveriesApi:
 
     def _headers(self, popped: PopOutcome) -> Headers:
         """How long the lease lasts and how many attempts a message has; or what does not exist."""
-        options = self._queues.catalog.options(popped.queue) if popped.queue else None
+        info = self._queues.catalog.queues.get(popped.queue or "")
         if popped.reason == "unknown":
-            return NO_QUEUE if options is None else NO_PARTITION
-        if options is None or not popped.lease_id:
+            return NO_QUEUE if info is None else NO_PARTITION
+        if info is None or not popped.lease_id:
             return ()
-        return _lease_headers(options.lease_time, options.retry_limit)
+        return _lease_headers(info.options.lease_time, info.options.retry_limit)
 
     def _wanted(self, request: Request) -> PopRequest:
         args: PopQuery = request.args

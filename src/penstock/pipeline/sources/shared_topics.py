@@ -1,0 +1,168 @@
+"""Shared topics from where they are: the newest batches from PostgreSQL, older ones from the object
+store. No broker is asked, so tasks anywhere read as fast as those two serve them.
+
+A range is read in pages, a statement each, so that no snapshot stays open for long. Between two
+pages the mover may replace rows by coordinates of an object, and delete an object that it merged
+into another one a while ago: a page whose object is gone is read again.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
+from penstock.log.batches.decode import Columns, Decoder
+from penstock.log.batches.segment import batch_of
+from penstock.log.topic_files import Slice, slice_of
+from penstock.object_store import ObjectStore
+from penstock.pipeline.options import TopicSourceOptions
+from penstock.pipeline.sources.postgres import Postgres
+from penstock.protocol.kafka_batch import CONTROL, HEAD_SIZE, BatchHead, assigned, checked
+from penstock.protocol.names import split_label
+
+PAGE_BYTES = 8 << 20  # of one statement, of which the last batch may be beyond it
+PAGE_ROWS = 2048
+SAMPLE_ROWS = 100  # the newest, from which the size of a record is estimated
+
+LOG = f"""
+  SELECT l.id, encode(uuid_send(l.incarnation), 'hex'), l.next_offset,
+         coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id
+                    ORDER BY b.last_offset LIMIT 1), l.next_offset),
+         (SELECT count(*) FROM shared_logs p WHERE p.topic = l.topic),
+         (SELECT (sum(b.size) / greatest(1, sum(b.records)))::float8
+            FROM (SELECT size, records FROM shared_batches WHERE log_id = l.id
+                   ORDER BY last_offset DESC LIMIT {SAMPLE_ROWS}) b)
+    FROM shared_logs l WHERE l.topic = $1 AND l.partition = $2"""
+FIRST_FROM = """
+  SELECT base_offset FROM shared_batches WHERE log_id = $1 AND last_offset >= $2
+   ORDER BY last_offset LIMIT 1"""
+PAGE = f"""
+  SELECT b.base_offset, b.last_offset, b.timeline, b.data, b.object, b.position, b.size
+    FROM (SELECT b.*, sum(b.size) OVER (ORDER BY b.last_offset) - b.size AS before
+            FROM (SELECT * FROM shared_batches WHERE log_id = $1 AND last_offset >= $2
+                   ORDER BY last_offset LIMIT {PAGE_ROWS}) b) b
+   WHERE b.before < {PAGE_BYTES} AND b.base_offset < $3 ORDER BY b.last_offset"""
+
+
+class SharedLogState(NamedTuple):
+    """A partition of a shared topic as the database has it now."""
+
+    log_id: int
+    incarnation: str
+    next: int
+    first: int
+    partitions: int  # of the topic
+    record_bytes: float | None  # of one, about; None: there are none
+
+
+class SharedTopicReader:
+    """Reads shared topics without a broker. Picklable."""
+
+    def __init__(self, options: TopicSourceOptions) -> None:
+        self._postgres = Postgres(options)
+        self._tier = options.shared_tier
+        self._store: ObjectStore | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_store": None}
+
+    def names(self) -> list[str]:
+        return [name for (name,) in self._postgres.rows("SELECT DISTINCT topic FROM shared_logs")]
+
+    def find(self, label: str) -> SharedLogState | None:
+        """Return the state of a partition; None if there is no such shared topic."""
+        rows = self._postgres.rows(LOG, split_label(label))
+        return SharedLogState(*rows[0]) if rows else None
+
+    def first_from(self, state: SharedLogState, offset: int) -> int:
+        """Return the first offset from this one on that a record may have."""
+        rows = self._postgres.rows(FIRST_FROM, (state.log_id, offset))
+        return max(offset, rows[0][0]) if rows else max(offset, state.next)
+
+    def offset_at(self, label: str, state: SharedLogState, milliseconds: int) -> int:
+        """Return the first offset of this time or later; the next offset if there is none."""
+        query = "SELECT shared_offset_at($1, $2)"
+        ((base,),) = self._postgres.rows(query, (state.log_id, milliseconds))
+        if base is None:
+            return state.next
+        for piece in self.read(label, state.incarnation, base, state.next, keyed=False):
+            later = np.flatnonzero(piece.times >= milliseconds * 1000)
+            if len(later):
+                return int(piece.offsets[later[0]])
+        return state.next
+
+    def read(
+        self, label: str, incarnation: str, start: int, end: int, *, keyed: bool
+    ) -> Iterator[Slice]:
+        """Yield the records in [start, end). InvalidOffset if they have aged out, Damaged if a
+        failover lost them, Conflict or NotFound if the topic is another one or gone."""
+        missing = ""  # an object that was not there
+        while start < end:
+            log = self._require(label, incarnation)
+            if start < log.first:
+                raise InvalidOffset(
+                    f"offset {start} has aged out; the first one left is {log.first}"
+                )
+            page = self._postgres.rows(PAGE, (log.log_id, start, end))
+            if not page and log.next < end:
+                raise Damaged(
+                    f"the database ends at offset {log.next}: a failover lost what followed", end
+                )
+            if not page:
+                return  # compaction left out all that follow
+            for row in page:
+                try:
+                    data = self._batches(row)
+                except NotFound:
+                    if missing == row[4]:
+                        raise
+                    missing = row[4]
+                    break
+                columns = _decode(data, start, end)
+                if piece := _slice(columns, start, end, keyed=keyed):
+                    yield piece
+                start = row[1] + 1
+
+    def _require(self, label: str, incarnation: str) -> SharedLogState:
+        log = self.find(label)
+        if log is None:
+            raise NotFound(f"topic {label!r} was deleted")
+        if log.incarnation != incarnation:
+            raise Conflict(
+                f"topic {label!r} was deleted and created again: incarnation {log.incarnation}, "
+                f"not {incarnation}"
+            )
+        return log
+
+    def _batches(self, row: tuple[Any, ...]) -> bytes:
+        """Return the batches that a row stands for."""
+        base, last, timeline, data, name, position, size = row
+        if name is None:
+            return assigned(data, base, timeline)
+        if self._tier is None:
+            raise InvalidRequest(
+                f"offsets {base} to {last} are in object storage: give the option 'sharedTier', "
+                "which is topics.shared_tier of the brokers"
+            )
+        self._store = self._store or ObjectStore(self._tier, create=False)
+        return checked(self._store.read_range(name, position, size), base, last + 1)
+
+
+def _decode(data: bytes, start: int, end: int) -> Columns:
+    """Return the records of the batches that have offsets in [start, end)."""
+    decoder, at = Decoder(), 0
+    while at + HEAD_SIZE <= len(data):
+        head = BatchHead.parse(data, at)
+        if head.next_offset > start and head.base_offset < end and not head.attributes & CONTROL:
+            decoder.add(data, head, at)
+        at += head.size
+    return decoder.columns()
+
+
+def _slice(columns: Columns, start: int, end: int, *, keyed: bool) -> Slice | None:
+    first, stop = np.searchsorted(columns.offsets, [start, end]).tolist()
+    if first == stop:
+        return None
+    part = slice(first, stop)
+    return slice_of(batch_of(columns, part, end), columns.times[part] * 1000, keyed=keyed)
