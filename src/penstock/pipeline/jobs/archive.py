@@ -287,7 +287,7 @@ class Archiver:
         if not self.origin.topic:
             return [self.table]
         labels = archived_partitions(self.target, self.origin.topic)
-        return [self.table, *(LakeTable(self.target, "topic", label) for label in labels[1:])]
+        return [LakeTable(self.target, "topic", label) for label in labels]
 
     def merger(self, spark: Any) -> Merger:
         return partial(merged_by_tasks, spark)
@@ -381,12 +381,11 @@ def read_archive(
     if topic is None:
         return archived_rows(spark, target, Origin(queue=queue))
     labels = archived_partitions(target, topic)
-    if len(labels) == 1:
+    if labels == [topic]:
         return archived_rows(spark, target, Origin(topic=topic))
     return union_partitions(
         (label, archived_rows(spark, target, Origin(topic=label)).withColumn("topic", f.lit(topic)))
         for label in labels
-        if LakeTable(target, "topic", label).open() is not None
     )
 
 

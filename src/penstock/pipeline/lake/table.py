@@ -295,16 +295,16 @@ class LakeTable:
 
 
 def archived_partitions(root: str, topic: str) -> list[str]:
-    """The labels of the topic, which may have no table, and of its other partitions that have one.
-    A label is its own.
-    """
-    prefix = folder(f"{topic}/")
+    """Return the labels of the topic's partitions that have a table; the topic if none has."""
     if "/" in topic:
         return [topic]
     selector = fs.FileSelector("topics", allow_not_found=True)
-    names = [info.base_name for info in Storage(root).files().get_file_info(selector)]
+    names = {info.base_name for info in Storage(root).files().get_file_info(selector)}
+    prefix = folder(f"{topic}/")
     numbers = [int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
-    return [topic, *(partition_label(topic, number) for number in sorted(numbers))]
+    if folder(topic) in names or not numbers:
+        numbers.append(0)
+    return [partition_label(topic, number) for number in sorted(numbers)]
 
 
 def folder(name: str) -> str:
