@@ -220,15 +220,15 @@ async def test_metadata_creates_topics_only_where_the_client_and_the_settings_al
         wire = await KafkaWire.connect(served.kafka.port)
         await served.topics.create("with space")
         asked = [{"name": "orders"}]
-        no = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=False)
+        no = await wire.ask(METADATA, 8, topics=asked, allow_auto_topic_creation=False)
         assert no.topics[0].error_code == 3
-        yes = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=True)
+        yes = await wire.ask(METADATA, 8, topics=asked, allow_auto_topic_creation=True)
         assert [one.partition_index for one in yes.topics[0].partitions] == [0, 1, 2]
         assert served.topics.require("orders").format.name == "kafka"
-        everything = await wire.ask(METADATA, 9, topics=None)
+        everything = await wire.ask(METADATA, 8, topics=None)
         assert [topic.name for topic in everything.topics] == ["orders"]
         assert everything.brokers[0].port == served.kafka.port
-        bad = await wire.ask(METADATA, 9, topics=[{"name": "no/slash"}, {"name": "with space"}])
+        bad = await wire.ask(METADATA, 8, topics=[{"name": "no/slash"}, {"name": "with space"}])
         assert [topic.error_code for topic in bad.topics] == [17, 17]
         wire.close()
 
