@@ -76,6 +76,7 @@ class TopicRow(Struct, rename="camel"):
     groups: int
     worst_lag: int | None
     policy: str
+    placement: str  # local or shared
     damaged: int
     history: list[float]
 

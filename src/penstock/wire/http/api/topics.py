@@ -50,6 +50,7 @@ MAX_MESSAGES = 1000
 MAX_PAYLOADS = 100_000  # of one produce: more would keep other requests waiting
 OCTETS = "application/octet-stream"
 
+
 _encode = msgspec.json.Encoder().encode
 read_produce = body_decoder(ProduceBody)
 
@@ -81,6 +82,7 @@ class TopicsApi:
             rate=self._rates.rate(topic.name),
             groups=len(lags),
             worst_lag=max(lags, default=None),
+            placement=_placement(topic),
             damaged=len(topic.damage),
             history=self._rates.line(topic.name),
         )
@@ -133,7 +135,7 @@ class TopicsApi:
             log,
             topic=topic,
             bytes=log.size_bytes,
-            placement=SHARED if isinstance(log, SharedLog) else LOCAL,
+            placement=_placement(log),
             tier_offset=log.tier.end if log.tier is not None else None,
             tier_bytes=log.tier.size if log.tier is not None else 0,
             segments=[
@@ -296,3 +298,7 @@ def _start(
         )
     offset = int(query.offset)
     return lambda _: offset
+
+
+def _placement(log: AnyLog) -> str:
+    return SHARED if isinstance(log, SharedLog) else LOCAL
