@@ -70,7 +70,11 @@ SELECT q.name, sum(d.dead)::bigint AS dead
          WHERE minute > now() - interval '15 minutes' AND dead > 0
         UNION ALL SELECT queue_id, dead FROM tally_log WHERE dead > 0) d
   JOIN queues q ON q.id = d.queue_id AND q.deleted_at IS NULL GROUP BY 1"""
-SCHEDULES = "SELECT count(*) FROM schedules"  # there are few
+SETTINGS = """
+SELECT (SELECT count(*) FROM schedules) AS schedules,
+       (SELECT count(*) FROM queues
+         WHERE deleted_at IS NULL AND NOT (retention_enabled
+           AND (retention_seconds > 0 OR completed_retention_seconds > 0))) AS unlimited"""
 
 
 class WatchedProcess(msgspec.Struct, rename="camel"):
@@ -109,6 +113,7 @@ class Sampler:
         self._before: tuple[float, dict[str, WatchedQueue]] | None = None
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
+        self._unlimited: int | None = None  # queues without retention
         self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
         self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
         self._slow_at = 0.0
@@ -328,7 +333,7 @@ class Sampler:
         self._consumers = await self._broker.queues.consumers.members()
         browse = self._broker.database.browse
         self._deaths = {row["name"]: row["dead"] for row in await browse(DEATHS)}
-        self._schedules = (await browse(SCHEDULES))[0][0]
+        ((self._schedules, self._unlimited),) = await browse(SETTINGS)
         latencies = await push_to_ack(self._broker.queues)
         self._latency = None
         if latencies.total:
@@ -357,6 +362,7 @@ class Sampler:
         broker = self._broker
         return {
             "queues": len(self.queues),
+            "queuesWithoutRetention": self._unlimited,
             "topics": len(broker.logs.topics.names()) if broker.logs else None,
             "deadLetters": sum(queue.figures.dead_letters for queue in self.queues.values()),
             "routes": routes,
