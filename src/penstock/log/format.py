@@ -8,7 +8,7 @@ its format and does not know which one it is. Both keep the files of a directory
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from penstock.log.producers import AnyProducer, Producers
 from penstock.log.segment import Mark, Segment, SegmentCheck, Write
 from penstock.log.topic_directory import TopicDirectory
 from penstock.protocol.kafka_batch import BatchHead, NewRecord
+
+if TYPE_CHECKING:
+    from penstock.log.active_recovery import OpeningSegment
 
 
 class InvalidRecord(InvalidRequest):
@@ -48,18 +51,6 @@ class Records(NamedTuple):
 # What one append brings: payloads in a list, one after another, or of one length in a table;
 # records with keys; or a batch.
 Content = list[Bytes] | Arrays | np.ndarray | Records | ReadyBatch
-
-
-class ActiveRecovery(Protocol):
-    """The active segment while it is being opened."""
-
-    def open(self) -> bool:
-        """Whether anything had to be scanned, cut or rebuilt."""
-
-    def skip_lost(self) -> list[Segment]:
-        """Give no offset again that is noted as lost; the active segment, after the one that was
-        closed for that.
-        """
 
 
 class SegmentFormat(Protocol):
@@ -111,7 +102,7 @@ class SegmentFormat(Protocol):
         sealed: list[Segment],
         checkpoint: Checkpoint | None,
         proven: int | None,
-    ) -> ActiveRecovery: ...
+    ) -> "OpeningSegment": ...
 
     def replay(self, producers: Producers, segment: Segment, start: Checkpoint | None) -> None:
         """Add the batches of a segment; with `start`, those after this checkpoint of it."""

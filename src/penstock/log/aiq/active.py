@@ -275,11 +275,7 @@ class ActiveAiqSegment(OpeningSegment):
         beyond = np.flatnonzero(good & (rows["end"] > self._segment.data_size))
         if len(beyond) and newest < MAX_OFFSET:
             end = self._end_in_sidecar(MAX_OFFSET)
-            report(
-                "unfinished",
-                f"the last commit, offsets {newest} to {end - 1}, is not whole and is dropped: it "
-                "was being written when the broker ended, and not acknowledged",
-            )
+            self.report_unfinished(f"offsets {newest} to {end - 1}")
         return self._tail_start + (int(beyond[0]) if len(beyond) else len(rows)) * BATCH_SIZE
 
     def _check_cover(self, size: int) -> None:

@@ -114,18 +114,7 @@ def _rebuild(
     fresh = SparseIndex(segment.base)
     index, holes, _ = find_batches(data, data.size, fresh, limit=limit, certain=0, state=CLEAN)
     directory.damage.note_holes(segment, holes)
-    if index.size < data.size:
-        lost = following is None or index.end < following
-        directory.report(
-            "lost" if lost else "quarantined",
-            f"{segment.path(DATA).name}: {data.size - index.size} bytes from {index.size} on are "
-            "no batches of this segment",
-        )
-        directory.quarantine(segment, index.size, data.size)
-        writable = directory.fs.open(segment.path(DATA))
-        writable.truncate(index.size)
-        writable.close()
-        segment.forget_files()
+    directory.cut_sealed(segment, index.size, lost=following is None or index.end < following)
     directory.fs.replace(segment.path(INDEX), index.pack())
     return index
 
@@ -180,11 +169,7 @@ class ActiveBatchSegment(OpeningSegment):
         segment.take_index(index)
         self.report_lost([EndClaim(claimed, INDEX)])
         if torn:
-            directory.report(
-                "unfinished",
-                f"the last commit, from offset {segment.end} on, is not whole and is dropped: it "
-                "was being written when the broker ended, and not acknowledged",
-            )
+            self.report_unfinished(f"from offset {segment.end} on")
         directory.damage.write()
         self.cut()
         if not untouched:
