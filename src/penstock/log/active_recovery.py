@@ -59,7 +59,7 @@ class OpeningSegment(ABC):
 
     @abstractmethod
     def likely_base(self) -> int:
-        """The first offset when nothing with a checksum tells it."""
+        """Return the first offset when nothing with a checksum tells it."""
 
     @abstractmethod
     def open(self) -> bool:

@@ -8,7 +8,7 @@ its format and does not know which one it is. Both keep the files of a directory
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from penstock.log.producers import AnyProducer, Producers
 from penstock.log.segment import Mark, Segment, SegmentCheck, Write
 from penstock.log.topic_directory import TopicDirectory
 from penstock.protocol.kafka_batch import BatchHead, NewRecord
-
-if TYPE_CHECKING:
-    from penstock.log.active_recovery import OpeningSegment
 
 
 class InvalidRecord(InvalidRequest):
@@ -53,6 +50,14 @@ class Records(NamedTuple):
 Content = list[Bytes] | Arrays | np.ndarray | Records | ReadyBatch
 
 
+class ActiveRecovery(Protocol):
+    """The active segment while it is being opened (`penstock.log.active_recovery`)."""
+
+    def open(self) -> bool: ...
+
+    def skip_lost(self) -> list[Segment]: ...
+
+
 class SegmentFormat(Protocol):
     name: str
     kinds: tuple[str, ...]  # files of a segment, in the order in which a roll renames them
@@ -68,7 +73,7 @@ class SegmentFormat(Protocol):
         """Encode what an append brings and add it to the commit."""
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
-        """The files of a segment that begins with these writes, by kind."""
+        """Return the files of a segment that begins with these writes, by kind."""
 
     def companions(self, segment: Segment, mark: Mark, /) -> dict[str, bytes]:
         """Files that are replaced with each checkpoint, by name; the segment is at `mark`."""
@@ -79,18 +84,18 @@ class SegmentFormat(Protocol):
     # Opening
 
     def first_offset(self, data: File) -> int:
-        """The offset that a data file begins with, -1 when it cannot be known."""
+        """Return the offset that a data file begins with, -1 when it cannot be known."""
 
     def described_size(self, kind: str, content: bytes) -> int:
-        """How much data a file of this kind says there is."""
+        """Return how much data there is according to a file of this kind."""
 
     def described_end(self, kind: str, content: bytes) -> int:
-        """The offset after the last record that a file of this kind knows of; 0: none."""
+        """Return the offset after the last record that a file of this kind knows of; 0: none."""
 
     def proven_base(
         self, directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
     ) -> int | None:
-        """The first offset of the active segment as something with a checksum tells it."""
+        """Return the first offset of the active segment as something with a checksum tells it."""
 
     def open_sealed(
         self, directory: TopicDirectory, base: int, following: int | None
@@ -102,7 +107,7 @@ class SegmentFormat(Protocol):
         sealed: list[Segment],
         checkpoint: Checkpoint | None,
         proven: int | None,
-    ) -> "OpeningSegment": ...
+    ) -> ActiveRecovery: ...
 
     def replay(self, producers: Producers, segment: Segment, start: Checkpoint | None) -> None:
         """Add the batches of a segment; with `start`, those after this checkpoint of it."""
@@ -110,4 +115,4 @@ class SegmentFormat(Protocol):
     # Checking
 
     def check(self, segment: Segment) -> SegmentCheck:
-        """The check that a scrub makes of a sealed segment."""
+        """Return the check that a scrub makes of a sealed segment."""

@@ -41,7 +41,7 @@ class TopicDirectory:
         return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
     def read(self, name: str) -> bytes | None:
-        """The contents of a small file, None when it is missing."""
+        """Return the contents of a small file, None when it is missing."""
         return self.fs.read(self.path / name) if name in self.names else None
 
     def read_metadata(self) -> int | None:

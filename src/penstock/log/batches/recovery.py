@@ -94,7 +94,7 @@ def open_sealed_batches(
 
 
 def _points_at_batches(index: SparseIndex, data: File) -> bool:
-    """Whether the first row and the last have batches where they point at."""
+    """Return whether batches begin where the first and the last row point."""
     for row in index.rows[[0, -1]] if index.row_count else ():
         shape = shape_at(data.read_at(int(row["position"]), HEAD_SIZE), 0)
         if shape is None or shape[0] != int(row["offset"]):
@@ -122,7 +122,7 @@ def _rebuild(
 def proven_batch_base(
     directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
 ) -> int | None:
-    """The first offset of the active segment as its checkpoint or its index tells it."""
+    """Return the first offset of the active segment as its checkpoint or its index tells it."""
     floor = sealed[-1] + 1 if sealed else 0
     index = _parsed(directory, INDEX)
     claimed = [checkpoint.base] if checkpoint is not None else []
@@ -148,7 +148,7 @@ class ActiveBatchSegment(OpeningSegment):
         return self._segment
 
     def likely_base(self) -> int:
-        """What the first batch says, if it is whole."""
+        """Return the base offset of the first batch, if it is whole."""
         batches = whole_batches(self._data, 0, self._data.size, self._floor, limit=MAX_OFFSET)
         first = next(batches, None)
         return first.head.base_offset if first is not None else self._floor
@@ -178,7 +178,7 @@ class ActiveBatchSegment(OpeningSegment):
         return not untouched
 
     def _believed(self, certain: int) -> SparseIndex:
-        """The index, if it describes what is there; otherwise an empty one."""
+        """Return the index if it describes the data; otherwise an empty one."""
         index, segment = self._index, self._segment
         fits = (
             index is not None
